@@ -1,0 +1,221 @@
+"""Decoding at batch 1, against `transformers` and against the memory's limit. Built in chapter 00.
+
+To make one token every weight is read once, and every key and value of the text so far: a decode step can take no
+less than those bytes over the bandwidth. `run` measures the bandwidth first, checks that both engines say the same
+tokens, times them in turns, and then says where the rest of a step goes.
+"""
+from __future__ import annotations
+
+import gc
+import random
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Callable, Iterator
+
+import torch
+
+from .. import LLM, SamplingParams
+from ..device import resolve_device, resolve_dtype
+from ..kv_cache.contiguous import ContiguousAttention
+from ..model.checkpoint import load_config
+from ..model.config import ModelConfig
+from ..model.decoder import Decoder
+from ..model.layers import Linear, RMSNorm, Rotary
+from ..zoo import tokenizer as bpe
+from . import ladder, measure
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama by its sizes; its weights are random, for speed does not depend on them."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+
+
+SHAPES = {
+    "smollm2-135m": Shape(49152, 576, 1536, 30, 9, 3),
+    "tinyworld": Shape(1024, 256, 704, 4, 8, 4),
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    shape: str = "smollm2-135m"
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
+    prompt_tokens: int = 64
+    output_tokens: int = 64
+    repeats: int = measure.MIN_REPEATS
+    seed: int = 0
+
+
+def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench decode",
+        shapes: dict[str, Shape] = SHAPES, on_run: Callable[[str], None] = lambda what: None) -> dict:
+    """Measure `workload` and return a result (see `measure.result`); `on_run` hears what has just been done.
+
+    Raises ValueError for an unknown shape, RuntimeError if the two engines disagree on a float32 token.
+    """
+    if workload.shape not in shapes:
+        raise ValueError(f"shape={workload.shape!r} is unknown; choose one of {', '.join(shapes)}")
+    where = resolve_device(device)
+    dtypes = {name: resolve_dtype(name, where) for name in workload.dtypes}
+    figures, samples = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed)
+        config = load_config(path)
+        # The bandwidth that counts is that of the memory which holds the weights: a small model's sit in the cache.
+        megabytes = max(1, config.num_parameters() * 4 // 2**20)
+        ceilings = measure.measure_ceilings(where, tuple(dtypes.values()), min(256, megabytes))
+        on_run("ceilings")
+        for name, dtype in dtypes.items():
+            figures[name], times = compare(path, config, workload, where, name, dtype, ceilings, on_run)
+            samples |= {f"{name}/{engine}": seconds for engine, seconds in times.items()}
+            gc.collect()
+    return measure.result(f"decode-{workload.shape}", command, where, asdict(workload), ceilings, figures, samples)
+
+
+def compare(path: Path, config: ModelConfig, workload: Workload, device: torch.device, name: str, dtype: torch.dtype,
+            ceilings: measure.Ceilings, on_run: Callable[[str], None]) -> tuple[dict, dict[str, measure.Samples]]:
+    """One dtype: the outputs checked, then both engines timed in turns, then our step taken apart."""
+    rng = random.Random(workload.seed)
+    prompt = [rng.randrange(4, config.vocab_size) for _ in range(workload.prompt_tokens)]
+    engines = {"transformers": ladder.with_transformers(use_cache=True)(str(path), device, dtype),
+               "minillm": ladder.with_engine()(str(path), device, dtype)}
+    said = {engine: ladder.record(engine, stream, prompt, workload.output_tokens, ignore_eos=True)
+            for engine, stream in engines.items()}
+    agreeing = _common_prefix(said["transformers"].token_ids, said["minillm"].token_ids)
+    if dtype == torch.float32 and agreeing < workload.output_tokens:
+        raise RuntimeError(f"transformers and minillm disagree from token {agreeing} on, in float32: no point in timing")
+
+    def seconds_per_token(engine: str) -> float:
+        run = ladder.record(engine, engines[engine], prompt, workload.output_tokens, ignore_eos=True)
+        return (run.said[-1].seconds - run.ttft) / (len(run.token_ids) - 1)
+
+    times = measure.interleave({engine: lambda engine=engine: seconds_per_token(engine) for engine in engines},
+                               workload.repeats, device=device, on_run=lambda engine: on_run(f"{name} {engine}"))
+    floor = bytes_per_token(config, dtype, workload) / ceilings.bandwidth
+    ours, theirs = times["minillm"], times["transformers"]
+    figures = {
+        "outputs_checked": dtype == torch.float32, "agreeing_tokens": agreeing,
+        "bytes_per_token": bytes_per_token(config, dtype, workload), "limit_tokens_per_second": 1 / floor,
+        "minillm_tokens_per_second": 1 / ours.median, "minillm_spread": ours.spread,
+        "transformers_tokens_per_second": 1 / theirs.median, "transformers_spread": theirs.spread,
+        "speedup": theirs.median / ours.median, "share_of_limit": floor / ours.median,
+        "transformers_share_of_limit": floor / theirs.median,
+        "parts": take_apart(path, name, device, prompt, workload.output_tokens),
+    }
+    on_run(f"{name} parts")
+    return figures, times
+
+
+def bytes_per_token(config: ModelConfig, dtype: torch.dtype, workload: Workload) -> int:
+    """What a decode step cannot avoid reading: the weights, and the keys and values of the text so far (its mean)."""
+    weights = config.num_parameters()
+    if not config.tie_word_embeddings:
+        weights -= config.vocab_size * config.hidden_size  # of the input embedding a single row is read
+    context = workload.prompt_tokens + workload.output_tokens // 2
+    return weights * dtype.itemsize + context * config.kv_bytes_per_token(dtype)
+
+
+PARTS = {"decoder": (Decoder, "forward"), "matrix products": (Linear, "forward"), "attention": (ContiguousAttention, "attend"),
+         "norms": (RMSNorm, "forward"), "rotary tables": (Rotary, "forward")}
+
+
+def take_apart(path: Path, dtype: str, device: torch.device, prompt: list[int], output_tokens: int) -> dict[str, float]:
+    """Seconds a token spent in each part of our decode step, by timing the methods in PARTS while it runs.
+
+    What is left of the decoder is element-wise work (rotation, SiLU, residual sums); what is left of the step is
+    sampling, turning ids into text, and Python. On a GPU each part is waited for, so the parts add up to more than
+    an undisturbed step takes.
+    """
+    llm = LLM(str(path), device=str(device), dtype=dtype)
+    params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
+    steps = llm.stream({"prompt_token_ids": prompt}, params)
+    next(steps)  # the prompt is not decoding
+    with timed_methods(PARTS, device) as seconds:
+        started = time.perf_counter()
+        count = sum(len(delta.token_ids) for delta in steps)
+        total = time.perf_counter() - started
+    decoder = seconds.pop("decoder")
+    parts = seconds | {"element-wise": decoder - sum(seconds.values()), "sampling, text, Python": total - decoder}
+    return {part: spent / count for part, spent in parts.items()}
+
+
+@contextmanager
+def timed_methods(methods: dict[str, tuple[type, str]], device: torch.device) -> Iterator[dict[str, float]]:
+    """While it lasts, add up the time spent in each method: `{name: seconds}`."""
+    seconds = {name: 0.0 for name in methods}
+    originals = {name: getattr(owner, method) for name, (owner, method) in methods.items()}
+
+    def timed(name: str):
+        def call(*args, **kwargs):
+            measure.synchronize(device)
+            started = time.perf_counter()
+            out = originals[name](*args, **kwargs)
+            measure.synchronize(device)
+            seconds[name] += time.perf_counter() - started
+            return out
+        return call
+
+    try:
+        for name, (owner, method) in methods.items():
+            setattr(owner, method, timed(name))
+        yield seconds
+    finally:
+        for name, (owner, method) in methods.items():
+            setattr(owner, method, originals[name])
+
+
+def write_random_checkpoint(shape: Shape, folder: Path, seed: int = 0) -> Path:
+    """A Hugging Face folder of that shape, float32, with a small tokenizer of the corpus.
+
+    Weights are drawn wider than usual: then the layers, and not the embedding of the last token, decide what comes
+    next, and two engines that agree on the tokens agree on the arithmetic.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=shape.vocab_size, hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers, num_attention_heads=shape.num_heads, num_key_value_heads=shape.num_kv_heads,
+        max_position_embeddings=2048, rms_norm_eps=1e-5, rope_theta=100_000.0, tie_word_embeddings=True,
+        initializer_range=2 * shape.hidden_size**-0.5, bos_token_id=0, eos_token_id=1)
+    with ladder.no_progress_bars():
+        LlamaForCausalLM(config).save_pretrained(folder)
+    bpe.wrap(bpe.learn(vocab_size=min(1024, shape.vocab_size), num_documents=200), 2048).save_pretrained(folder)
+    return folder
+
+
+def tables(measured: dict) -> list:
+    """The limit first, then the figures with their share of it, then where a step goes (rich renderables)."""
+    from rich.table import Table
+
+    ceilings = measured["ceilings"]
+    limit = Table("ceiling", "measured", title=measured["hardware"]["name"])
+    limit.add_row("copy, read + written", f"{ceilings['copy_bytes_per_second'] / 1e9:.1f} GB/s")
+    limit.add_row("read", f"{ceilings['read_bytes_per_second'] / 1e9:.1f} GB/s")
+    for dtype, rate in ceilings["matmul_flops_per_second"].items():
+        limit.add_row(f"matrix product, {dtype}", f"{rate / 1e9:.0f} GFLOP/s")
+    speed = Table("dtype", "limit", "minillm", "of limit", "transformers", "of limit", "speed-up",
+                  title=f"Decode at batch 1, {measured['workload']['shape']}, tokens/s")
+    parts = Table("part of our step", *measured["figures"], title="Where a step goes, ms a token")
+    for name, f in measured["figures"].items():
+        speed.add_row(name, f"{f['limit_tokens_per_second']:.0f}",
+                      f"{f['minillm_tokens_per_second']:.1f} ± {f['minillm_spread'] / 2:.0%}", f"{f['share_of_limit']:.0%}",
+                      f"{f['transformers_tokens_per_second']:.1f} ± {f['transformers_spread'] / 2:.0%}",
+                      f"{f['transformers_share_of_limit']:.0%}", f"{f['speedup']:.2f}×")
+    for part in next(iter(measured["figures"].values()))["parts"]:
+        spent = [f["parts"] for f in measured["figures"].values()]
+        parts.add_row(part, *(f"{1e3 * p[part]:.2f} ({p[part] / sum(p.values()):.0%})" for p in spent))
+    return [limit, speed, parts]
+
+
+def _common_prefix(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,255 @@
+"""The ladder: one prompt, served by every stage of the book, from slowest to fastest. Built in chapter 00.
+
+A rung loads a model and gives back a stream: a function that yields tokens greedily as they are made, each with the
+time at which it was made, so that two rungs can be watched side by side. All rungs say the same tokens (in float32);
+only when they say them differs. A later chapter adds its own with `RUNGS.append(Rung(...))`.
+"""
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Callable, Iterator
+
+import torch
+
+from .. import LLM, SamplingParams
+from ..device import resolve_device, resolve_dtype
+from ..model.attention import NoCacheAttention
+from ..model.batch import ForwardBatch
+from ..model.checkpoint import load_model, load_tokenizer, resolve_model
+
+
+@dataclass(frozen=True)
+class TimedText:
+    """What a rung has just said, and when."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    seconds: float  # since the request was made
+
+
+Stream = Callable[[list[int], int, bool], Iterator[TimedText]]  # (prompt ids, max tokens, ignore end of sequence?)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One stage: `load(model, device, dtype)` gives its stream."""
+
+    name: str
+    chapter: str  # "03": where the book builds it
+    load: Callable[[str, torch.device, torch.dtype], Stream]
+
+    def open(self, model: str = "tinyworld", device: str = "auto", dtype: str = "float32") -> Stream:
+        """The rung, loaded and ready. float32, so that every rung says the same."""
+        resolved = resolve_device(device)
+        return self.load(model, resolved, resolve_dtype(dtype, resolved))
+
+    def texts(self, prompt: str, max_tokens: int, model: str = "tinyworld", device: str = "auto") -> Iterator[str]:
+        """Pieces of text as they are made, one a token, by a rung that is loaded and warm already."""
+        stream, ids = self.open(model, device), prompt_ids(model, prompt)
+        record(self.name, stream, ids, 2)
+        return (piece.text for piece in stream(ids, max_tokens, False))
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A whole run of one rung, to be replayed or measured."""
+
+    rung: str
+    said: tuple[TimedText, ...]
+    complete: bool  # False when the time was up first
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.said)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for piece in self.said for token in piece.token_ids]
+
+    @property
+    def ttft(self) -> float:
+        """Time to first token, seconds."""
+        return self.said[0].seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        return len(self.token_ids) / self.said[-1].seconds
+
+    def text_at(self, seconds: float) -> str:
+        """What had been said `seconds` after the request: what a side-by-side replay shows."""
+        return "".join(piece.text for piece in self.said if piece.seconds <= seconds)
+
+
+def record(name: str, stream: Stream, prompt_token_ids: list[int], max_tokens: int, ignore_eos: bool = False,
+           seconds: float = float("inf"), on_text: Callable[[TimedText], None] = lambda piece: None) -> Recording:
+    """Run the `stream` of the rung `name` to its end, or until `seconds` have passed."""
+    said, pieces = [], stream(prompt_token_ids, max_tokens, ignore_eos)
+    for piece in pieces:
+        said.append(piece)
+        on_text(piece)
+        if piece.seconds > seconds:
+            pieces.close()
+            return Recording(name, tuple(said), complete=False)
+    return Recording(name, tuple(said), complete=True)
+
+
+def prompt_ids(model: str, prompt: str) -> list[int]:
+    """Token ids of `prompt`, with the begin token that the model's tokenizer puts first."""
+    return load_tokenizer(resolve_model(model)).encode(prompt)
+
+
+def with_transformers(use_cache: bool) -> Callable[[str, torch.device, torch.dtype], Stream]:
+    """`transformers.generate`, as its users call it."""
+
+    def load(model: str, device: torch.device, dtype: torch.dtype) -> Stream:
+        from transformers import GenerationConfig, StoppingCriteriaList
+
+        loaded, tokenizer = _transformers_model(model, device, dtype), load_tokenizer(resolve_model(model))
+        end_ids = loaded.generation_config.eos_token_id
+
+        def stream(prompt_token_ids: list[int], max_tokens: int, ignore_eos: bool = False) -> Iterator[TimedText]:
+            made: queue.Queue = queue.Queue()
+            stopped = threading.Event()
+            config = GenerationConfig(max_new_tokens=max_tokens, do_sample=False, use_cache=use_cache, pad_token_id=0,
+                                      eos_token_id=None if ignore_eos else end_ids)
+
+            def generate() -> None:
+                try:
+                    prompt = torch.tensor([prompt_token_ids], device=device)  # [1, prompt_len]
+                    loaded.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=config,
+                                    streamer=TokenClock(made.put), stopping_criteria=StoppingCriteriaList(
+                                        [lambda ids, scores, **_: _all(ids, stopped.is_set())]))
+                    made.put(None)
+                except Exception as error:  # raised again below, in the reader's thread
+                    made.put(error)
+
+            # generate() returns only when all is said; its streamer speaks from a thread of its own.
+            worker, text, started = threading.Thread(target=generate, daemon=True), _text_of(tokenizer), time.perf_counter()
+            worker.start()
+            try:
+                while (item := made.get()) is not None:
+                    if isinstance(item, Exception):
+                        raise item
+                    token, at = item
+                    yield TimedText(text(token), (token,), at - started)
+            finally:
+                stopped.set()
+                worker.join()
+
+        return stream
+
+    return load
+
+
+class TokenClock:
+    """A `transformers` streamer: passes each new token on with the time at which it came."""
+
+    def __init__(self, on_token: Callable[[tuple[int, float]], None]):
+        self.on_token, self.prompt_seen = on_token, False
+
+    def put(self, ids: torch.Tensor) -> None:
+        if self.prompt_seen:
+            self.on_token((int(ids[0]), time.perf_counter()))
+        self.prompt_seen = True  # the first call brings the prompt
+
+    def end(self) -> None:
+        pass
+
+
+def without_cache(model: str, device: torch.device, dtype: torch.dtype) -> Stream:
+    """minillm's decoder, the whole text computed again for every token."""
+    path = resolve_model(model)
+    decoder, tokenizer = _decoder(model, device, dtype), load_tokenizer(path)
+    attention = NoCacheAttention(decoder.config.layer_windows)
+
+    def stream(prompt_token_ids: list[int], max_tokens: int, ignore_eos: bool = False) -> Iterator[TimedText]:
+        text, ids, started = _text_of(tokenizer), list(prompt_token_ids), time.perf_counter()
+        for _ in range(max_tokens):
+            with torch.inference_mode():
+                logits = decoder.forward(ForwardBatch.single(ids, device=device), attention)  # [1, vocab_size]
+            token = int(logits[-1].argmax())
+            ids.append(token)
+            at = time.perf_counter() - started
+            yield TimedText(text(token), (token,), at)
+            if token in decoder.config.eos_token_ids and not ignore_eos:
+                return
+
+    return stream
+
+
+def with_engine(**settings) -> Callable[[str, torch.device, torch.dtype], Stream]:
+    """minillm's `LLM`; a later chapter compares its own `settings` on further rungs."""
+
+    def load(model: str, device: torch.device, dtype: torch.dtype) -> Stream:
+        llm = LLM(model, device=str(device), dtype=str(dtype).removeprefix("torch."), **settings)
+
+        def stream(prompt_token_ids: list[int], max_tokens: int, ignore_eos: bool = False) -> Iterator[TimedText]:
+            params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos)
+            started = time.perf_counter()
+            for delta in llm.stream({"prompt_token_ids": prompt_token_ids}, params):
+                yield TimedText(delta.text, tuple(delta.token_ids), time.perf_counter() - started)
+
+        return stream
+
+    return load
+
+
+def _text_of(tokenizer) -> Callable[[int], str]:
+    """Text as tokens come: each call takes a token id and gives the text that it adds."""
+    ids: list[int] = []
+    said = 0
+
+    def add(token: int) -> str:
+        nonlocal said
+        ids.append(token)
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        if text.endswith("\ufffd"):  # half a character so far; the next token brings the rest
+            return ""
+        new, said = text[said:], len(text)
+        return new
+
+    return add
+
+
+def _all(ids: torch.Tensor, value: bool) -> torch.Tensor:
+    return torch.full((ids.shape[0],), value, device=ids.device)  # [num_seqs]: is this sequence done?
+
+
+@lru_cache(maxsize=2)
+def _transformers_model(model: str, device: torch.device, dtype: torch.dtype):
+    from transformers import AutoModelForCausalLM
+
+    with no_progress_bars():
+        return AutoModelForCausalLM.from_pretrained(resolve_model(model), dtype=dtype).to(device).eval()
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Small models are read and written at once: `transformers`' bars would only stand between the lines."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+@lru_cache(maxsize=2)
+def _decoder(model: str, device: torch.device, dtype: torch.dtype):
+    return load_model(resolve_model(model), dtype, device)
+
+
+RUNGS: list[Rung] = [
+    Rung("transformers, no cache", "01", with_transformers(use_cache=False)),
+    Rung("transformers", "01", with_transformers(use_cache=True)),
+    Rung("minillm, no cache", "02", without_cache),
+    Rung("minillm, KV cache", "03", with_engine()),
+]

@@ -1,0 +1,125 @@
+"""The ladder as something to watch (`minillm tour`) and as a measurement (`minillm bench ladder`). Built in chapter 00."""
+from __future__ import annotations
+
+from typing import Callable
+
+import torch
+
+from ..device import resolve_device
+from ..model.checkpoint import load_config, resolve_model
+from . import measure
+from .ladder import RUNGS, Recording, Rung, TimedText, prompt_ids, record
+
+PROMPT = "Once upon a time"
+BAR_WIDTH = 30
+
+
+def limit(model: str, device: torch.device) -> tuple[float, float]:
+    """`(bytes/s, tokens/s)`: what memory delivers, and how often a second it can deliver the float32 weights.
+
+    The sum that measures it is as large as the weights, so that a small model's limit is that of the cache it sits in.
+    """
+    weight_bytes = load_config(resolve_model(model)).num_parameters() * 4
+    bandwidth = measure.measure_read_bandwidth(device, max(1, weight_bytes // 2**20))
+    return bandwidth, bandwidth / weight_bytes
+
+
+def watch(model: str = "tinyworld", device: str = "auto", max_tokens: int = 160, seconds: float = 12.0,
+          rungs: list[Rung] | None = None, console=None) -> list[Recording]:
+    """Climb the ladder once, live: a bar for each rung and the text as it is said. Returns what was recorded.
+
+    A rung that needs longer than `seconds` is cut off there; its rate is that of what it had said. Raises
+    RuntimeError if two rungs say different tokens.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    console, rungs, where = console or Console(), rungs or RUNGS, resolve_device(device)
+    bandwidth, tokens_per_second = limit(model, where)
+    console.print(f"{measure.hardware(where)['name']}: memory delivers {bandwidth / 1e9:.1f} GB/s, "
+                  f"so at most {tokens_per_second:,.0f} tokens/s, one sequence, float32.\n")
+    prompt, done = prompt_ids(model, PROMPT), []
+    with Live(console=console, refresh_per_second=12) as live:
+        for rung in rungs:
+            live.update(table(rungs, done, (), tokens_per_second))
+            stream = rung.open(model, device)
+            record("warm-up", stream, prompt, 2)  # kernels are chosen and memory is taken on the first call
+            said: list[TimedText] = []
+
+            def show(piece: TimedText) -> None:
+                said.append(piece)
+                live.update(table(rungs, done, said, tokens_per_second))
+
+            done.append(record(rung.name, stream, prompt, max_tokens, seconds=seconds, on_text=show))
+        live.update(table(rungs, done, (), tokens_per_second))
+    check_same(done)
+    return done
+
+
+def table(rungs: list[Rung], done: list[Recording], said, limit_tokens_per_second: float):
+    """The ladder so far; `said` is what the rung now running has said. A rich renderable."""
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+
+    running = Recording(rungs[len(done)].name, tuple(said), complete=False) if said else None
+    climbed = [*done, running] if running else done
+    fastest = max((r.tokens_per_second for r in climbed), default=1.0)
+    table = Table("rung", "chapter", "tokens", "tokens/s", "", "× first", "of limit")
+    for column in (2, 3, 5, 6):
+        table.columns[column].justify = "right"
+    table.columns[4].min_width = BAR_WIDTH
+    for rung, run in zip(rungs, [*climbed, *[None] * len(rungs)]):
+        if run is None:
+            table.add_row(rung.name, rung.chapter, *[""] * 5, style="dim")
+            continue
+        rate = run.tokens_per_second
+        table.add_row(rung.name, rung.chapter, str(len(run.token_ids)), f"{rate:,.0f}",
+                      "█" * max(1, round(BAR_WIDTH * rate / fastest)), f"{rate / climbed[0].tokens_per_second:.1f}",
+                      f"{rate / limit_tokens_per_second:.0%}")
+    text = climbed[-1].text if climbed else ""
+    return Group(table, f"[bold]{PROMPT}[/bold]{escape(text)}")
+
+
+def check_same(recordings: list[Recording]) -> None:
+    """Every rung says the same tokens, as far as it got."""
+    longest = max(recordings, key=lambda r: len(r.token_ids))
+    for run in recordings:
+        if run.token_ids != longest.token_ids[:len(run.token_ids)]:
+            raise RuntimeError(f"rungs disagree: {run.rung!r} said {run.text!r}, {longest.rung!r} {longest.text!r}")
+
+
+def bench(model: str = "tinyworld", device: str = "auto", max_tokens: int = 128, repeats: int = measure.MIN_REPEATS,
+          command: str = "minillm bench ladder", rungs: list[Rung] | None = None,
+          on_run: Callable[[str], None] = lambda name: None) -> dict:
+    """The ladder measured: rungs in turns, `repeats` times, outputs checked first; a result for `measure.save`."""
+    where, rungs = resolve_device(device), rungs or RUNGS
+    ceilings = measure.measure_ceilings(where)
+    _, tokens_per_second = limit(model, where)
+    prompt, streams = prompt_ids(model, PROMPT), {rung.name: rung.open(model, device) for rung in rungs}
+
+    def run(name: str) -> Recording:
+        return record(name, streams[name], prompt, max_tokens, ignore_eos=True)
+
+    check_same([run(name) for name in streams])
+    samples = measure.interleave({name: lambda name=name: run(name).said[-1].seconds for name in streams},
+                                 repeats, device=where, on_run=on_run)
+    first = samples[rungs[0].name].median
+    figures = {name: {"tokens_per_second": max_tokens / taken.median, "spread": taken.spread, "times_first": first / taken.median,
+                      "share_of_limit": max_tokens / taken.median / tokens_per_second} for name, taken in samples.items()}
+    workload = {"model": model, "prompt": PROMPT, "output_tokens": max_tokens, "dtype": "float32", "repeats": repeats,
+                "limit_tokens_per_second": tokens_per_second, "outputs_checked": True}
+    return measure.result("ladder", command, where, workload, ceilings, figures, samples)
+
+
+def bench_table(measured: dict):
+    """The limit in the title, then each rung with its share of it (a rich table)."""
+    from rich.table import Table
+
+    limit_rate = measured["workload"]["limit_tokens_per_second"]
+    table = Table("rung", "tokens/s", "± half range", "× first", "of limit",
+                  title=f"{measured['hardware']['name']}: at most {limit_rate:,.0f} tokens/s")
+    for name, f in measured["figures"].items():
+        table.add_row(name, f"{f['tokens_per_second']:,.1f}", f"{f['spread'] / 2:.0%}", f"{f['times_first']:.1f}",
+                      f"{f['share_of_limit']:.0%}")
+    return table

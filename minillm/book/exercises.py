@@ -1,0 +1,160 @@
+"""Exercises, generated from the solutions with nbgrader's own preprocessors. Built in chapter 00.
+
+In a solution notebook an exercise X is: X_statement and X_help (read-only text), X (the solution cell), and the three
+graded lines X_example, X_edges, X_random. nbgrader comes with `pip install 'minillm-book[course]'`.
+"""
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import nbformat
+
+from minillm.book import nbfile
+from minillm.book.checks import PARTS
+from minillm.book.paths import notebooks, repository_root
+
+RELEASES = ("self-study", "course")
+_MARKS = re.compile(r"^[ \t]*#+ (?:BEGIN|END) SOLUTION[ \t]*\n?", re.MULTILINE)
+_DEFINES = re.compile(r"^(?:def|class)\s+(\w+)", re.MULTILINE)
+
+
+def regenerate(release: str = "self-study", *, out: Path | None = None, root: Path | None = None) -> list[Path]:
+    """Write the exercise of every solution notebook; returns the files whose content changed.
+
+    The self-study release lies in `exercises/`. A course release (without the folded solutions) needs `out`,
+    so that the two are never mixed. Raises ValueError without it.
+    """
+    root = root or repository_root()
+    if release == "course" and out is None:
+        raise ValueError("a course release needs a folder of its own: exercises/ holds the self-study release")
+    folder = Path(out) if out is not None else root / "exercises"
+    folder.mkdir(parents=True, exist_ok=True)
+    changed = []
+    for path in notebooks("solutions", root):
+        text = nbfile.dumps(generate(nbfile.read(path), release))
+        target = folder / path.name
+        if not target.is_file() or target.read_text(encoding="utf-8") != text:
+            target.write_text(text, encoding="utf-8")
+            changed.append(target)
+    return changed
+
+
+def stale(root: Path | None = None) -> list[Path]:
+    """Exercises that differ from what their solution generates: edited by hand, forgotten, or left over."""
+    root = root or repository_root()
+    wanted = {path.name: nbfile.dumps(generate(nbfile.read(path))) for path in notebooks("solutions", root)}
+    there = {path.name: path.read_text(encoding="utf-8") for path in notebooks("exercises", root)}
+    return [root / "exercises" / name for name in sorted(wanted.keys() | there.keys()) if wanted.get(name) != there.get(name)]
+
+
+def generate(solution: nbformat.NotebookNode, release: str = "self-study") -> nbformat.NotebookNode:
+    """The exercise notebook of a solution notebook.
+
+    release: "self-study" ends each folded help with the solution, "course" does not.
+    Raises ValueError for an exercise that is not laid out as the module's docstring says.
+    """
+    if release not in RELEASES:
+        raise ValueError(f"release={release!r}: one of {', '.join(RELEASES)}")
+    nb = copy.deepcopy(solution)
+    found = exercises_in(nb)
+    if release == "self-study":
+        for exercise in found:
+            _fold_solution(nb, exercise)
+    for preprocessor in _preprocessors():
+        nb, _ = preprocessor.preprocess(nb, {})
+    for cell in nb.cells:
+        cell.source = cell.source.replace("/blob/main/solutions/", "/blob/main/exercises/")
+    return nbfile.normalise(nb)
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise of a solution notebook; an exercise without lines is not graded."""
+
+    id: str
+    solution: str
+    lines: dict[str, str] = field(default_factory=dict)   # part -> source of the locked cell
+    points: float = 0
+    before: tuple[str, ...] = ()   # the locked code cells above it: imports and data, never a student's own cell
+
+
+def exercises_in(solution: nbformat.NotebookNode) -> list[Exercise]:
+    """The exercises of a solution notebook, in order. Raises ValueError where the layout is broken."""
+    cells = {_grade_id(cell): cell for cell in solution.cells if _grade_id(cell)}
+    found, before, claimed = [], [], set()
+    for cell in solution.cells:
+        marks = cell.metadata.get("nbgrader", {})
+        if cell.cell_type == "code" and marks.get("locked") and not marks.get("solution") and not marks.get("grade"):
+            before.append(cell.source)
+        if cell.cell_type != "code" or not marks.get("solution"):
+            continue
+        name = marks["grade_id"]
+        lines = {part: cells[f"{name}_{part}"] for part in PARTS if f"{name}_{part}" in cells}
+        if lines and set(lines) != set(PARTS):
+            raise ValueError(f"exercise {name!r} has the graded lines {list(lines)}; it needs {list(PARTS)}")
+        if f"{name}_help" not in cells:
+            raise ValueError(f"exercise {name!r} has no read-only help cell with the id {name}_help")
+        claimed |= {_grade_id(line) for line in lines.values()}
+        points = sum(line.metadata.nbgrader.get("points", 0) for line in lines.values())
+        found.append(Exercise(name, cell.source, {part: line.source for part, line in lines.items()}, points, tuple(before)))
+    strays = {_grade_id(c) for c in solution.cells if c.metadata.get("nbgrader", {}).get("grade")} - claimed
+    if strays:
+        raise ValueError(f"graded cells that belong to no exercise: {', '.join(sorted(strays))}")
+    return found
+
+
+def stub_of(exercise: Exercise) -> str:
+    """The exercise's cell as the student first sees it."""
+    from nbgrader.preprocessors import ClearSolutions
+
+    metadata = {"nbgrader": {"grade": False, "grade_id": exercise.id, "locked": False, "schema_version": 3, "solution": True, "task": False}}
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(exercise.solution, metadata=metadata)])
+    nb, _ = ClearSolutions().preprocess(nb, {})
+    return nb.cells[0].source
+
+
+def restore_marks(submitted: nbformat.NotebookNode, released: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """A submission with nbgrader's marks put back where an editor lost them (Colab does, for copied cells).
+
+    A read-only cell is known by its text, a solution cell by the first name that it defines.
+    """
+    nb = copy.deepcopy(submitted)
+    present = {_grade_id(cell) for cell in nb.cells}
+    for marked in released.cells:
+        if not _grade_id(marked) or _grade_id(marked) in present:
+            continue
+        name = _DEFINES.search(marked.source)
+        for cell in nb.cells:
+            same_name = marked.metadata.nbgrader.solution and name and (own := _DEFINES.search(cell.source)) and own[1] == name[1]
+            if not _grade_id(cell) and cell.cell_type == marked.cell_type and (same_name or cell.source.strip() == marked.source.strip()):
+                cell.metadata["nbgrader"] = copy.deepcopy(marked.metadata.nbgrader)
+                break
+    return nb
+
+
+def _grade_id(cell) -> str:
+    return cell.metadata.get("nbgrader", {}).get("grade_id", "")
+
+
+def _fold_solution(nb, exercise: Exercise) -> None:
+    help_cell = next(cell for cell in nb.cells if _grade_id(cell) == f"{exercise.id}_help")
+    code = _MARKS.sub("", exercise.solution).strip("\n")
+    help_cell.source = f"{help_cell.source.rstrip()}\n\n<details><summary>The solution</summary>\n\n```python\n{code}\n```\n\n</details>"
+
+
+def _preprocessors() -> list:
+    """nbgrader's own, in the order of `nbgrader generate_assignment`, without those that need its database."""
+    try:
+        from nbgrader import preprocessors as nbgrader
+    except ImportError as error:
+        raise ImportError("generating exercises needs nbgrader: pip install 'minillm-book[course]'") from error
+    names = ("LockCells", "ClearSolutions", "ClearOutput", "CheckCellMetadata", "ComputeChecksums",
+             "ClearHiddenTests", "ClearMarkScheme", "ComputeChecksums", "CheckCellMetadata")
+    made = [getattr(nbgrader, name)() for name in names]
+    for preprocessor in made:
+        preprocessor.log.setLevel(logging.WARNING)
+    return made

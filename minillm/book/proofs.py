@@ -1,0 +1,113 @@
+"""What is proved of every exercise: its solution passes, its stub and its mutants fail and say why. Built in chapter 00."""
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from minillm.book.checks import CheckFailed
+from minillm.book.exercises import Exercise, stub_of
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A plausible mistake: the solution cell with one fragment replaced, or another cell altogether.
+
+    expect: a fragment of the message by which the checker must give it away.
+    """
+
+    name: str
+    source: str | None = None
+    replace: tuple[str, str] | None = None
+    expect: str = ""
+
+    def applied_to(self, exercise: Exercise) -> str:
+        if (self.source is None) == (self.replace is None):
+            raise ValueError(f"mutant {self.name!r} needs either source or replace")
+        if self.source is not None:
+            return self.source
+        old, new = self.replace
+        if exercise.solution.count(old) != 1:
+            raise ValueError(f"mutant {self.name!r}: {old!r} occurs {exercise.solution.count(old)} times in the solution "
+                             f"of {exercise.id!r}, must be once")
+        return exercise.solution.replace(old, new)
+
+
+class Bench:
+    """Runs one exercise's three lines on any version of its cell, in this process, without a kernel."""
+
+    def __init__(self, exercise: Exercise) -> None:
+        self.exercise = exercise
+        self._context: dict | None = None
+
+    def solution(self) -> dict[str, Exception | None]:
+        return self.outcomes(self.exercise.solution)
+
+    def stub(self) -> dict[str, Exception | None]:
+        return self.outcomes(stub_of(self.exercise))
+
+    def mutant(self, mutant: Mutant) -> dict[str, Exception | None]:
+        return self.outcomes(mutant.applied_to(self.exercise))
+
+    def outcomes(self, source: str) -> dict[str, Exception | None]:
+        """part -> what its line raised, None where it passed."""
+        with _as_main_module() as module, contextlib.redirect_stdout(io.StringIO()):
+            if self._context is None:
+                for cell in self.exercise.before:
+                    exec(compile(cell, "<cell above>", "exec"), module.__dict__)
+                self._context = dict(module.__dict__)
+            module.__dict__.update(self._context)
+            failed = _raised(source, f"<{self.exercise.id}>", module)
+            return {part: failed or _raised(line, f"<{self.exercise.id}_{part}>", module) for part, line in self.exercise.lines.items()}
+
+
+def complaints(bench: Bench, mutants: list[Mutant]) -> list[str]:
+    """What the proofs of one exercise found wrong, one sentence each; empty when all of it holds."""
+    name, found = bench.exercise.id, []
+    found += [f"{name}: the solution fails {part}: {error!r}" for part, error in bench.solution().items() if error]
+    found += [f"{name}: the untouched stub passes {part}" for part, error in bench.stub().items() if error is None]
+    if len(mutants) < 2:
+        found.append(f"{name}: has {len(mutants)} stored mutants, needs two or more")
+    for mutant in mutants:
+        errors = [error for error in bench.mutant(mutant).values() if error]
+        if not errors:
+            found.append(f"{name}: the mutant {mutant.name!r} passes every line")
+        elif not any(isinstance(error, CheckFailed) and mutant.expect in str(error) for error in errors):
+            found.append(f"{name}: no message about the mutant {mutant.name!r} holds {mutant.expect!r}; the first one: {errors[0]}")
+        if not mutant.expect:
+            found.append(f"{name}: the mutant {mutant.name!r} does not say which message it expects")
+    return found
+
+
+def load_mutants(file: Path) -> dict[str, list[Mutant]]:
+    """MUTANTS of a file such as tests/mutants/ch01.py; none when there is no such file."""
+    if not Path(file).is_file():
+        return {}
+    spec = importlib.util.spec_from_file_location(f"mutants_{Path(file).stem}", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.MUTANTS
+
+
+@contextlib.contextmanager
+def _as_main_module() -> Iterator[types.ModuleType]:
+    """A module for the cells to run in, known to Python, so that dataclasses and pickling work as in a notebook."""
+    module = types.ModuleType("exercise_under_proof")
+    sys.modules[module.__name__] = module
+    try:
+        yield module
+    finally:
+        del sys.modules[module.__name__]
+
+
+def _raised(source: str, name: str, module: types.ModuleType) -> Exception | None:
+    try:
+        exec(compile(source, name, "exec"), module.__dict__)
+    except Exception as error:   # the outcome is the result; the caller judges it
+        return error
+    return None

@@ -1,0 +1,1 @@
+"""The engine: from prompts to finished texts. Built in chapter 04."""

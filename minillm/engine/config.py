@@ -1,0 +1,94 @@
+"""EngineConfig: everything an LLM is made with, checked before anything is loaded. Built in chapter 04."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minillm.sampling.params import MAX_SEED, check_float, check_int
+
+CHOICES = {
+    "scheduling_policy": ("fcfs", "priority", "sjf", "fair", "lpm"),
+    "attention_backend": ("auto", "torch", "triton"),
+    "preemption_mode": ("recompute", "swap"),
+}
+FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager")
+
+# What is served today, and the chapter that brings the other values. A flag needs no entry
+# while both of its values describe what happens: nothing is cached, chunked or compiled yet.
+SERVED = {
+    "max_num_seqs": ((256,), 5),
+    "max_num_batched_tokens": ((8192,), 5),
+    "block_size": ((16,), 6),
+    "num_kv_blocks": ((None,), 6),
+    "gpu_memory_utilization": ((0.9,), 6),
+    "preemption_mode": (("recompute",), 6),
+    "host_kv_bytes": ((0,), 6),
+    "scheduling_policy": (("fcfs",), 9),
+    "attention_backend": (("auto", "torch"), 13),
+    "quantization": ((None,), 15),
+    "kv_cache_dtype": (("auto",), 17),
+    "speculative_config": ((None,), 18),
+    "tensor_parallel_size": ((1,), 20),
+    "pipeline_parallel_size": ((1,), 20),
+}
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The arguments of `LLM`, with the same names.
+
+    Raises TypeError or ValueError naming the field, the value and what is allowed, and NotImplementedError
+    naming the chapter for a value that a later chapter brings.
+    """
+
+    model: str | Path
+    dtype: str | torch.dtype = "auto"
+    device: str | torch.device = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    block_size: int = 16
+    num_kv_blocks: int | None = None
+    gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    scheduling_policy: str = "fcfs"
+    attention_backend: str = "auto"
+    preemption_mode: str = "recompute"
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    speculative_config: dict[str, Any] | None = None
+    host_kv_bytes: int = 0
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    enforce_eager: bool = False
+    seed: int = 0
+
+    def __post_init__(self):
+        if not isinstance(self.model, (str, Path)):
+            raise TypeError(f"model={self.model!r} is not allowed; allowed: a bundled name, a folder or a hub id")
+        check_int("max_model_len", self.max_model_len, 2, none_means="what the model was made for")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+            check_int(name, getattr(self, name), 1)
+        check_int("num_kv_blocks", self.num_kv_blocks, 1, none_means="as many as fit in memory")
+        check_float("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1)
+        check_int("host_kv_bytes", self.host_kv_bytes, 0)
+        check_int("tensor_parallel_size", self.tensor_parallel_size, 1)
+        check_int("pipeline_parallel_size", self.pipeline_parallel_size, 1)
+        check_int("seed", self.seed, 0, MAX_SEED)
+        for name in FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name}={getattr(self, name)!r} is not allowed; allowed: True or False")
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not allowed; allowed: {', '.join(allowed)}")
+        for name, (served, chapter) in SERVED.items():
+            if getattr(self, name) not in served:
+                raise NotImplementedError(
+                    f"{name}={getattr(self, name)!r} comes with chapter {chapter:02}; "
+                    f"until then use {' or '.join(map(repr, served))}"
+                )

@@ -1,0 +1,84 @@
+"""Incremental detokenizer: text as tokens arrive, whole characters only, no stop string shown. Built in chapter 01.
+
+A character may be spread over several tokens (an emoji is four bytes), and a token's text may
+depend on the one before (a word's leading space). So a token is decoded together with a short
+window before it, and text is held back while it could still change or turn into a stop string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no whole character
+CONTEXT_TOKENS = 5  # tokens of the prompt that the first window begins with
+
+
+class Detokenizer:
+    """Turns one request's tokens into text.
+
+    `decode` maps a list of token ids to their text. `text` is all that may be shown so far. It is final when
+    `stop_string` names the stop string that was met, or `finish` was called. Text that is complete before
+    `min_tokens` tokens are there is not searched for stop strings.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        prompt_token_ids: Sequence[int] = (),
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+    ):
+        self.decode = decode
+        self.stop = stop
+        self.min_tokens = min_tokens
+        self.text = ""
+        self.stop_string: str | None = None
+        self._held = ""  # whole characters that may be the beginning of a stop string
+        self._num_tokens = 0
+        # [context, decoded already | new, not yet a whole character]
+        self._window = list(prompt_token_ids[-CONTEXT_TOKENS:])
+        self._num_read = len(self._window)
+        # A prompt may end in half a character, which the first token then completes.
+        self._read_text = decode(self._window).rstrip(REPLACEMENT) if self._window else ""
+
+    def add(self, token_id: int) -> str:
+        """Take the next token, return the text that may be shown now: often the token's own, sometimes none."""
+        self._num_tokens += 1
+        self._window.append(token_id)
+        text = self.decode(self._window)
+        if text.endswith(REPLACEMENT) or len(text) <= len(self._read_text):
+            return ""  # half a character, or a special token that has no text
+        piece = text[len(self._read_text) :]
+        # The window slides: what was new is the next token's context.
+        del self._window[: self._num_read]
+        self._num_read = len(self._window)
+        self._read_text = self.decode(self._window)
+        return self._show(piece)
+
+    def finish(self) -> str:
+        """No token follows: return what was held back, half characters as U+FFFD."""
+        if self.stop_string is not None:
+            return ""
+        shown = self._show(self.decode(self._window)[len(self._read_text) :])
+        rest, self._held = self._held, ""
+        self.text += rest
+        return shown + rest
+
+    def _show(self, piece: str) -> str:
+        """Add new text; return what of it cannot belong to a stop string."""
+        if self.stop and self._num_tokens >= self.min_tokens:
+            piece, self._held = self._split(self._held + piece)
+        self.text += piece
+        return piece
+
+    def _split(self, text: str) -> tuple[str, str]:
+        """(what may be shown, what must wait); ends the text where the first stop string begins."""
+        found = [(text.find(stop), stop) for stop in self.stop if stop in text]
+        if found:
+            start, self.stop_string = min(found, key=lambda match: match[0])
+            return text[:start], ""
+        longest = max(map(len, self.stop)) - 1
+        for start in range(max(0, len(text) - longest), len(text)):
+            if any(stop.startswith(text[start:]) for stop in self.stop):
+                return text[:start], text[start:]
+        return text, ""

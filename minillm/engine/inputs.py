@@ -1,0 +1,138 @@
+"""From what a caller wrote to requests that can be served: tokenize and check. Built in chapter 04.
+
+Everything is checked before any request starts, so a bad one disturbs no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from minillm.engine.request import Request
+from minillm.sampling.noise import derive_seed
+from minillm.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Prompt = str | dict[str, Any]
+PROMPT_FORMS = "a string, {'prompt': string}, {'prompt_token_ids': [ids]}, or a list of these"
+
+
+class InputProcessor:
+    """Makes requests for one model. Raises TypeError or ValueError naming the prompt, the value and the limit."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        vocab_size: int,
+        max_model_len: int,
+        eos_token_ids: frozenset[int],
+        seed: int,
+    ):
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.eos_token_ids = eos_token_ids
+        self.seed = seed
+        self._counter = count()
+
+    def requests(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        add_special_tokens: bool = True,
+    ) -> list[Request]:
+        """One request a prompt, in order, with one SamplingParams for all or one each."""
+        prompts = [prompts] if isinstance(prompts, (str, dict)) else prompts
+        if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+            raise TypeError(f"prompts={prompts!r} is not allowed; allowed: {PROMPT_FORMS}")
+        params = self._params(sampling_params, len(prompts))
+        checked = [self._tokens(f"prompts[{index}]", p, add_special_tokens) for index, p in enumerate(prompts)]
+        return [self._request(text, ids, params) for (text, ids), params in zip(checked, params)]
+
+    def conversations(self, messages: Sequence[Any]) -> list[str]:
+        """One conversation or several, as the text that the model's chat template makes of each."""
+        if not isinstance(messages, Sequence) or not messages:
+            raise ValueError(f"messages={messages!r} is empty; allowed: a list of messages, or a list of such lists")
+        if not self.tokenizer.chat_template:
+            raise ValueError("the model's tokenizer has no chat template; write the prompt yourself and use generate()")
+        conversations = [messages] if isinstance(messages[0], dict) else messages
+        for index, conversation in enumerate(conversations):
+            _check_conversation(f"messages[{index}]" if conversations is messages else "messages", conversation)
+        template = self.tokenizer.apply_chat_template
+        return [template(list(c), tokenize=False, add_generation_prompt=True) for c in conversations]
+
+    def _params(self, given: Any, num_prompts: int) -> list[SamplingParams]:
+        if given is None or isinstance(given, SamplingParams):
+            params = [given or SamplingParams()] * num_prompts
+        else:
+            params = list(given) if isinstance(given, Sequence) else [given]
+        for one in params:
+            if not isinstance(one, SamplingParams):
+                raise TypeError(f"sampling_params={one!r} is not allowed; allowed: a SamplingParams, or a list of them")
+            self._check_against_vocabulary(one)
+        if len(params) != num_prompts:
+            raise ValueError(f"sampling_params has {len(params)} entries for {num_prompts} prompts; pass one for all or one each")
+        return params
+
+    def _check_against_vocabulary(self, params: SamplingParams) -> None:
+        for name, token_ids in params.token_ids().items():
+            self._check_token_ids(name, token_ids)
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(params, name) or 0) > self.vocab_size:
+                raise ValueError(f"{name}={getattr(params, name)} exceeds the vocabulary of {self.vocab_size} tokens")
+
+    def _tokens(self, name: str, prompt: Any, add_special_tokens: bool) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, dict) and len(prompt) == 1:
+            if "prompt_token_ids" in prompt:
+                return None, self._checked(name, prompt["prompt_token_ids"])
+            prompt = prompt.get("prompt", prompt)
+        if not isinstance(prompt, str):
+            raise TypeError(f"{name}={prompt!r} is not allowed; allowed: {PROMPT_FORMS}")
+        if not prompt:
+            raise ValueError(f"{name} is an empty string; give at least one character, or prompt_token_ids")
+        return prompt, self._checked(name, self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+
+    def _checked(self, name: str, token_ids: Any) -> list[int]:
+        if not isinstance(token_ids, Sequence) or not all(type(token_id) is int for token_id in token_ids):
+            raise TypeError(f"{name}: prompt_token_ids={token_ids!r} is not allowed; allowed: a list of whole numbers")
+        if not token_ids:
+            raise ValueError(f"{name} has 0 tokens; a prompt needs at least one")
+        if len(token_ids) >= self.max_model_len:
+            raise ValueError(
+                f"{name} has {len(token_ids)} tokens; max_model_len={self.max_model_len} must hold it and at least "
+                f"one new token, so at most {self.max_model_len - 1} are allowed"
+            )
+        self._check_token_ids(f"{name}: prompt_token_ids", token_ids)
+        return list(token_ids)
+
+    def _check_token_ids(self, name: str, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise ValueError(
+                    f"{name} has token id {token_id}; the vocabulary has {self.vocab_size} tokens, "
+                    f"so 0 to {self.vocab_size - 1} are allowed"
+                )
+
+    def _request(self, prompt: str | None, token_ids: list[int], params: SamplingParams) -> Request:
+        number = next(self._counter)
+        room = self.max_model_len - len(token_ids)
+        return Request(
+            request_id=str(number),
+            prompt=prompt,
+            prompt_token_ids=token_ids,
+            params=params,
+            seed=derive_seed(self.seed, number) if params.seed is None else params.seed,
+            eos_token_ids=self.eos_token_ids,
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+        )
+
+
+def _check_conversation(name: str, conversation: Any) -> None:
+    if not isinstance(conversation, Sequence) or not conversation:
+        raise ValueError(f"{name}={conversation!r} is not allowed; allowed: a list of at least one message")
+    for message in conversation:
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise ValueError(f"{name} has the message {message!r}; allowed: {{'role': string, 'content': string}}")

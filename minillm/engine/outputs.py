@@ -1,0 +1,63 @@
+"""What a request gives back: texts, tokens, log-probabilities, times. Built in chapter 04."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from minillm.sampling.logprobs import Logprob
+
+
+@dataclass
+class CompletionOutput:
+    """One sample of a request."""
+
+    index: int  # which of the n samples
+    text: str  # without the stop string
+    token_ids: list[int]  # all that were generated, the token that ended it included
+    cumulative_logprob: float | None = None  # sum over token_ids; None unless logprobs was asked for
+    logprobs: list[dict[int, Logprob]] | None = None  # one dictionary a token
+    finish_reason: str | None = None  # "stop" or "length"
+    stop_reason: int | str | None = None  # the stop token or string; None for end-of-sequence and "length"
+
+
+@dataclass
+class RequestMetrics:
+    """Times in seconds on one monotonic clock, and counts."""
+
+    arrival_time: float
+    first_token_time: float | None = None
+    finished_time: float | None = None
+    num_cached_tokens: int = 0  # prompt tokens that a prefix cache had already
+    num_preemptions: int = 0
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token, in seconds."""
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+    @property
+    def e2e_latency(self) -> float | None:
+        """Seconds from arrival to the last token."""
+        return None if self.finished_time is None else self.finished_time - self.arrival_time
+
+
+@dataclass
+class RequestOutput:
+    """One prompt with its samples, in the order they were asked for."""
+
+    request_id: str
+    prompt: str | None  # None when the prompt came as token ids
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    metrics: RequestMetrics
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # None for the first token: nothing precedes it
+    finished: bool = True
+
+
+@dataclass(frozen=True)
+class StreamDelta:
+    """What one step of `LLM.stream` adds. The texts of all deltas, joined, are the text of `generate`."""
+
+    text: str
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None  # set on the last delta

@@ -1,0 +1,72 @@
+"""Attention: the seam every backend fills, and the plain reference. Built in chapter 02.
+
+The decoder knows nothing of caches. It hands queries, keys and values of the step's
+tokens to a backend, which stores the new keys and values wherever it keeps them and
+lets each query look at its own past.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from minillm.model.batch import ForwardBatch
+
+
+class AttentionBackend(Protocol):
+    """Owns the KV cache of every layer and attends over it."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
+        """Store k and v of this step's tokens, then attend with q over all positions up to its own.
+
+        q [num_tokens, num_heads, head_dim]; k and v [num_tokens, num_kv_heads, head_dim], rotated already.
+        Returns [num_tokens, num_heads, head_dim]. None of the three may be assumed contiguous.
+        """
+        ...
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None = None, scale: float | None = None) -> Tensor:
+    """Softmax attention of one sequence, written as the formula: the oracle of every backend.
+
+    q [num_queries, num_heads, head_dim] are the last positions of k and v [seq_len, num_kv_heads, head_dim].
+    Each query sees its own position and those before it, at most `window` of them. Query heads share
+    KV heads in groups (GQA, Ainslie et al. 2023): head h reads KV head h // (num_heads / num_kv_heads).
+    """
+    num_queries, num_heads, head_dim = q.shape
+    seq_len, num_kv_heads, _ = k.shape
+    scale = head_dim**-0.5 if scale is None else scale
+
+    grouped = q.unflatten(1, (num_kv_heads, num_heads // num_kv_heads))  # [num_queries, num_kv_heads, group, head_dim]
+    scores = torch.einsum("qhgd,khd->hgqk", grouped.float(), k.float()) * scale
+    scores = scores.masked_fill(~causal_mask(num_queries, seq_len, window, q.device), float("-inf"))
+    weights = scores.softmax(dim=-1)  # [num_kv_heads, group, num_queries, seq_len]
+    out = torch.einsum("hgqk,khd->qhgd", weights, v.float())
+    return out.reshape(num_queries, num_heads, head_dim).to(q.dtype)
+
+
+def causal_mask(num_queries: int, seq_len: int, window: int | None, device: torch.device | str = "cpu") -> Tensor:
+    """Who may look at whom, True where allowed: [num_queries, seq_len]; the queries are the last positions."""
+    query = torch.arange(seq_len - num_queries, seq_len, device=device)[:, None]
+    key = torch.arange(seq_len, device=device)[None, :]
+    allowed = key <= query
+    return allowed if window is None else allowed & (key > query - window)
+
+
+class NoCacheAttention:
+    """The backend without a memory: every sequence brings all of its tokens every time (chapter 02's start)."""
+
+    def __init__(self, layer_windows: tuple[int | None, ...]):
+        self.layer_windows = layer_windows
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
+        bounds = batch.query_start_loc.tolist()
+        if batch.seq_lens.tolist() != [end - start for start, end in zip(bounds, bounds[1:])]:
+            raise ValueError("without a cache a sequence must bring all of its tokens; its positions start at 0")
+        window = self.layer_windows[layer]
+        parts = [
+            causal_attention(q[start:end], k[start:end], v[start:end], window) for start, end in zip(bounds, bounds[1:])
+        ]
+        return torch.cat(parts)

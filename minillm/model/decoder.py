@@ -1,0 +1,111 @@
+"""The decoder: tokens in, logits out, one class for every family. Built in chapter 02."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minillm.model.attention import AttentionBackend
+from minillm.model.batch import ForwardBatch
+from minillm.model.config import ModelConfig
+from minillm.model.layers import CosSin, Linear, RMSNorm, Rotary, SwiGLU, apply_rotary, empty_parameter
+
+
+class Decoder(nn.Module):
+    """A decoder-only transformer. New, its weights are unset: fill `checkpoint_views`, then call `prepare`."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu"):
+        super().__init__()
+        device = torch.device(device)
+        self.config, self.dtype, self.device = config, dtype, device
+        self.embed_tokens = empty_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self.rotary = Rotary(config.rope, config.head_dim, dtype, device)
+        self.layers = nn.ModuleList(DecoderLayer(config, index, dtype, device) for index in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, False, dtype, device)
+        if config.tie_word_embeddings:
+            self.lm_head.plain = self.embed_tokens
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> Tensor:
+        """Logits of the tokens in `batch.logits_indices`: [num_logits, vocab_size] float32."""
+        rotary = self.rotary(batch.positions)
+        hidden = F.embedding(batch.token_ids, self.embed_tokens)  # [num_tokens, hidden_size]
+        for layer in self.layers:
+            hidden = layer(hidden, rotary, attention, batch)
+        if batch.logits_indices.shape[0] != batch.num_tokens:
+            hidden = hidden[batch.logits_indices]
+        return self.lm_head(self.norm(hidden)).float()
+
+    def prepare(self) -> Decoder:
+        """Let every Linear choose its road for this machine; after the weights are filled. Returns self."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.prepare()
+        return self
+
+    def checkpoint_views(self) -> dict[str, Tensor]:
+        """Where each tensor of a Hugging Face checkpoint goes: its name to a view of our (fused) weight."""
+        views = {"model.embed_tokens.weight": self.embed_tokens, "model.norm.weight": self.norm.weight}
+        if not self.config.tie_word_embeddings:
+            views["lm_head.weight"] = self.lm_head.plain
+        for index, layer in enumerate(self.layers):
+            views |= {f"model.layers.{index}.{name}": view for name, view in layer.checkpoint_views().items()}
+        return views
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then MLP, each on a normed copy and added back to the residual stream."""
+
+    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+        self.self_attn = SelfAttention(config, index, dtype, device)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size, config.mlp_bias, dtype, device)
+
+    def forward(self, hidden: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, attention, batch)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+    def checkpoint_views(self) -> dict[str, Tensor]:
+        views = {
+            "input_layernorm.weight": self.input_layernorm.weight,
+            "post_attention_layernorm.weight": self.post_attention_layernorm.weight,
+        }
+        views |= {f"self_attn.{name}": view for name, view in self.self_attn.checkpoint_views().items()}
+        return views | {f"mlp.{name}": view for name, view in self.mlp.checkpoint_views().items()}
+
+
+class SelfAttention(nn.Module):
+    """Project to queries, keys and values, rotate, let the backend attend, project back."""
+
+    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        self.index, self.head_dim = index, config.head_dim
+        self.heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]  # of q, k and v
+        self.qkv_proj = Linear(config.hidden_size, sum(self.heads) * self.head_dim, config.qkv_bias, dtype, device)
+        self.o_proj = Linear(config.num_heads * self.head_dim, config.hidden_size, config.o_bias, dtype, device)
+        self.q_norm = self.k_norm = None
+        if config.qk_norm:
+            self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype, device)
+            self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype, device)
+
+    def forward(self, x: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
+        qkv = self.qkv_proj(x).unflatten(1, (-1, self.head_dim))  # [num_tokens, sum(heads), head_dim]
+        q, k, v = qkv.split_with_sizes(self.heads, dim=1)
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
+        out = attention.attend(q, k, v, self.index, batch)  # [num_tokens, num_heads, head_dim]
+        return self.o_proj(out.flatten(1))
+
+    def checkpoint_views(self) -> dict[str, Tensor]:
+        views = self.qkv_proj.checkpoint_views(
+            **{name: heads * self.head_dim for name, heads in zip(("q_proj", "k_proj", "v_proj"), self.heads)}
+        )
+        views |= self.o_proj.checkpoint_views(o_proj=self.o_proj.out_features)
+        if self.q_norm is not None:
+            views |= {"q_norm.weight": self.q_norm.weight, "k_norm.weight": self.k_norm.weight}
+        return views

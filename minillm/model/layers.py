@@ -1,0 +1,171 @@
+"""The pieces of a decoder layer: RMSNorm, rotary embedding, Linear, SwiGLU. Built in chapter 02."""
+
+from __future__ import annotations
+
+import math
+import platform
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minillm.model.config import RopeConfig
+
+# Measured on AVX-512 CPUs: oneDNN's layout for 2 rows or more is the faster one at any number of rows, also at 1;
+# and it streams a large weight up to 1.3 times faster for 4 rows than for 1, so a single row poses as 4.
+PACK_FOR_ROWS = 16
+WIDEN_FROM = 2**20  # weight elements
+
+CosSin = tuple[Tensor, Tensor]  # as Rotary makes and apply_rotary takes them
+
+
+class RMSNorm(nn.Module):
+    """Divide each row by its root mean square, then scale by a learned weight (Zhang & Sennrich 2019)."""
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        self.weight = empty_parameter(size, dtype=dtype, device=device)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Linear(nn.Module):
+    """y = x Wᵀ + b, by the road through torch that is fastest on this device and dtype.
+
+    On a CPU with oneDNN, `prepare` packs the weight once into the layout its kernels read: with few
+    rows that reads memory at full speed, where a plain fp32 `F.linear` (through MKL) takes twice as long.
+    The packed weight replaces the plain one; `weight` unpacks it for whoever quantizes or slices it.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.plain = empty_parameter(out_features, in_features, dtype=dtype, device=device)
+        self.bias = empty_parameter(out_features, dtype=dtype, device=device) if bias else None
+        self.packed: Tensor | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        """[out_features, in_features]"""
+        return self.plain if self.packed is None else self.packed.to_dense()
+
+    def prepare(self) -> None:
+        """Choose the road, once, when the weights are final."""
+        if self.packed is None and can_pack(self.plain):
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.plain, PACK_FOR_ROWS)
+            self.packed_linear = torch.ops.mkldnn._linear_pointwise.default
+            self.widen = self.plain.numel() >= WIDEN_FROM
+            self.plain = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[num_tokens, in_features] -> [num_tokens, out_features]"""
+        if self.packed is None:
+            return F.linear(x, self.plain, self.bias)
+        if self.widen and x.shape[0] == 1:
+            x = x.expand(4, -1)
+            return self.packed_linear(x, self.packed, self.bias, "none", [], "")[:1]
+        return self.packed_linear(x, self.packed, self.bias, "none", [], "")
+
+    def checkpoint_views(self, **rows: int) -> dict[str, Tensor]:
+        """Where the parts of a fused weight go: each checkpoint name takes its number of rows, in order."""
+        parts = dict(zip(rows, self.plain.split(list(rows.values()))))
+        views = {f"{name}.weight": part for name, part in parts.items()}
+        if self.bias is not None:
+            views |= {f"{name}.bias": part for name, part in zip(rows, self.bias.split(list(rows.values())))}
+        return views
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)) (Shazeer 2020), gate and up fused into one matrix product."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, bias: bool, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size, bias, dtype, device)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias, dtype, device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)  # each [num_tokens, intermediate_size]
+        return self.down_proj(F.silu(gate).mul_(up))
+
+    def checkpoint_views(self) -> dict[str, Tensor]:
+        size = self.down_proj.in_features
+        views = self.gate_up_proj.checkpoint_views(gate_proj=size, up_proj=size)
+        return views | self.down_proj.checkpoint_views(down_proj=self.down_proj.out_features)
+
+
+class Rotary(nn.Module):
+    """The angles of rotary embedding: position times a frequency for each pair of dimensions."""
+
+    def __init__(self, rope: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        frequencies = rope_frequencies(rope, head_dim)
+        # The first half of sin is negated, for the signs of the two-by-two rotation: see apply_rotary.
+        sign = torch.cat([-torch.ones(head_dim // 2), torch.ones(head_dim // 2)])
+        self.frequencies = torch.cat([frequencies, frequencies]).to(device)  # [head_dim] float32
+        self.cos_scale = rope.attention_factor
+        self.sin_scale = (sign * rope.attention_factor).to(device)
+        self.dtype = dtype
+
+    def forward(self, positions: Tensor) -> CosSin:
+        """cos and signed sin of every token, each [num_tokens, 1, head_dim]; made once a step for all layers."""
+        angles = positions[:, None, None] * self.frequencies  # float32: a large angle needs its low bits
+        return (angles.cos() * self.cos_scale).to(self.dtype), (angles.sin() * self.sin_scale).to(self.dtype)
+
+
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each head, [num_tokens, heads, head_dim]: dimension i turns with i + head_dim/2 (the layout of
+    Hugging Face checkpoints).  (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin); the minus is in `sin` already.
+    """
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+
+
+def rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """Radians a position for each rotated pair, [head_dim / 2], fast pairs first."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    plain = 1.0 / rope.theta**exponents
+    if rope.type == "default":
+        return plain
+    stretched = plain / rope.factor
+    if rope.type == "linear":
+        return stretched
+    keep = _llama3_keep(rope, plain) if rope.type == "llama3" else _yarn_keep(rope, head_dim)
+    return keep * plain + (1 - keep) * stretched
+
+
+def _llama3_keep(rope: RopeConfig, plain: Tensor) -> Tensor:
+    """1 for wavelengths that fit the original text many times, 0 for those that do not fit, a line between."""
+    turns = rope.original_max_position_embeddings * plain / (2 * math.pi)  # over the original text
+    keep = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    return keep.clamp(0, 1)
+
+
+def _yarn_keep(rope: RopeConfig, head_dim: int) -> Tensor:
+    """1 for pairs turning over beta_fast times in the original text, 0 under beta_slow, a line over the index."""
+
+    def pair_that_turns(turns: float) -> float:
+        wavelength = rope.original_max_position_embeddings / turns
+        return head_dim * math.log(wavelength / (2 * math.pi)) / (2 * math.log(rope.theta))
+
+    first, last = pair_that_turns(rope.beta_fast), pair_that_turns(rope.beta_slow)
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    pairs = torch.arange(head_dim // 2, dtype=torch.float32)
+    return 1 - ((pairs - first) / max(last - first, 0.001)).clamp(0, 1)
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether oneDNN has a packed road for this weight: x86, float32, or bfloat16 where the CPU knows it."""
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    if weight.dtype is torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.dtype is torch.float32
+
+
+def empty_parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
+    return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)

@@ -1,0 +1,10 @@
+"""The bundled models and the program that writes their corpus. Built in chapter 00."""
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def bundled() -> dict[str, Path]:
+    """Every bundled model by name, with its folder in Hugging Face layout; the default, `tinyworld`, comes first."""
+    folders = sorted(Path(__file__).parent.glob("*/config.json"), key=lambda config: len(config.parent.name))
+    return {config.parent.name: config.parent for config in folders}

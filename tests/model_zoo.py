@@ -1,0 +1,86 @@
+"""Random tiny checkpoints of every family with odd settings, written by transformers itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+BASE = dict(
+    vocab_size=97,
+    hidden_size=48,
+    intermediate_size=80,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=128,
+    initializer_range=0.2,  # wide, so that logits are far from flat and a wrong mask shows
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=False,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+)
+LINEAR = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+
+# Every switch of ModelConfig is on in some checkpoint and off in another.
+CHECKPOINTS: dict[str, dict] = {
+    "llama-mha": dict(model_type="llama", num_key_value_heads=4),
+    "llama-mqa-biases-tied": dict(
+        model_type="llama", num_key_value_heads=1, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
+    ),
+    "llama-rope-llama3": dict(model_type="llama", head_dim=20, rope_parameters=LLAMA3),
+    "llama-rope-linear": dict(model_type="llama", rope_parameters=LINEAR),
+    "mistral-full": dict(model_type="mistral", head_dim=24, sliding_window=None),
+    "mistral-window": dict(model_type="mistral", head_dim=16, sliding_window=7),
+    "qwen2-full": dict(model_type="qwen2", tie_word_embeddings=True),
+    "qwen2-max-window-layers": dict(model_type="qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=1),
+    "qwen2-layer-types": dict(
+        model_type="qwen2",
+        use_sliding_window=True,
+        sliding_window=6,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "qwen2-rope-yarn": dict(model_type="qwen2", rope_parameters=YARN),
+    "qwen3-wide-heads": dict(model_type="qwen3", head_dim=40, num_attention_heads=6, tie_word_embeddings=True),
+    "qwen3-biases-window": dict(
+        model_type="qwen3",
+        head_dim=18,
+        attention_bias=True,
+        use_sliding_window=True,
+        sliding_window=9,
+        max_window_layers=0,
+        rope_parameters=YARN | {"attention_factor": 1.3, "beta_fast": 8.0, "truncate": False},
+    ),
+}
+
+
+def make_model(seed: int = 0, **settings) -> PreTrainedModel:
+    """A random float32 transformers model of `settings` over BASE, biases and norms random too."""
+    settings = BASE | settings
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings)).float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
+            elif name.endswith("bias"):
+                parameter.normal_(std=0.3)
+    return model
+
+
+def save_checkpoint(folder: Path, name: str, seed: int = 0, **options) -> PreTrainedModel:
+    """Write the named checkpoint into `folder` (options as of `save_pretrained`) and return its model."""
+    model = make_model(seed, **CHECKPOINTS[name])
+    model.save_pretrained(folder, **options)
+    return model

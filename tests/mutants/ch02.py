@@ -1,0 +1,63 @@
+"""Plausible mistakes in the exercises of chapter 02: every one of them must fail its checks."""
+from minillm.book.proofs import Mutant
+
+MUTANTS = {
+    "interleaved_rotary": [
+        Mutant("the half-split layout of the checkpoints", source='''
+def interleaved_rotary(x, positions, theta):
+    half = x.shape[-1] // 2
+    angles = positions[:, None, None] * theta ** (-torch.arange(half) / half)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1)
+''', expect="half-split layout"),
+        Mutant("turns clockwise", replace=("a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()",
+                                           "a * angles.cos() + b * angles.sin(), b * angles.cos() - a * angles.sin()"), expect="clockwise"),
+        Mutant("takes pairs apart and does not put them back side by side",
+               replace=("torch.stack(turned, dim=-1).flatten(-2)", "torch.cat(turned, dim=-1)"), expect="the rotated vectors"),
+        Mutant("counts positions instead of reading them", replace=("positions[:, None, None]", "torch.arange(len(x))[:, None, None]"),
+               expect="the rotated vectors"),
+        Mutant("positions along the heads", replace=("positions[:, None, None]", "positions[:, None]"), expect="interleaved_rotary: edges"),
+        Mutant("frequencies fall half as fast", replace=("torch.arange(0, x.shape[-1], 2) /", "torch.arange(x.shape[-1] // 2) /"),
+               expect="the rotated vectors"),
+    ],
+    "gqa_attention": [
+        Mutant("deals heads in consecutive groups", replace=("q.unflatten(1, (-1, num_kv_heads))", "q.unflatten(1, (num_kv_heads, -1)).transpose(1, 2)"),
+               expect="h % 2, not h // 2"),
+        Mutant("repeats K and V", source='''
+def gqa_attention(q, k, v, allowed):
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat(1, group, 1), v.repeat(1, group, 1)
+    scores = torch.einsum("qhd,shd->hqs", q, k) / q.shape[-1] ** 0.5
+    return torch.einsum("hqs,shd->qhd", scores.masked_fill(~allowed, -torch.inf).softmax(-1), v)
+''', expect="K repeated for every query head"),
+        Mutant("lets the product broadcast K, which copies it", source='''
+def gqa_attention(q, k, v, allowed):
+    grouped = q.unflatten(1, (-1, k.shape[1])).permute(2, 1, 0, 3)
+    keys, values = k.transpose(0, 1)[:, None], v.transpose(0, 1)[:, None]
+    scores = grouped @ keys.transpose(-1, -2) / q.shape[-1] ** 0.5
+    out = scores.masked_fill(~allowed, -torch.inf).softmax(-1) @ values
+    return out.permute(2, 1, 0, 3).flatten(1, 2)
+''', expect="K repeated for every query head"),
+        Mutant("forgets the scale", replace=(" / q.shape[-1] ** 0.5", ""), expect="the output"),
+        Mutant("ignores the mask", replace=("scores.masked_fill(~allowed, -torch.inf)", "scores"), expect="one key is allowed"),
+        Mutant("exponentials without a maximum", replace=("scores.masked_fill(~allowed, -torch.inf).softmax(-1)",
+               "(scores.exp() * allowed) / (scores.exp() * allowed).sum(-1, keepdim=True)"), expect="gqa_attention: edges"),
+    ],
+    "window_bias": [
+        Mutant("one position too few", replace=("back <= window", "back < window"), expect="may see this key"),
+        Mutant("forgets where the queries begin", replace=("torch.arange(start, end)", "torch.arange(end - start)"), expect="window_bias: example"),
+        Mutant("a window, and the future too", replace=("visible = back >= 0", "visible = back >= -len(positions)"), expect="window_bias: example"),
+        Mutant("a large number instead of -inf", replace=("0.0, -torch.inf", "0.0, -1e9"), expect="window_bias: example"),
+        Mutant("accepts more tokens than the sequence has", replace=("if query_len > seq_len:", "if False:"), expect="ValueError"),
+    ],
+    "count_flops": [
+        Mutant("every query sees every key", replace=("p + 1 if window is None else min(p + 1, window) for p in new_positions",
+               "max(seq_lens) if window is None else window for p in new_positions"), expect="count_flops: example"),
+        Mutant("K and V as wide as Q", replace=("(c.num_heads + c.num_kv_heads)", "(c.num_heads + c.num_heads)"), expect="count_flops: example"),
+        Mutant("logits for every token", replace=("num_logits * c.hidden_size", "len(new_positions) * c.hidden_size"), expect="count_flops: example"),
+        Mutant("a multiply-add as one operation", replace=("return 2 * multiply_adds", "return multiply_adds"), expect="count_flops: example"),
+        Mutant("no windows", replace=("p + 1 if window is None else min(p + 1, window)", "p + 1"), expect="windows (None, 4, 1)"),
+        Mutant("head_dim from the hidden size", replace=("c.hidden_size * c.head_dim * 2 * (c.num_heads + c.num_kv_heads)",
+               "c.hidden_size * (c.hidden_size // c.num_heads) * 2 * (c.num_heads + c.num_kv_heads)"), expect="count_flops:"),
+    ],
+}

@@ -1,0 +1,281 @@
+"""The measurements at toy size: what they count, check and write; never how long anything takes."""
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from minillm import LLM
+from minillm.bench import decode, ladder, measure, tasks, tour
+from minillm.kv_cache.contiguous import ContiguousAttention
+from minillm.zoo import corpus
+
+CPU = torch.device("cpu")
+TOY = decode.Shape(vocab_size=512, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4, num_kv_heads=2)
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    return decode.write_random_checkpoint(TOY, tmp_path_factory.mktemp("toy"))
+
+
+# measure
+
+
+def test_candidates_are_run_in_turns_after_a_warm_up():
+    order, heard = [], []
+    samples = measure.interleave({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, repeats=5, warmup=1,
+                                 on_run=heard.append)
+    assert order == heard == ["a", "b"] * 6
+    assert [len(s.seconds) for s in samples.values()] == [5, 5]
+
+
+def test_a_candidate_may_time_itself():
+    own = iter([9.0, 1.0, 5.0, 2.0, 4.0, 3.0])
+    samples = measure.interleave({"a": lambda: next(own)}, repeats=5)
+    assert samples["a"].seconds == (1.0, 5.0, 2.0, 4.0, 3.0)
+    assert samples["a"].median == 3.0 and samples["a"].spread == pytest.approx(4 / 3)
+
+
+def test_too_few_repeats_are_refused():
+    with pytest.raises(ValueError, match="repeats=4.*5"):
+        measure.interleave({"a": lambda: None}, repeats=4)
+
+
+@pytest.fixture(scope="module")
+def ceilings():
+    return measure.measure_ceilings(CPU, (torch.float32,), megabytes=1)
+
+
+def test_ceilings_are_measured(ceilings):
+    assert ceilings.bandwidth == max(ceilings.copy_bytes_per_second, ceilings.read_bytes_per_second) > 0
+    assert ceilings.matmul_flops_per_second["float32"] > 0
+
+
+def test_a_result_says_where_and_how_and_comes_back_from_its_file(ceilings, tmp_path):
+    samples = {"a": measure.Samples((1.0, 2.0, 3.0))}
+    written = measure.result("decode-toy", "minillm bench decode", CPU, {"tokens": 3}, ceilings, {"speed": 2.0}, samples)
+    path = measure.save(written, tmp_path)
+    assert path.name.startswith("decode-toy-") and measure.load("decode-*", tmp_path) == [written]
+    assert written["samples_seconds"] == {"a": [1.0, 2.0, 3.0]}
+    assert written["versions"]["torch"] == torch.__version__ and written["hardware"]["device"] == "cpu"
+    assert {"name", "command", "date", "workload", "ceilings", "figures"} < written.keys()
+
+
+def test_committed_results_have_every_field():
+    for path in measure.RESULTS.glob("*.json"):
+        found = json.loads(path.read_text())
+        assert found.keys() == {"name", "command", "date", "hardware", "versions", "workload", "ceilings", "figures",
+                                "samples_seconds"}, path.name
+        assert found["command"].startswith("minillm ") and path.name.startswith(found["name"])
+
+
+# decode
+
+
+def test_decode_checks_the_outputs_and_writes_every_figure():
+    done = []
+    workload = decode.Workload("toy", ("float32", "bfloat16"), prompt_tokens=8, output_tokens=12)
+    measured = decode.run(workload, "cpu", shapes={"toy": TOY}, on_run=done.append)
+    assert json.loads(json.dumps(measured)).keys() == measured.keys()
+    assert measured["figures"]["float32"]["outputs_checked"] and not measured["figures"]["bfloat16"]["outputs_checked"]
+    assert measured["figures"]["float32"]["agreeing_tokens"] == 12
+    assert {len(seconds) for seconds in measured["samples_seconds"].values()} == {5}
+    assert measured["samples_seconds"].keys() == {f"{d}/{e}" for d in workload.dtypes for e in ("transformers", "minillm")}
+    for figures in measured["figures"].values():
+        assert figures["speedup"] == pytest.approx(
+            figures["minillm_tokens_per_second"] / figures["transformers_tokens_per_second"])
+        assert figures["share_of_limit"] == pytest.approx(
+            figures["minillm_tokens_per_second"] / figures["limit_tokens_per_second"])
+        assert all(seconds > 0 for seconds in figures["parts"].values()), figures["parts"]
+    assert len(done) == 1 + 2 * (2 * 6 + 1)
+    assert len(decode.tables(measured)) == 3
+
+
+def test_decode_refuses_to_time_engines_that_disagree(monkeypatch):
+    said = ladder.with_engine()
+
+    def wrong(model, device, dtype):
+        stream = said(model, device, dtype)
+
+        def shifted(*args):
+            for piece in stream(*args):
+                yield replace(piece, token_ids=tuple((token + 1) % 512 for token in piece.token_ids))
+        return shifted
+
+    monkeypatch.setattr(ladder, "with_engine", lambda: wrong)
+    with pytest.raises(RuntimeError, match="disagree from token 0"):
+        decode.run(decode.Workload("toy", ("float32",), 8, 12), "cpu", shapes={"toy": TOY})
+
+
+def test_the_random_model_says_many_things(toy):
+    """If it said one token for ever, agreement would prove little."""
+    run = ladder.record("", ladder.with_engine()(str(toy), CPU, torch.float32), [5, 6, 7], 48, ignore_eos=True)
+    assert len(run.token_ids) == 48 and len(set(run.token_ids)) > 8
+
+
+def test_bytes_a_token_are_the_weights_and_the_mean_context(toy):
+    config = decode.load_config(toy)
+    workload = decode.Workload("toy", ("float32",), prompt_tokens=10, output_tokens=4)
+    matrices = 512 * 32 + 2 * (32 * 32 * 2 + 2 * 32 * 16 + 3 * 32 * 64)
+    norms = (2 * 2 + 1) * 32
+    assert decode.bytes_per_token(config, torch.float32, workload) == 4 * (matrices + norms) + 12 * (2 * 2 * 2 * 8 * 4)
+    untied = replace(config, tie_word_embeddings=False)
+    assert decode.bytes_per_token(untied, torch.float32, workload) == decode.bytes_per_token(config, torch.float32, workload)
+
+
+def test_timed_methods_are_put_back(toy):
+    before = ContiguousAttention.attend
+    with pytest.raises(KeyError):
+        with decode.timed_methods({"attention": (ContiguousAttention, "attend")}, CPU) as seconds:
+            assert ContiguousAttention.attend is not before and seconds == {"attention": 0.0}
+            raise KeyError
+    assert ContiguousAttention.attend is before
+
+
+def test_an_unknown_shape_is_named():
+    with pytest.raises(ValueError, match="'huge'.*smollm2-135m"):
+        decode.run(decode.Workload("huge"))
+
+
+# ladder
+
+
+@pytest.fixture(scope="module")
+def climbed(toy):
+    prompt = ladder.prompt_ids(str(toy), "Once upon a time")
+    return {rung.name: ladder.record(rung.name, rung.open(str(toy), "cpu"), prompt, 24) for rung in ladder.RUNGS}
+
+
+def test_every_rung_says_the_same(climbed):
+    assert len({tuple(run.token_ids) for run in climbed.values()}) == 1
+    assert len({run.text for run in climbed.values()}) == 1
+    assert all(run.complete and 1 <= len(run.token_ids) <= 24 for run in climbed.values())
+
+
+def test_times_only_rise(climbed):
+    for run in climbed.values():
+        times = [piece.seconds for piece in run.said]
+        assert times == sorted(times) and run.ttft == times[0] > 0
+        assert run.text_at(0.0) == "" and run.text_at(math.inf) == run.text
+
+
+def test_a_rung_can_be_cut_off_and_leaves_no_thread(toy):
+    import threading
+
+    before = threading.active_count()
+    stream = ladder.RUNGS[0].open(str(toy), "cpu")
+    run = ladder.record("slow", stream, [5, 6, 7], 400, ignore_eos=True, seconds=0.0)
+    assert not run.complete and len(run.said) == 1
+    assert threading.active_count() == before
+
+
+def test_an_error_inside_a_rung_reaches_the_reader(toy):
+    stream = ladder.RUNGS[1].open(str(toy), "cpu")
+    with pytest.raises(Exception, match="index out of range"):
+        list(stream([10**6], 4, False))
+
+
+def test_rungs_that_disagree_are_found():
+    said = [ladder.Recording(name, (ladder.TimedText("x", tokens, 0.1),), True) for name, tokens in
+            [("a", (1, 2, 3)), ("b", (1, 2)), ("c", (1, 9))]]
+    tour.check_same(said[:2])
+    with pytest.raises(RuntimeError, match="'c'"):
+        tour.check_same(said)
+
+
+def test_the_tour_shows_every_rung(toy):
+    from rich.console import Console
+
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))
+    recordings = tour.watch(str(toy), "cpu", max_tokens=8, console=console)
+    shown = console.export_text()
+    assert [run.rung for run in recordings] == [rung.name for rung in ladder.RUNGS]
+    assert all(rung.name in shown for rung in ladder.RUNGS)
+    assert shown.index("GB/s") < shown.index("tokens/s") < shown.index(ladder.RUNGS[0].name)  # the limit comes first
+
+
+def test_a_later_chapter_adds_a_rung(toy):
+    extra = ladder.Rung("mine", "99", ladder.without_cache)
+    measured = tour.bench(str(toy), "cpu", max_tokens=6, rungs=[ladder.RUNGS[1], extra])
+    assert list(measured["figures"]) == ["transformers", "mine"]
+    assert measured["workload"]["outputs_checked"] and measured["figures"]["transformers"]["times_first"] == 1.0
+    assert {len(seconds) for seconds in measured["samples_seconds"].values()} == {5}
+    assert tour.bench_table(measured).row_count == 2
+
+
+# tasks
+
+
+def test_questions_are_cut_where_training_text_was_cut(toy):
+    tokenizer = LLM(str(toy), device="cpu").get_tokenizer()
+    document = corpus.document("recall", 1, 0)
+    asked = tasks.questions(document, tokenizer)
+    assert [q.answer for q in asked] == [answer for _, answer in document.questions]
+    for question, (prompt, _) in zip(asked, document.questions):
+        assert tokenizer.decode(question.prompt_token_ids, skip_special_tokens=True) == prompt
+        assert question.prompt_token_ids[0] == tokenizer.bos_token_id
+    [story] = tasks.questions(corpus.document("story", 1, 0), tokenizer)
+    text = tokenizer.decode(story.prompt_token_ids, skip_special_tokens=True)
+    assert corpus.document("story", 1, 0).text.startswith(text) and text[-1] in ".!?"
+
+
+@pytest.mark.parametrize("task, text, expected, right", [
+    ("recall", " 441", " 441", True), ("recall", " 44", " 441", False), ("recall", " 4411", " 441", False),
+    ("json", ' {"a": 1}', ' {"a": 1}', True), ("json", ' {"a": 2}', ' {"a": 1}', False),
+    ("arithmetic", " 2 + 2 = 5. The answer is 4.", " 2 + 2 = 4. The answer is 4.", True),
+    ("arithmetic", " The answer is 41.", " The answer is 4.", False), ("arithmetic", " Four.", " The answer is 4.", False),
+    ("story", " The brave fox was happy.", "", True), ("story", " The brave foz was happy.", "", False),
+])
+def test_what_counts_as_right(task, text, expected, right):
+    assert tasks.is_right(task, text, expected) is right
+
+
+def test_the_corpus_knows_its_own_words():
+    assert not [word for task in corpus.WRITERS for document in corpus.held_out(task, 150)
+                for word in tasks.unknown_words(document.text)]
+    assert 800 < len(tasks.lexicon()) < 3000
+
+
+def test_scores_of_a_random_model(toy):
+    llm, heard = LLM(str(toy), device="cpu", dtype="float32"), []
+    scores = tasks.evaluate(llm, num_documents=2, on_step=heard.append)
+    assert [score.task for score in scores] == list(corpus.WRITERS) and len(heard) == 2 * len(scores)
+    by_task = {score.task: score for score in scores}
+    assert by_task["arithmetic"].asked == by_task["json"].asked == by_task["story"].asked == 2
+    assert by_task["recall"].asked == sum(len(d.questions) for d in corpus.held_out("recall", 2))
+    assert by_task["chat"].asked == 0
+    assert all(score.right == 0 for score in scores if score.task != "story")
+    assert all(score.perplexity > 100 for score in scores)
+    measured = tasks.result(scores, "toy", 2, 1, "minillm bench tasks", CPU)
+    assert json.loads(json.dumps(measured))["figures"]["json"]["asked"] == 2
+    assert tasks.table(scores).row_count == 5
+
+
+def test_perplexity_equals_that_of_transformers(toy):
+    from transformers import AutoModelForCausalLM
+
+    llm, document = LLM(str(toy), device="cpu", dtype="float32"), corpus.document("json", 1, 3)
+    losses = tasks.token_losses(llm, document)
+    tokenizer = llm.get_tokenizer()
+    ids = [tokenizer.bos_token_id] + [t for text, _ in document.segments for t in tokenizer.encode(text, add_special_tokens=False)]
+    model = AutoModelForCausalLM.from_pretrained(toy, dtype=torch.float32).eval()
+    row = torch.tensor([ids])  # [1, num_tokens]
+    with torch.inference_mode():
+        expected = float(model(row, labels=row).loss)
+    assert len(losses) == len(ids) - 1
+    assert sum(losses) / len(losses) == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_margin_is_wilsons():
+    assert tasks.Score("json", 100, 50, 1.0).margin == pytest.approx(0.0962, abs=1e-3)
+    assert 0 < tasks.Score("json", 100, 100, 1.0).margin < 0.03
+    assert math.isnan(tasks.Score("chat", 0, 0, 1.0).share)
+
+
+def test_the_text_that_training_read_is_refused(toy):
+    with pytest.raises(ValueError, match="seed=0"):
+        tasks.evaluate(None, 1, seed=corpus.TRAIN_SEED)

@@ -1,0 +1,137 @@
+"""The proofs of every exercise: its solution passes, its stub and mutants fail and say why, the committed one is generated."""
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from minillm.book import exercises, nbfile
+from minillm.book.paths import chapter_number, notebooks
+from minillm.book.proofs import Bench, complaints, load_mutants
+
+pytest.importorskip("nbgrader", reason="needs nbgrader: pip install -e '.[test]'")
+
+SOLUTIONS = notebooks("solutions")
+# One notebook a Part goes through nbgrader itself.
+ROUND_TRIPS = [path for path in SOLUTIONS if chapter_number(path) in (1, 4, 10, 15, 18, 20, 22)]
+
+
+def graded(path):
+    return [exercise for exercise in exercises.exercises_in(nbfile.read(path)) if exercise.lines]
+
+
+@pytest.mark.parametrize("path", SOLUTIONS, ids=lambda p: f"ch{p.name[:2]}")
+def test_the_proofs_hold(path, root):
+    mutants = load_mutants(root / "tests" / "mutants" / f"ch{path.name[:2]}.py")
+    found = [said for exercise in graded(path) for said in complaints(Bench(exercise), mutants.get(exercise.id, []))]
+    found += [f"mutants of {name!r}, which is no graded exercise" for name in set(mutants) - {e.id for e in graded(path)}]
+    assert found == []
+
+
+@pytest.mark.parametrize("path", SOLUTIONS, ids=lambda p: f"ch{p.name[:2]}")
+def test_hidden_seeds_judge_alike(path):
+    """Another seed for the random trials, as a lecturer's hidden tests have it: the solution passes, the stub does not."""
+    for exercise in graded(path):
+        line = exercise.lines["random"].rstrip()
+        assert line.endswith(")"), f"{exercise.id}: the random line must be one call"
+        for seed in (1, 20_000_003):
+            hidden = copy.replace(exercise, lines={"random": f"{line[:-1]}, seed={seed})"}) if hasattr(copy, "replace") else \
+                exercises.Exercise(exercise.id, exercise.solution, {"random": f"{line[:-1]}, seed={seed})"}, exercise.points, exercise.before)
+            assert Bench(hidden).solution() == {"random": None}
+            assert Bench(hidden).stub()["random"] is not None
+
+
+def test_the_committed_exercises_are_the_generated_ones():
+    assert [path.name for path in exercises.stale()] == [], "run `minillm check --release self-study`"
+
+
+@pytest.mark.parametrize("path", ROUND_TRIPS, ids=lambda p: f"ch{p.name[:2]}")
+def test_nbgrader_round_trip(path, tmp_path):
+    round_trip(nbfile.read(path), tmp_path)
+
+
+def test_nbgrader_round_trip_of_the_sample(sample_solution, tmp_path):
+    if ROUND_TRIPS:
+        pytest.skip("real notebooks make the round trip")
+    round_trip(sample_solution, tmp_path)
+
+
+def round_trip(solution, course) -> None:
+    """Through `nbgrader generate_assignment` and `nbgrader autograde`, as a course would."""
+    full = sum(exercise.points for exercise in exercises.exercises_in(solution))
+    stub = exercises.generate(solution, "course")
+    solved = with_answers(stub, solution)
+    edited = copy.deepcopy(stub)
+    for cell in edited.cells:
+        if cell.metadata.get("nbgrader", {}).get("grade"):
+            cell.source = "pass  # nothing to see here"
+    students = {"solver": solved, "untouched": stub, "colab": through_colab(solved), "editor": edited,
+                "lost_marks": exercises.restore_marks(without_marks(solved), stub)}
+    scores, released = autograde(solution, students, course)
+    assert [cell.source for cell in released.cells] == [cell.source.replace("/exercises/", "/solutions/") if i == 0 else cell.source
+                                                        for i, cell in enumerate(stub.cells)]
+    assert full > 0
+    assert scores == {"solver": full, "untouched": 0, "colab": full, "editor": 0, "lost_marks": full}
+
+
+def with_answers(exercise, solution):
+    """The exercise as a student hands it in who knows every answer."""
+    answers = {e.id: e.solution for e in exercises.exercises_in(solution)}
+    nb = copy.deepcopy(exercise)
+    for cell in nb.cells:
+        cell.source = answers.get(cell.metadata.get("nbgrader", {}).get("grade_id"), cell.source)
+    return nb
+
+
+def through_colab(notebook):
+    """What saving on Colab does: an older minor format, no cell ids, its own metadata, editor flags gone."""
+    nb = copy.deepcopy(notebook)
+    nb.nbformat_minor = 0
+    nb.metadata = nbfile.nbformat.from_dict({"colab": {"provenance": [], "toc_visible": True}, "accelerator": "GPU",
+                                             "kernelspec": {"name": "python3", "display_name": "Python 3"}, "language_info": {"name": "python"}})
+    for i, cell in enumerate(nb.cells):
+        cell.pop("id", None)
+        for key in ("deletable", "editable", "jupyter"):
+            cell.metadata.pop(key, None)
+        cell.metadata["id"] = f"xK3_{i:08d}"
+        if cell.cell_type == "code":
+            cell.metadata.update({"outputId": f"0f-{i}", "colab": {"base_uri": "https://localhost:8080/"},
+                                  "executionInfo": {"status": "ok", "timestamp": 1700000000000 + i, "elapsed": 7}})
+    return nb
+
+
+def without_marks(notebook):
+    nb = copy.deepcopy(notebook)
+    for cell in nb.cells:
+        cell.metadata.pop("nbgrader", None)
+    return nb
+
+
+def autograde(solution, students, course):
+    """Student -> score, and the notebook that nbgrader itself released."""
+    from nbgrader.api import Gradebook
+    from nbgrader.apps import NbGraderAPI
+    from traitlets.config import Config
+
+    config = Config()
+    config.CourseDirectory.root = str(course)
+    config.CourseDirectory.db_url = f"sqlite:///{course / 'gradebook.db'}"
+    config.Application.log_level = "ERROR"
+    api = NbGraderAPI(config=config)
+
+    def put(nb, *parts):
+        file = course.joinpath(*parts, "homework.ipynb")
+        file.parent.mkdir(parents=True)
+        file.write_text(nbfile.nbformat.writes(nb, version=nbfile.nbformat.NO_CONVERT))
+
+    put(solution, "source", "ps1")
+    made = api.generate_assignment("ps1")
+    assert made["success"], made
+    scores = {}
+    for student, nb in students.items():
+        put(nb, "submitted", student, "ps1")
+        graded_run = api.autograde("ps1", student)
+        assert graded_run["success"], graded_run
+        with Gradebook(config.CourseDirectory.db_url) as gradebook:
+            scores[student] = gradebook.find_submission("ps1", student).score
+    return scores, nbfile.nbformat.read(course / "release" / "ps1" / "homework.ipynb", as_version=4)
