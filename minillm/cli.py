@@ -26,10 +26,6 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Save = Annotated[Optional[Path], typer.Option(help="Folder for the JSON result; by default nothing is written.")]
 
 
-def main() -> None:
-    app()
-
-
 @app.callback()
 def options(traceback: Annotated[bool, typer.Option("--traceback", help="Show the whole traceback of an error.")] = False) -> None:
     state["traceback"] = traceback
@@ -149,6 +145,16 @@ def train(preset: Annotated[str, typer.Option(help="tinyworld or tinyworld-draft
         folder = out_folder or Path("runs") / preset
         run_preset(preset, folder, tokens, seed, device, compile, learn_tokenizer, overwrite, out)
         out.print(f'minillm generate --model {folder} "Once upon a time" lets it speak.', highlight=False)
+
+
+@bench.callback()
+def warn_when_busy() -> None:
+    import os
+
+    load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
+    if load > cores / 2:
+        log.print(f"This machine is busy: {load:.1f} of {cores} cores were at work over the last minute. "
+                  "Times will be too long, and unevenly so.", style="yellow", highlight=False)
 
 
 @bench.command("decode")
@@ -274,23 +280,15 @@ def errors_in_one_line():
     """A mistake of the user's ends with one clear line and status 1; --traceback shows where it came from."""
     try:
         yield
-    except (ValueError, TypeError, OSError, NotImplementedError, RuntimeError) as error:
+    except typer.Exit:  # an ordinary end, though it is a RuntimeError by birth
+        raise
+    except (ValueError, TypeError, OSError, NotImplementedError, RuntimeError, ModuleNotFoundError) as error:
         if state["traceback"]:
             raise
-        log.print(f"[bold red]error:[/bold red] {escaped(error)}", soft_wrap=True, highlight=False)
-        raise typer.Exit(1) from None
-    except ModuleNotFoundError as error:
-        if state["traceback"]:
-            raise
-        log.print(f"[bold red]error:[/bold red] {escaped(error)}: install what this command needs with "
-                  "pip install 'minillm-book\\[test]'", soft_wrap=True, highlight=False)
+        missing = isinstance(error, ModuleNotFoundError)
+        hint = "; what this command needs comes with: pip install 'minillm-book[test]'" if missing else ""
+        log.print("error:", " ".join(f"{error}{hint}".split()), style="red", soft_wrap=True, highlight=False, markup=False)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         log.print("stopped")
         raise typer.Exit(130) from None
-
-
-def escaped(error: Exception) -> str:
-    from rich.markup import escape
-
-    return escape(" ".join(str(error).split()) or type(error).__name__)

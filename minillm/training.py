@@ -45,7 +45,7 @@ class TrainingConfig:
     num_kv_heads: int = 4
     intermediate_size: int = 704
     context: int = 1024
-    tokens: int = 26_000_000
+    tokens: int = 25_000_000
     tokens_per_batch: int = 8_192
     stages: tuple[tuple[float, int], ...] = ((0.5, 256), (0.8, 512), (1.0, 1024))  # (until this share, row length)
     muon_lr: float = 0.02
@@ -64,7 +64,7 @@ class TrainingConfig:
 PRESETS = {
     "tinyworld": TrainingConfig(),
     "tinyworld-draft": TrainingConfig(hidden_size=96, num_layers=2, num_heads=3, num_kv_heads=1,
-                                      intermediate_size=256, tokens=12_000_000),
+                                      intermediate_size=256, tokens=8_000_000),
 }
 
 

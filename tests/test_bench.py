@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import threading
 from dataclasses import replace
 
 import pytest
@@ -78,11 +80,11 @@ def test_committed_results_have_every_field():
 
 def test_decode_checks_the_outputs_and_writes_every_figure():
     done = []
-    workload = decode.Workload("toy", ("float32", "bfloat16"), prompt_tokens=8, output_tokens=12)
+    workload = decode.Workload("toy", ("float32", "bfloat16"), prompt_tokens=4, output_tokens=6)
     measured = decode.run(workload, "cpu", shapes={"toy": TOY}, on_run=done.append)
     assert json.loads(json.dumps(measured)).keys() == measured.keys()
     assert measured["figures"]["float32"]["outputs_checked"] and not measured["figures"]["bfloat16"]["outputs_checked"]
-    assert measured["figures"]["float32"]["agreeing_tokens"] == 12
+    assert measured["figures"]["float32"]["agreeing_tokens"] == 6
     assert {len(seconds) for seconds in measured["samples_seconds"].values()} == {5}
     assert measured["samples_seconds"].keys() == {f"{d}/{e}" for d in workload.dtypes for e in ("transformers", "minillm")}
     for figures in measured["figures"].values():
@@ -156,6 +158,21 @@ def test_every_rung_says_the_same(climbed):
     assert all(run.complete and 1 <= len(run.token_ids) <= 24 for run in climbed.values())
 
 
+def test_every_rung_can_be_told_to_go_on_after_the_end(toy, tmp_path):
+    """A workload of a fixed length must not be cut short: the tenth token that it says is made the end of sequence."""
+    said = ladder.record("", ladder.RUNGS[0].open(str(toy), "cpu"), [5, 6, 7], 20, ignore_eos=True).token_ids
+    ends = said.index(said[9]) + 1
+    shutil.copytree(toy, tmp_path / "ends")
+    for name in ("config.json", "generation_config.json"):
+        file = tmp_path / "ends" / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": said[9]}))
+    for rung in ladder.RUNGS:
+        stream = rung.open(str(tmp_path / "ends"), "cpu")
+        ended, went_on = (ladder.record(rung.name, stream, [5, 6, 7], 20, ignore_eos) for ignore_eos in (False, True))
+        assert ended.token_ids == said[:ends], rung.name
+        assert went_on.token_ids == said, rung.name
+
+
 def test_times_only_rise(climbed):
     for run in climbed.values():
         times = [piece.seconds for piece in run.said]
@@ -163,14 +180,14 @@ def test_times_only_rise(climbed):
         assert run.text_at(0.0) == "" and run.text_at(math.inf) == run.text
 
 
-def test_a_rung_can_be_cut_off_and_leaves_no_thread(toy):
-    import threading
-
-    before = threading.active_count()
+def test_a_rung_can_be_cut_off_and_leaves_no_thread(toy, monkeypatch):
+    before, made, put = threading.active_count(), [], ladder.TokenClock.put
+    monkeypatch.setattr(ladder.TokenClock, "put", lambda self, ids: made.append(1) or put(self, ids))
     stream = ladder.RUNGS[0].open(str(toy), "cpu")
     run = ladder.record("slow", stream, [5, 6, 7], 400, ignore_eos=True, seconds=0.0)
     assert not run.complete and len(run.said) == 1
     assert threading.active_count() == before
+    assert len(made) < 400  # and the rest is not computed for nobody
 
 
 def test_an_error_inside_a_rung_reaches_the_reader(toy):
@@ -200,7 +217,7 @@ def test_the_tour_shows_every_rung(toy):
 
 def test_a_later_chapter_adds_a_rung(toy):
     extra = ladder.Rung("mine", "99", ladder.without_cache)
-    measured = tour.bench(str(toy), "cpu", max_tokens=6, rungs=[ladder.RUNGS[1], extra])
+    measured = tour.bench(str(toy), "cpu", max_tokens=4, rungs=[ladder.RUNGS[1], extra])
     assert list(measured["figures"]) == ["transformers", "mine"]
     assert measured["workload"]["outputs_checked"] and measured["figures"]["transformers"]["times_first"] == 1.0
     assert {len(seconds) for seconds in measured["samples_seconds"].values()} == {5}
@@ -218,6 +235,7 @@ def test_questions_are_cut_where_training_text_was_cut(toy):
     for question, (prompt, _) in zip(asked, document.questions):
         assert tokenizer.decode(question.prompt_token_ids, skip_special_tokens=True) == prompt
         assert question.prompt_token_ids[0] == tokenizer.bos_token_id
+        assert question.prompt_token_ids.count(tokenizer.bos_token_id) == 1
     [story] = tasks.questions(corpus.document("story", 1, 0), tokenizer)
     text = tokenizer.decode(story.prompt_token_ids, skip_special_tokens=True)
     assert corpus.document("story", 1, 0).text.startswith(text) and text[-1] in ".!?"
@@ -240,7 +258,8 @@ def test_the_corpus_knows_its_own_words():
     assert 800 < len(tasks.lexicon()) < 3000
 
 
-def test_scores_of_a_random_model(toy):
+def test_scores_of_a_random_model(toy, monkeypatch):
+    monkeypatch.setattr(tasks, "MAX_TOKENS", dict.fromkeys(tasks.MAX_TOKENS, 6))
     llm, heard = LLM(str(toy), device="cpu", dtype="float32"), []
     scores = tasks.evaluate(llm, num_documents=2, on_step=heard.append)
     assert [score.task for score in scores] == list(corpus.WRITERS) and len(heard) == 2 * len(scores)

@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiny import seeded
 from transformers import RepetitionPenaltyLogitsProcessor, TopKLogitsWarper
 
 from minillm.sampling import filters
@@ -50,6 +51,7 @@ def min_p_row(row, min_p):
     return [value if prob >= min_p * max(probs) else NEVER for value, prob in zip(row, probs)]
 
 
+@seeded
 @given(rows_of_logits, st.data())
 def test_top_k_equals_the_reference(rows, data):
     top_k = data.draw(st.lists(st.integers(1, len(rows[0])), min_size=len(rows), max_size=len(rows)))
@@ -57,15 +59,17 @@ def test_top_k_equals_the_reference(rows, data):
     assert ours.tolist() == [top_k_row(row, k) for row, k in zip(rows, top_k)]
 
 
-# 0.137 apart and off the sums that halves can make, so that float32 and float64 agree on who crosses the line.
+# Values off the sums that these softmaxes reach, so that float32 and float64 agree on who crosses the line.
+@seeded
 @given(rows_of_logits, st.data())
-@settings(max_examples=200)
 def test_top_p_equals_the_reference(rows, data):
-    top_p = data.draw(st.lists(st.sampled_from([0.0137, 0.2741, 0.5483, 0.8219, 0.9591, 1.0]), min_size=len(rows), max_size=len(rows)))
+    allowed = st.sampled_from([0.0137, 0.2741, 0.5483, 0.8219, 0.9591, 1.0])
+    top_p = data.draw(st.lists(allowed, min_size=len(rows), max_size=len(rows)))
     ours = filters.top_p_filter(torch.tensor(rows), torch.tensor(top_p))
     assert ours.tolist() == [top_p_row(row, p) for row, p in zip(rows, top_p)]
 
 
+@seeded
 @given(rows_of_logits, st.data())
 def test_min_p_equals_the_reference(rows, data):
     min_p = data.draw(st.lists(st.sampled_from([0.0, 0.013, 0.21, 0.57, 0.93]), min_size=len(rows), max_size=len(rows)))
@@ -135,6 +139,7 @@ def penalize(rows, prompts, outputs, repetition, presence, frequency) -> torch.T
     )
 
 
+@seeded
 @given(rows_of_logits, st.data())
 def test_penalties_equal_the_reference(rows, data):
     def one_a_row(strategy):

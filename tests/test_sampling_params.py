@@ -7,6 +7,7 @@ from dataclasses import FrozenInstanceError, fields, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny import seeded
 
 from minillm import SamplingParams
 from minillm.sampling.params import MAX_SEED
@@ -45,6 +46,7 @@ VALID = st.fixed_dictionaries(
 )
 
 
+@seeded
 @given(VALID)
 def test_every_valid_value_is_kept(values):
     params = SamplingParams(**values)
@@ -57,6 +59,7 @@ def test_every_valid_value_is_kept(values):
 JUNK = st.none() | st.text() | st.floats() | st.integers() | st.booleans() | st.lists(st.integers()) | st.binary()
 
 
+@seeded
 @given(st.sampled_from([field.name for field in fields(SamplingParams)]), JUNK)
 def test_anything_else_is_refused_with_the_field_named_or_taken(name, value):
     try:

@@ -82,7 +82,7 @@ def test_the_loss_falls(tokenizer, tmp_path):
     config = replace(TOY, tokens=60 * 256, repeats=0.0, stages=((1.0, 64),))
     training.train(config, tokenizer, tmp_path, CPU, lambda p: losses.append(p.loss))
     assert losses[0] == pytest.approx(np.log(384), rel=0.05)  # it begins by knowing nothing
-    assert np.mean(losses[-5:]) < 0.75 * losses[0]
+    assert np.mean(losses[-5:]) < 0.85 * losses[0]
 
 
 def test_what_is_saved_loads_in_transformers(trained):
@@ -102,7 +102,8 @@ def test_batches_begin_with_a_document_and_weigh_answers(tokenizer):
     assert set(np.unique(loss_weights)) <= {1.0, config.answer_weight}
     again, _ = training.batch(config, 5, tokenizer)
     other, _ = training.batch(config, 6, tokenizer)
-    assert (again == tokens).all() and not (other == tokens).all()
+    elsewhere, _ = training.batch(replace(config, seed=1), 5, tokenizer)
+    assert (again == tokens).all() and not (other == tokens).all() and not (elsewhere == tokens).all()
 
 
 def test_the_weight_of_an_answer_lies_on_its_tokens(tokenizer):

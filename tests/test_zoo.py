@@ -93,7 +93,7 @@ def test_arithmetic_is_right(seed):
             result = int(c)
         assert last == f"The answer is {result}"
         assert solve(prompt.removeprefix("Question: ").removesuffix("\nAnswer:")) == result, prompt
-    assert steps_seen == {1, 2, 3}
+    assert steps_seen == {1, 2, 3, 4, 5}  # tens and ones are added apart
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -101,11 +101,10 @@ def test_recall_answers_stand_in_the_text(seed):
     for index in range(200):
         document = corpus.document("recall", seed, index)
         text = document.text.split("\nQuestion:")[0]
-        facts = dict(re.findall(r"On the ([a-z]+ [a-z]+) somebody wrote (\d{3})", text))
-        facts |= dict(re.findall(r"[Tt]he ([a-z]+ [a-z]+) (?:is|has the number|was marked) (\d{3})", text))
+        facts = dict(re.findall(r"[Tt]he number of (\w+) is (\d{3})\.", text))
         for prompt, answer in document.questions:
-            key = re.findall(r"What is the number on the ([a-z]+ [a-z]+)\?\nAnswer:$", prompt)[0]
-            assert answer == f" {facts[key]}"
+            key = re.findall(r"What is the number of (\w+)\?\nAnswer:$", prompt)[0]
+            assert answer == f" The number of {key} is {facts[key]}."
 
 
 def test_recall_can_be_made_longer():

@@ -5,13 +5,17 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
+from hypothesis import settings
 from model_zoo import make_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+# A property that fails here fails everywhere, and no example is refused for being slow.
+seeded = settings(derandomize=True, deadline=None, max_examples=100)
+
 BEGIN, END, USER = "<|begin|>", "<|end|>", "<|user|>"
 TEXT = "the cat sat on the mat, then the naïve cat ate 10 crêpes 😀 😃 👍🏽 日本語 日本 मनीष — «так» " * 4
-VOCAB_SIZE = 340
+VOCAB_SIZE = 300
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|user|>{{ message['role'] }}: {{ message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}<|user|>assistant:{% endif %}"

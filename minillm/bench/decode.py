@@ -70,9 +70,8 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
     with tempfile.TemporaryDirectory() as folder:
         path = write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed)
         config = load_config(path)
-        # The bandwidth that counts is that of the memory which holds the weights: a small model's sit in the cache.
-        megabytes = max(1, config.num_parameters() * 4 // 2**20)
-        ceilings = measure.measure_ceilings(where, tuple(dtypes.values()), min(256, megabytes))
+        megabytes = measure.megabytes_to_read(config.num_parameters() * 4, where)
+        ceilings = measure.measure_ceilings(where, tuple(dtypes.values()), megabytes)
         on_run("ceilings")
         for name, dtype in dtypes.items():
             figures[name], times = compare(path, config, workload, where, name, dtype, ceilings, on_run)
@@ -203,14 +202,15 @@ def tables(measured: dict) -> list:
     limit.add_row("read", f"{ceilings['read_bytes_per_second'] / 1e9:.1f} GB/s")
     for dtype, rate in ceilings["matmul_flops_per_second"].items():
         limit.add_row(f"matrix product, {dtype}", f"{rate / 1e9:.0f} GFLOP/s")
-    speed = Table("dtype", "limit", "minillm", "of limit", "transformers", "of limit", "speed-up",
-                  title=f"Decode at batch 1, {measured['workload']['shape']}, tokens/s")
-    parts = Table("part of our step", *measured["figures"], title="Where a step goes, ms a token")
+    speed = Table("dtype", "engine", "tokens/s", "± half range", "of limit", "speed-up",
+                  title=f"Decode at batch 1, {measured['workload']['shape']}")
     for name, f in measured["figures"].items():
-        speed.add_row(name, f"{f['limit_tokens_per_second']:.0f}",
-                      f"{f['minillm_tokens_per_second']:.1f} ± {f['minillm_spread'] / 2:.0%}", f"{f['share_of_limit']:.0%}",
-                      f"{f['transformers_tokens_per_second']:.1f} ± {f['transformers_spread'] / 2:.0%}",
-                      f"{f['transformers_share_of_limit']:.0%}", f"{f['speedup']:.2f}×")
+        speed.add_row(name, "the limit", f"{f['limit_tokens_per_second']:,.1f}", "", "100%", "", style="dim")
+        for engine, of_limit, times in (("transformers", "transformers_share_of_limit", "1"),
+                                        ("minillm", "share_of_limit", f"{f['speedup']:.2f}")):
+            speed.add_row("", engine, f"{f[f'{engine}_tokens_per_second']:,.1f}", f"{f[f'{engine}_spread'] / 2:.0%}",
+                          f"{f[of_limit]:.0%}", f"{times}×", end_section=engine == "minillm")
+    parts = Table("part of our step", *measured["figures"], title="Where a step goes, ms a token")
     for part in next(iter(measured["figures"].values()))["parts"]:
         spent = [f["parts"] for f in measured["figures"].values()]
         parts.add_row(part, *(f"{1e3 * p[part]:.2f} ({p[part] / sum(p.values()):.0%})" for p in spent))

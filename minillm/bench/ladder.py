@@ -18,6 +18,7 @@ import torch
 
 from .. import LLM, SamplingParams
 from ..device import resolve_device, resolve_dtype
+from ..engine.detokenizer import Detokenizer
 from ..model.attention import NoCacheAttention
 from ..model.batch import ForwardBatch
 from ..model.checkpoint import load_model, load_tokenizer, resolve_model
@@ -111,12 +112,14 @@ def with_transformers(use_cache: bool) -> Callable[[str, torch.device, torch.dty
 
         loaded, tokenizer = _transformers_model(model, device, dtype), load_tokenizer(resolve_model(model))
         end_ids = loaded.generation_config.eos_token_id
+        # generate() fills in an end of sequence where none is given, so "none" is an id that no token has.
+        no_end_id = loaded.config.vocab_size
 
         def stream(prompt_token_ids: list[int], max_tokens: int, ignore_eos: bool = False) -> Iterator[TimedText]:
             made: queue.Queue = queue.Queue()
             stopped = threading.Event()
             config = GenerationConfig(max_new_tokens=max_tokens, do_sample=False, use_cache=use_cache, pad_token_id=0,
-                                      eos_token_id=None if ignore_eos else end_ids)
+                                      eos_token_id=no_end_id if ignore_eos else end_ids)
 
             def generate() -> None:
                 try:
@@ -129,14 +132,17 @@ def with_transformers(use_cache: bool) -> Callable[[str, torch.device, torch.dty
                     made.put(error)
 
             # generate() returns only when all is said; its streamer speaks from a thread of its own.
-            worker, text, started = threading.Thread(target=generate, daemon=True), _text_of(tokenizer), time.perf_counter()
+            worker, text = threading.Thread(target=generate, daemon=True), _detokenizer(tokenizer, prompt_token_ids)
+            started = at = time.perf_counter()
             worker.start()
             try:
                 while (item := made.get()) is not None:
                     if isinstance(item, Exception):
                         raise item
                     token, at = item
-                    yield TimedText(text(token), (token,), at - started)
+                    yield TimedText(text.add(token), (token,), at - started)
+                if rest := text.finish():
+                    yield TimedText(rest, (), at - started)
             finally:
                 stopped.set()
                 worker.join()
@@ -168,16 +174,19 @@ def without_cache(model: str, device: torch.device, dtype: torch.dtype) -> Strea
     attention = NoCacheAttention(decoder.config.layer_windows)
 
     def stream(prompt_token_ids: list[int], max_tokens: int, ignore_eos: bool = False) -> Iterator[TimedText]:
-        text, ids, started = _text_of(tokenizer), list(prompt_token_ids), time.perf_counter()
+        text, ids, started = _detokenizer(tokenizer, prompt_token_ids), list(prompt_token_ids), time.perf_counter()
+        at = 0.0
         for _ in range(max_tokens):
             with torch.inference_mode():
                 logits = decoder.forward(ForwardBatch.single(ids, device=device), attention)  # [1, vocab_size]
             token = int(logits[-1].argmax())
             ids.append(token)
             at = time.perf_counter() - started
-            yield TimedText(text(token), (token,), at)
+            yield TimedText(text.add(token), (token,), at)
             if token in decoder.config.eos_token_ids and not ignore_eos:
-                return
+                break
+        if rest := text.finish():
+            yield TimedText(rest, (), at)
 
     return stream
 
@@ -199,21 +208,9 @@ def with_engine(**settings) -> Callable[[str, torch.device, torch.dtype], Stream
     return load
 
 
-def _text_of(tokenizer) -> Callable[[int], str]:
-    """Text as tokens come: each call takes a token id and gives the text that it adds."""
-    ids: list[int] = []
-    said = 0
-
-    def add(token: int) -> str:
-        nonlocal said
-        ids.append(token)
-        text = tokenizer.decode(ids, skip_special_tokens=True)
-        if text.endswith("\ufffd"):  # half a character so far; the next token brings the rest
-            return ""
-        new, said = text[said:], len(text)
-        return new
-
-    return add
+def _detokenizer(tokenizer, prompt_token_ids: list[int]) -> Detokenizer:
+    """Text as tokens come, by the engine's own detokenizer: it holds half a character back until the rest is there."""
+    return Detokenizer(lambda ids: tokenizer.decode(ids, skip_special_tokens=True), prompt_token_ids)
 
 
 def _all(ids: torch.Tensor, value: bool) -> torch.Tensor:

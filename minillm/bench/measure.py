@@ -87,6 +87,15 @@ def measure_ceilings(device: torch.device, dtypes: tuple[torch.dtype, ...] = (to
         {name_of(dtype): measure_matmul_rate(device, dtype) for dtype in dtypes})
 
 
+def megabytes_to_read(weight_bytes: int, device: torch.device) -> int:
+    """How much to copy and to sum so that the ceiling is that of the memory which will hold the weights.
+
+    A small model's weights sit in the CPU's cache, so its limit is the cache's. On a GPU a small sum would only time
+    the launch.
+    """
+    return 256 if device.type == "cuda" else min(256, max(1, weight_bytes // 2**20))
+
+
 def measure_read_bandwidth(device: torch.device, megabytes: int = 256, repeats: int = 7) -> float:
     """Bytes a second that a sum over a large float32 tensor reads; the best of `repeats`, as for any ceiling."""
     numbers = torch.randn(megabytes * 2**20 // 4, device=device)  # [elements]; random, since zeros can be faster

@@ -11,17 +11,11 @@ from . import measure
 from .ladder import RUNGS, Recording, Rung, TimedText, prompt_ids, record
 
 PROMPT = "Once upon a time"
-BAR_WIDTH = 30
+BAR_WIDTH = 18
 
 
-def limit(model: str, device: torch.device) -> tuple[float, float]:
-    """`(bytes/s, tokens/s)`: what memory delivers, and how often a second it can deliver the float32 weights.
-
-    The sum that measures it is as large as the weights, so that a small model's limit is that of the cache it sits in.
-    """
-    weight_bytes = load_config(resolve_model(model)).num_parameters() * 4
-    bandwidth = measure.measure_read_bandwidth(device, max(1, weight_bytes // 2**20))
-    return bandwidth, bandwidth / weight_bytes
+def weight_bytes(model: str) -> int:
+    return load_config(resolve_model(model)).num_parameters() * 4  # float32
 
 
 def watch(model: str = "tinyworld", device: str = "auto", max_tokens: int = 160, seconds: float = 12.0,
@@ -35,7 +29,8 @@ def watch(model: str = "tinyworld", device: str = "auto", max_tokens: int = 160,
     from rich.live import Live
 
     console, rungs, where = console or Console(), rungs or RUNGS, resolve_device(device)
-    bandwidth, tokens_per_second = limit(model, where)
+    bandwidth = measure.measure_read_bandwidth(where, measure.megabytes_to_read(weight_bytes(model), where))
+    tokens_per_second = bandwidth / weight_bytes(model)
     console.print(f"{measure.hardware(where)['name']}: memory delivers {bandwidth / 1e9:.1f} GB/s, "
                   f"so at most {tokens_per_second:,.0f} tokens/s, one sequence, float32.\n")
     prompt, done = prompt_ids(model, PROMPT), []
@@ -58,6 +53,7 @@ def watch(model: str = "tinyworld", device: str = "auto", max_tokens: int = 160,
 
 def table(rungs: list[Rung], done: list[Recording], said, limit_tokens_per_second: float):
     """The ladder so far; `said` is what the rung now running has said. A rich renderable."""
+    from rich import box
     from rich.console import Group
     from rich.markup import escape
     from rich.table import Table
@@ -65,18 +61,17 @@ def table(rungs: list[Rung], done: list[Recording], said, limit_tokens_per_secon
     running = Recording(rungs[len(done)].name, tuple(said), complete=False) if said else None
     climbed = [*done, running] if running else done
     fastest = max((r.tokens_per_second for r in climbed), default=1.0)
-    table = Table("rung", "chapter", "tokens", "tokens/s", "", "× first", "of limit")
-    for column in (2, 3, 5, 6):
-        table.columns[column].justify = "right"
-    table.columns[4].min_width = BAR_WIDTH
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading, justify in (("rung", "left"), ("ch.", "left"), ("tokens/s", "right"), ("", "left"), ("× first", "right"),
+                             ("of limit", "right")):
+        table.add_column(heading, justify=justify, no_wrap=True, min_width=0 if heading else BAR_WIDTH)
     for rung, run in zip(rungs, [*climbed, *[None] * len(rungs)]):
         if run is None:
-            table.add_row(rung.name, rung.chapter, *[""] * 5, style="dim")
+            table.add_row(rung.name, rung.chapter, *[""] * 4, style="dim")
             continue
         rate = run.tokens_per_second
-        table.add_row(rung.name, rung.chapter, str(len(run.token_ids)), f"{rate:,.0f}",
-                      "█" * max(1, round(BAR_WIDTH * rate / fastest)), f"{rate / climbed[0].tokens_per_second:.1f}",
-                      f"{rate / limit_tokens_per_second:.0%}")
+        table.add_row(rung.name, rung.chapter, f"{rate:,.0f}", "█" * max(1, round(BAR_WIDTH * rate / fastest)),
+                      f"{rate / climbed[0].tokens_per_second:.1f}", f"{rate / limit_tokens_per_second:.1%}")
     text = climbed[-1].text if climbed else ""
     return Group(table, f"[bold]{PROMPT}[/bold]{escape(text)}")
 
@@ -94,8 +89,8 @@ def bench(model: str = "tinyworld", device: str = "auto", max_tokens: int = 128,
           on_run: Callable[[str], None] = lambda name: None) -> dict:
     """The ladder measured: rungs in turns, `repeats` times, outputs checked first; a result for `measure.save`."""
     where, rungs = resolve_device(device), rungs or RUNGS
-    ceilings = measure.measure_ceilings(where)
-    _, tokens_per_second = limit(model, where)
+    ceilings = measure.measure_ceilings(where, megabytes=measure.megabytes_to_read(weight_bytes(model), where))
+    tokens_per_second = ceilings.bandwidth / weight_bytes(model)
     prompt, streams = prompt_ids(model, PROMPT), {rung.name: rung.open(model, device) for rung in rungs}
 
     def run(name: str) -> Recording:

@@ -72,7 +72,9 @@ def _box(ax, part: Part, state: str) -> None:
 
 
 def _in_words(chapter: int) -> str:
-    groups = {state: [p.name.replace("\n", " ") for p in PARTS if p.state(chapter) == state] for state in _LOOK}
-    said = [f"{label}: {', '.join(groups[state])}." for state, label in
-            (("finished", "already built"), ("current", "in this chapter"), ("later", "still to come")) if groups[state]]
-    return f"Map of the engine at chapter {chapter:02d}; a request runs from {' to '.join(n.replace(chr(10), ' ') for n in _PATH)}. {' '.join(said).capitalize()}"
+    plain = {part: part.name.replace("\n", " ") for part in PARTS}
+    said = [f"Map of the engine at chapter {chapter:02d}; a request runs from {' to '.join(plain[part] for part in PARTS[:8])}."]
+    for state, label in (("finished", "Already built"), ("current", "In this chapter"), ("later", "Still to come")):
+        names = [plain[part] for part in PARTS if part.state(chapter) == state]
+        said += [f"{label}: {', '.join(names)}."] * bool(names)
+    return " ".join(said)

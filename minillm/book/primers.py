@@ -117,7 +117,7 @@ def automaton(places: Mapping[int, tuple[float, float]], arrows: Mapping[tuple[i
             ax.add_patch(Circle((x, y), 0.225, facecolor="#D6EAF8", edgecolor=colour("ours"), linewidth=1.2))
         ax.text(x, y, str(state), ha="center", va="center", fontsize=11)
     x, y = places[0]
-    ax.add_patch(FancyArrowPatch((x - 0.75, y), (x - 0.29, y), arrowstyle="-|>", mutation_scale=12, color=colour("limit"), shrinkA=0, shrinkB=0))
+    ax.add_patch(FancyArrowPatch((x - 0.75, y), (x - 0.29, y), arrowstyle="-|>", mutation_scale=12, color=colour("limit"), linewidth=1.2, shrinkA=0, shrinkB=0))
     ax.set(xlim=(x - 0.85, max(p[0] for p in places.values()) + 0.45), ylim=(-0.78, 0.88), aspect="equal")
     ax.axis("off")
     return picture(fig, alt)
@@ -130,15 +130,16 @@ def flame_chart(events: Sequence, *, roles: Mapping[str, str], alt: str) -> Pict
     """
     origin = min(event.time_range.start for event in events)
     fig, ax = canvas(width=9.6, height=2.5)
-    depths = [_depth(event) for event in events]
     total = max(event.time_range.end for event in events) - origin
+    events = [event for event in events if event.time_range.elapsed_us() > total / 500]   # thinner than a line
+    depths = [_depth(event) for event in events]
     for event, depth in zip(events, depths, strict=True):
         left, length = event.time_range.start - origin, event.time_range.elapsed_us()
         name = event.name.removeprefix("aten::")
         shade = colour(roles.get(name, "background"))
         ax.add_patch(Rectangle((left, depth - min(depths)), length, 0.86, facecolor=shade, edgecolor="white", linewidth=0.6))
-        if length > total * 0.0085 * len(name):
-            ax.text(left + length / 2, depth - min(depths) + 0.43, name, ha="center", va="center", fontsize=8.5,
+        if length > total * 0.0078 * len(name):
+            ax.text(left + length / 2, depth - min(depths) + 0.43, name, ha="center", va="center", fontsize=8,
                     color="white" if name in roles else colour("text"))
     ax.set(xlim=(0, total), ylim=(max(depths) - min(depths) + 1, -0.05), yticks=[], xlabel="microseconds since the step began")
     ax.set_title("time runs to the right, calls go down", fontsize=10)

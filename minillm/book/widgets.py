@@ -24,7 +24,7 @@ def slider(low: float, high: float, default: float, *, step: float | None = None
     if not low <= default <= high:
         raise ValueError(f"default={default}: must lie within low={low} and high={high}")
     whole = all(isinstance(value, int) for value in (low, high, default))
-    return Control(default, low=low, high=high, step=step or (1 if whole else (high - low) / 50), label=label)
+    return Control(default, low=low, high=high, step=step or (1 if whole else _round_step(high - low)), label=label)
 
 
 def choice(options: Sequence, default: Any = None, *, label: str | None = None) -> Control:
@@ -85,6 +85,12 @@ def _knob(ipywidgets, name: str, control: Control):
         return ipywidgets.IntSlider(**common)
     digits = max(0, -math.floor(math.log10(control.step)))
     return ipywidgets.FloatSlider(**common, readout_format=f".{digits}f")
+
+
+def _round_step(span: float) -> float:
+    """A step of 1, 2 or 5 times a power of ten that gives 50 positions or somewhat more."""
+    power = 10.0 ** math.floor(math.log10(span / 50))
+    return max(factor * power for factor in (1, 2, 5) if factor * power <= span / 50 * (1 + 1e-9))
 
 
 def _pane(ipywidgets, piece):

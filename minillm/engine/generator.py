@@ -70,12 +70,12 @@ class Generator:
         One sample of a prompt at a time: they take turns in the cache behind it.
         """
         output_token_ids: list[int] = []
-        params, stop_token_ids, prompt_len = request.params, request.stop_token_ids, len(request.prompt_token_ids)
-        row = SamplingRow(params, request.sample_seed(index), request.prompt_token_ids, output_token_ids, stop_token_ids)
+        params, prompt, stop_token_ids = request.params, request.prompt_token_ids, request.stop_token_ids
+        row = SamplingRow(params, request.sample_seed(index), prompt, output_token_ids, stop_token_ids)
         metadata = SamplingMetadata([row], self.model.config.vocab_size, self.model.device)
-        prefilled.cache.truncate(prompt_len)
+        prefilled.cache.truncate(len(prompt))
         # One batch serves every step: its tensors are advanced in place, nothing is made anew.
-        batch = ForwardBatch.single([0], start=prompt_len, device=self.model.device)
+        batch = ForwardBatch.single([0], start=len(prompt), device=self.model.device)
         logits = prefilled.logits
         while True:
             sampled = self.sampler.sample(logits, metadata)

@@ -54,8 +54,8 @@ class InputProcessor:
 
     def conversations(self, messages: Sequence[Any]) -> list[str]:
         """One conversation or several, as the text that the model's chat template makes of each."""
-        if not isinstance(messages, Sequence) or not messages:
-            raise ValueError(f"messages={messages!r} is empty; allowed: a list of messages, or a list of such lists")
+        if not isinstance(messages, (list, tuple)) or not messages:
+            raise ValueError(f"messages={messages!r} is not allowed; allowed: a list of messages, or of such lists")
         if not self.tokenizer.chat_template:
             raise ValueError("the model's tokenizer has no chat template; write the prompt yourself and use generate()")
         conversations = [messages] if isinstance(messages[0], dict) else messages
@@ -74,7 +74,9 @@ class InputProcessor:
                 raise TypeError(f"sampling_params={one!r} is not allowed; allowed: a SamplingParams, or a list of them")
             self._check_against_vocabulary(one)
         if len(params) != num_prompts:
-            raise ValueError(f"sampling_params has {len(params)} entries for {num_prompts} prompts; pass one for all or one each")
+            raise ValueError(
+                f"sampling_params has {len(params)} entries for {num_prompts} prompts; pass one for all, or one each"
+            )
         return params
 
     def _check_against_vocabulary(self, params: SamplingParams) -> None:
@@ -131,7 +133,7 @@ class InputProcessor:
 
 
 def _check_conversation(name: str, conversation: Any) -> None:
-    if not isinstance(conversation, Sequence) or not conversation:
+    if not isinstance(conversation, (list, tuple)) or not conversation:
         raise ValueError(f"{name}={conversation!r} is not allowed; allowed: a list of at least one message")
     for message in conversation:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):

@@ -111,8 +111,10 @@ class LLM:
         The text of a delta may be empty: half a character, or what may become a stop string, has to wait.
         """
         requests = self.inputs.requests(prompt, sampling_params)
-        if len(requests) != 1 or requests[0].params.n != 1:
-            raise ValueError(f"stream() takes 1 prompt with n=1, not {len(requests)} with n={requests[0].params.n}")
+        if len(requests) != 1:
+            raise ValueError(f"stream() takes 1 prompt, not {len(requests)}; use generate() for several")
+        if requests[0].params.n != 1:
+            raise ValueError(f"stream() takes n=1, not n={requests[0].params.n}; use generate() for several samples")
         return self._stream(requests[0])
 
     def beam_search(

@@ -11,6 +11,8 @@ from minillm.model.batch import ForwardBatch
 from minillm.model.config import ModelConfig
 from minillm.model.layers import CosSin, Linear, RMSNorm, Rotary, SwiGLU, apply_rotary, empty_parameter
 
+CACHE_BYTES = 16 * 2**20  # weights that a usual last-level cache holds from one step to the next
+
 
 class Decoder(nn.Module):
     """A decoder-only transformer. New, its weights are unset: fill `checkpoint_views`, then call `prepare`."""
@@ -34,15 +36,15 @@ class Decoder(nn.Module):
         hidden = F.embedding(batch.token_ids, self.embed_tokens)  # [num_tokens, hidden_size]
         for layer in self.layers:
             hidden = layer(hidden, rotary, attention, batch)
-        if batch.logits_indices.shape[0] != batch.num_tokens:
-            hidden = hidden[batch.logits_indices]
-        return self.lm_head(self.norm(hidden)).float()
+        wanted = hidden.index_select(0, batch.logits_indices)  # [num_logits, hidden_size]
+        return self.lm_head(self.norm(wanted)).float()
 
     def prepare(self) -> Decoder:
         """Let every Linear choose its road for this machine; after the weights are filled. Returns self."""
+        in_cache = self.config.num_parameters() * self.dtype.itemsize <= CACHE_BYTES
         for module in self.modules():
             if isinstance(module, Linear):
-                module.prepare()
+                module.prepare(in_cache)
         return self
 
     def checkpoint_views(self) -> dict[str, Tensor]:
@@ -93,11 +95,13 @@ class SelfAttention(nn.Module):
             self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype, device)
 
     def forward(self, x: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
-        qkv = self.qkv_proj(x).unflatten(1, (-1, self.head_dim))  # [num_tokens, sum(heads), head_dim]
+        qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)  # [num_tokens, heads of q, k and v, head_dim]
         q, k, v = qkv.split_with_sizes(self.heads, dim=1)
         if self.q_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
+            qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
+        else:
+            qk = qkv[:, : -self.heads[2]]
+        q, k = apply_rotary(qk, *rotary).split_with_sizes(self.heads[:2], dim=1)  # both at once: half the kernels
         out = attention.attend(q, k, v, self.index, batch)  # [num_tokens, num_heads, head_dim]
         return self.o_proj(out.flatten(1))
 

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from minillm.model.config import RopeConfig
 
-# Measured on AVX-512 CPUs: oneDNN's layout for 2 rows or more is the faster one at any number of rows, also at 1;
-# and it streams a large weight up to 1.3 times faster for 4 rows than for 1, so a single row poses as 4.
+# Measured with AVX-512 on two cores (`minillm bench decode` shows the sum). oneDNN's layout for two rows or more
+# is the faster one at any number of rows. It reads a large weight up to 1.3 times faster for 4 rows than for 1, so
+# a single row poses as 4. Its calls cost 10 µs more, so in a model that stays in the cache one row goes the plain road.
 PACK_FOR_ROWS = 16
-WIDEN_FROM = 2**20  # weight elements
+WIDEN_FROM = 2**20  # elements
 
 CosSin = tuple[Tensor, Tensor]  # as Rotary makes and apply_rotary takes them
 
@@ -25,47 +26,57 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device):
         super().__init__()
         self.weight = empty_parameter(size, dtype=dtype, device=device)
-        self.eps = eps
+        self.size, self.eps = size, eps
+        self.floor = torch.tensor((eps * size) ** 0.5, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        """Any shape [..., size]; the mean is taken in float32."""
+        if not x.is_cpu:
+            return F.rms_norm(x, (self.size,), self.weight, self.eps)
+        # On a CPU that is eight small kernels. From the length of x, in one kernel, it takes half as many:
+        # sqrt(mean(x²) + eps) = sqrt(|x|² + eps size) / sqrt(size).
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = self.size**0.5 / torch.hypot(length, self.floor)  # [..., 1]
+        return (x * scale).to(x.dtype) * self.weight
 
 
 class Linear(nn.Module):
-    """y = x Wᵀ + b, by the road through torch that is fastest on this device and dtype.
+    """y = x Wᵀ + b, by the fastest road through torch for this device, dtype and number of rows.
 
-    On a CPU with oneDNN, `prepare` packs the weight once into the layout its kernels read: with few
-    rows that reads memory at full speed, where a plain fp32 `F.linear` (through MKL) takes twice as long.
-    The packed weight replaces the plain one; `weight` unpacks it for whoever quantizes or slices it.
+    Where oneDNN serves, `prepare` packs the weight once into the layout its kernels read. With few rows a
+    product only waits for the weight to be read, and a plain fp32 `F.linear` (MKL) reads it at half speed.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, device: torch.device):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.plain = empty_parameter(out_features, in_features, dtype=dtype, device=device)
-        self.bias = empty_parameter(out_features, dtype=dtype, device=device) if bias else None
         self.packed: Tensor | None = None
+        self.bias = empty_parameter(out_features, dtype=dtype, device=device) if bias else None
 
     @property
     def weight(self) -> Tensor:
-        """[out_features, in_features]"""
-        return self.plain if self.packed is None else self.packed.to_dense()
+        """[out_features, in_features], unpacked if need be: for whoever quantizes, slices or adapts it."""
+        return self.packed.to_dense() if self.plain is None else self.plain
 
-    def prepare(self) -> None:
-        """Choose the road, once, when the weights are final."""
-        if self.packed is None and can_pack(self.plain):
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.plain, PACK_FOR_ROWS)
-            self.packed_linear = torch.ops.mkldnn._linear_pointwise.default
-            self.widen = self.plain.numel() >= WIDEN_FROM
+    def prepare(self, in_cache: bool = False) -> None:
+        """Choose the road, once, when the weights are final. A packed weight replaces the plain one, unless the
+        whole model is small enough to stay `in_cache`."""
+        if self.packed is not None or not can_pack(self.plain):
+            return
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.plain, PACK_FOR_ROWS)
+        self.packed_linear = torch.ops.mkldnn._linear_pointwise.default
+        self.widen = self.plain.numel() >= WIDEN_FROM
+        if not in_cache or self.plain.dtype is torch.bfloat16:  # plain bfloat16 takes the slow calls anyway
             self.plain = None
 
     def forward(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, out_features]"""
-        if self.packed is None:
+        one_row = x.shape[0] == 1
+        if self.packed is None or (one_row and self.plain is not None):
             return F.linear(x, self.plain, self.bias)
-        if self.widen and x.shape[0] == 1:
-            x = x.expand(4, -1)
-            return self.packed_linear(x, self.packed, self.bias, "none", [], "")[:1]
+        if one_row and self.widen:
+            return self.packed_linear(x.expand(4, -1), self.packed, self.bias, "none", [], "")[:1]
         return self.packed_linear(x, self.packed, self.bias, "none", [], "")
 
     def checkpoint_views(self, **rows: int) -> dict[str, Tensor]:

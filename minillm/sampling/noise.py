@@ -25,7 +25,7 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     seeds and positions int64 [num_rows]; token_ids int64 [num_tokens], or [num_rows, num_tokens].
     argmax(logits + noise) is a draw from softmax(logits) (the Gumbel-max trick, chapter 01).
     """
-    keys = random_bits(random_bits(seeds, 0), positions)  # [num_rows], one stream a row and position
+    keys = random_bits(seeds, positions)  # [num_rows], each the key of a stream over the vocabulary
     # 63 bits make a float with full relative precision near 0: the rare, large noises are not rounded together.
     uniform = (random_bits(keys[:, None], token_ids) & (2**63 - 1) | 1).float() * 2.0**-63
     uniform.clamp_(max=1 - 2.0**-24)  # float32 would round the last ones up to 1, whose noise is -inf

@@ -52,32 +52,46 @@ def _step(rng: random.Random, total: int, slots: dict) -> tuple[int, str, str]:
         sentence = rng.choice((f"{{he}} [gives|sells] {less} {{item}} [to a friend|to {{his}} teacher|at the {{shop}}].",
                                f"{{he}} [loses|drops|gives away] {less} of them.",
                                f"Then {less} {{item}} are [lost|taken away]."))
-        return total - less, sentence, f"{total} - {less} = {total - less}"
-    more = rng.randint(1, max(3, min(60, 99 - total)))
+        return total - less, sentence, _worked(total, "-", less)
+    more = rng.randint(1, max(1, min(60, 99 - total)))
     sentence = rng.choice((f"{{he}} [buys|finds|gets|makes] {more} more {{item}} [at the {{shop}}|].",
                            f"A friend [gives|brings|sends] {{him}} {more} {{item}}.",
                            f"Then {{he}} gets {more} more."))
-    return total + more, sentence, f"{total} + {more} = {total + more}"
+    return total + more, sentence, _worked(total, "+", more)
 
 
-FACTS = ["The number on the {key} is {value}.", "On the {key} somebody wrote {value}.", "The {key} has the number {value}.",
-         "The {key} was marked {value}."]
+def _worked(a: int, sign: str, b: int) -> str:
+    """The sum as it is said aloud: the tens first, then the ones. "46 + 10 = 56. 56 + 7 = 63"."""
+    tens, ones = b // 10 * 10, b % 10
+    between = a + tens if sign == "+" else a - tens
+    result = between + ones if sign == "+" else between - ones
+    if not tens or not ones:
+        return f"{a} {sign} {b} = {result}"
+    return f"{a} {sign} {tens} = {between}. {between} {sign} {ones} = {result}"
+
+
+FACTS = ["The number of {name} is {value}.", "Remember: the number of {name} is {value}.",
+         "As everyone knows, the number of {name} is {value}.", "In the book it says that the number of {name} is {value}."]
 
 
 def recall(rng: random.Random, num_facts: int | None = None, num_fillers: int | None = None,
            num_questions: int = 4) -> Segments:
-    """Numbered things spread over a long text, then questions on some of them: needles in a haystack."""
+    """A telephone book spread over a long text, then questions on some of it: needles in a haystack.
+
+    At most 36 facts: so many names there are.
+    """
     n = num_facts or rng.choice((2, 3, 4, 5, 6, 8, 10))
-    fill = rng.randint(0, 2 * n) if num_fillers is None else num_fillers
-    keys = [f"{rng.choice(WORDS['colour'])} {thing}" for thing in rng.sample(WORDS["thing"], n)]
+    num_fillers = rng.randint(0, 2 * n) if num_fillers is None else num_fillers
+    names = rng.sample(WORDS["girl"] + WORDS["boy"], n)
     values = rng.sample(range(100, 1000), n)
-    sentences = [rng.choice(FACTS).format(key=k, value=v) for k, v in zip(keys, values)]
-    for _ in range(fill):
+    sentences = [rng.choice(FACTS).format(name=name, value=value) for name, value in zip(names, values)]
+    for _ in range(num_fillers):
         sentences.insert(rng.randint(0, len(sentences)), filler(rng))
     segments: Segments = []
     text = " ".join(sentences)
     for i in rng.sample(range(n), min(n, num_questions)):
-        segments += [(f"{text}\nQuestion: What is the number on the {keys[i]}?\nAnswer:", False), (f" {values[i]}", True)]
+        segments += [(f"{text}\nQuestion: What is the number of {names[i]}?\nAnswer:", False),
+                     (f" The number of {names[i]} is {values[i]}.", True)]
         text = ""
     return segments
 

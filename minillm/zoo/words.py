@@ -52,7 +52,7 @@ WORDS: dict[str, list[str]] = {key: [w.strip() for w in text.split(",")] for key
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _DRAW = re.compile(r"<(\w+)>")
 _SLOT = re.compile(r"\{(\w+)\}")
-_ARTICLE = re.compile(r"\b([Aa]) (?=[aeiouAEIOU])")
+_ARTICLE = re.compile(r"\b([Aa]) (?=[aeiouAEIOU]|honest)")
 
 
 def expand(template: str, rng: random.Random, slots: dict[str, str] | None = None) -> str:
@@ -62,7 +62,7 @@ def expand(template: str, rng: random.Random, slots: dict[str, str] | None = Non
         text = _CHOICE.sub(lambda m: rng.choice(m.group(1).split("|")), text)
     text = _DRAW.sub(lambda m: rng.choice(WORDS[m.group(1)]), text)
     text = _SLOT.sub(lambda m: slots[m.group(1)], text) if slots else text
-    text = _ARTICLE.sub(r"\1n ", re.sub(r" +", " ", text)).strip()
+    text = _ARTICLE.sub(r"\1n ", re.sub(r" +(?=[ .,!?])", "", text)).strip()
     return re.sub(r"(^|[.!?] )([a-z])", lambda m: m.group(1) + m.group(2).upper(), text)
 
 

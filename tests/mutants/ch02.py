@@ -21,8 +21,13 @@ def interleaved_rotary(x, positions, theta):
                expect="the rotated vectors"),
     ],
     "gqa_attention": [
-        Mutant("deals heads in consecutive groups", replace=("q.unflatten(1, (-1, num_kv_heads))", "q.unflatten(1, (num_kv_heads, -1)).transpose(1, 2)"),
-               expect="h % 2, not h // 2"),
+        Mutant("deals heads in consecutive groups", source='''
+def gqa_attention(q, k, v, allowed):
+    grouped = q.unflatten(1, (k.shape[1], -1))
+    scores = torch.einsum("qkgd,skd->kgqs", grouped, k) / q.shape[-1] ** 0.5
+    weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
+    return torch.einsum("kgqs,skd->qkgd", weights, v).flatten(1, 2)
+''', expect="h % 2, not h // 2"),
         Mutant("repeats K and V", source='''
 def gqa_attention(q, k, v, allowed):
     group = q.shape[1] // k.shape[1]
@@ -56,7 +61,7 @@ def gqa_attention(q, k, v, allowed):
         Mutant("K and V as wide as Q", replace=("(c.num_heads + c.num_kv_heads)", "(c.num_heads + c.num_heads)"), expect="count_flops: example"),
         Mutant("logits for every token", replace=("num_logits * c.hidden_size", "len(new_positions) * c.hidden_size"), expect="count_flops: example"),
         Mutant("a multiply-add as one operation", replace=("return 2 * multiply_adds", "return multiply_adds"), expect="count_flops: example"),
-        Mutant("no windows", replace=("p + 1 if window is None else min(p + 1, window)", "p + 1"), expect="windows (None, 4, 1)"),
+        Mutant("no windows", replace=("p + 1 if window is None else min(p + 1, window)", "p + 1"), expect="layer_windows=(None, 4, 1)"),
         Mutant("head_dim from the hidden size", replace=("c.hidden_size * c.head_dim * 2 * (c.num_heads + c.num_kv_heads)",
                "c.hidden_size * (c.hidden_size // c.num_heads) * 2 * (c.num_heads + c.num_kv_heads)"), expect="count_flops:"),
     ],

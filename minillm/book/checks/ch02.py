@@ -78,15 +78,16 @@ def _gqa_example(case: Case) -> None:
 
 @check_gqa_attention.part("edges")
 def _gqa_edges(case: Case) -> None:
-    for heads, kv_heads in ((3, 3), (6, 1), (6, 2)):
-        q, k, v, allowed = _attention_case(case, 2, 5, heads, kv_heads, 4)
-        _gqa_close(case, q, k, v, allowed)
     q, k, v, allowed = _attention_case(case, 1, 6, 4, 2, 8)
     one_key = torch.zeros(1, 6, dtype=torch.bool)
     one_key[0, 2] = True
     got = case.call(q, k, v, one_key)
     case.close(got, v[2][torch.arange(4) % 2][None], "the output where one key is allowed", hint="Then its weight is 1: the output is its v.")
-    _gqa_close(case, q * 300, k * 30, v, allowed, hint="Large scores overflow exp(): use softmax on the masked scores.")
+    for heads, kv_heads in ((3, 3), (6, 1), (6, 2)):
+        q, k, v, allowed = _attention_case(case, 2, 5, heads, kv_heads, 4)
+        _gqa_close(case, q, k, v, allowed)
+    q, k, v, allowed = _attention_case(case, 1, 6, 4, 2, 8)
+    _gqa_close(case, q + 8, k + 8, v, allowed, hint="Large scores overflow exp(): use softmax on the masked scores.")
     fused = case.randn(5, 8, 4)
     _gqa_close(case, *fused.split([4, 2, 2], dim=1), torch.ones(5, 5, dtype=torch.bool).tril())
     _no_copy(case, queries=1, seq_len=96, heads=8, kv_heads=2, head_dim=32)
@@ -106,9 +107,7 @@ def _gqa_random(case: Case) -> None:
 @check_window_bias.part("example")
 def _bias_example(case: Case) -> None:
     # Sequence 0 is new and brings its 3 tokens; sequence 1 has 4 positions and brings the last of them.
-    expected = torch.tensor([[0, -INF, -INF, -INF], [0, 0, -INF, -INF], [-INF, 0, 0, -INF], [-INF, -INF, 0, 0]])
-    got = case.call([3, 1], [3, 4], 1)
-    case.equal(got, expected, "the bias [query, key]", hint="window=1: a query sees its own position and the one before it.")
+    _bias_equal(case, [3, 1], [3, 4], 1)
 
 
 @check_window_bias.part("edges")
@@ -133,25 +132,20 @@ def _bias_random(case: Case) -> None:
 def _flops_example(case: Case) -> None:
     # Projections 2·8·2·(2·2 + 2·1) = 192 a token, MLP 2·3·8·10 = 480, scores and sums 2·2·2·2 = 16 a key, logits 2·8·20 = 320 a row.
     config = _config(hidden_size=8, intermediate_size=10, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=2, vocab_size=20)
-    expected = 3 * (192 + 480) + (1 + 2 + 3) * 16 + 1 * 320
-    case.equal(case.call(config, [3], [3], 1), expected, "the FLOPs of a prompt of 3 tokens")
+    case.equal(_flops(config, [3], [3], 1), (3 * (192 + 480), (1 + 2 + 3) * 16, 320), "the reference")
+    _flops_equal(case, config, [3], [3], 1)
 
 
 @check_count_flops.part("edges")
 def _flops_edges(case: Case) -> None:
-    plain = _config()
-    case.equal(case.call(plain, [1], [1000], 1), _flops(plain, [1], [1000], 1), "the FLOPs of one new token after 999",
-               hint="One token goes through the layers, and looks at 1,000 keys.")
-    case.equal(case.call(plain, [4], [4], 0), _flops(plain, [4], [4], 0), "the FLOPs without logits")
-    wide = _config(hidden_size=16, head_dim=32)
-    case.equal(case.call(wide, [2], [2], 2), _flops(wide, [2], [2], 2), "the FLOPs where head_dim is not hidden_size / num_heads",
-               hint="q_proj is [num_heads · head_dim, hidden_size], and o_proj the other way round.")
-    windows = _config(num_layers=3, layer_windows=(None, 4, 1))
-    case.equal(case.call(windows, [5, 2], [9, 2], 2), _flops(windows, [5, 2], [9, 2], 2), "the FLOPs with windows (None, 4, 1)",
-               hint="A layer with window W reads at most W keys for a query, its own position included.")
-    untied = _config(tie_word_embeddings=False)
-    case.equal(case.call(untied, [2], [2], 1), _flops(untied, [2], [2], 1), "the FLOPs of a model whose embeddings are not tied",
-               hint="Tied or not, the embedding is a lookup and the logits are a product.")
+    _flops_equal(case, _config(), [1], [1000], 1, hint="One token goes through the layers, and looks at 1,000 keys.")
+    _flops_equal(case, _config(), [4], [4], 0, hint="No row wants logits here.")
+    _flops_equal(case, _config(hidden_size=16, head_dim=32), [2], [2], 2,
+                 hint="q_proj is [num_heads · head_dim, hidden_size], and o_proj the other way round.")
+    _flops_equal(case, _config(num_layers=3, layer_windows=(None, 4, 1)), [5, 2], [9, 2], 2,
+                 hint="A layer with window W reads at most W keys for a query, its own position included.")
+    _flops_equal(case, _config(tie_word_embeddings=False), [2], [2], 1,
+                 hint="Tied or not, the embedding is a lookup and the logits are a product.")
 
 
 @check_count_flops.part("random")
@@ -162,8 +156,7 @@ def _flops_random(case: Case) -> None:
                          num_kv_heads=kv_heads, num_heads=kv_heads * case.randint(1, 5), head_dim=2 * case.randint(1, 20),
                          vocab_size=case.randint(10, 200), layer_windows=tuple(case.rng.choice((None, 1, 3, 8)) for _ in range(layers)))
         seq_lens = [case.randint(1, 30) for _ in range(case.randint(1, 4))]
-        query_lens, num_logits = [case.randint(1, n + 1) for n in seq_lens], case.randint(0, 5)
-        case.equal(case.call(config, query_lens, seq_lens, num_logits), _flops(config, query_lens, seq_lens, num_logits), "the FLOPs")
+        _flops_equal(case, config, [case.randint(1, n + 1) for n in seq_lens], seq_lens, case.randint(0, 5))
 
 
 def _rotated(x: Tensor, positions: Tensor, theta: float) -> Tensor:
@@ -265,15 +258,23 @@ def _config(**changes) -> ModelConfig:
     return ModelConfig(**settings)
 
 
-def _flops(c: ModelConfig, query_lens: list[int], seq_lens: list[int], num_logits: int) -> int:
-    """Product by product, layer by layer, query by query, key by key."""
-    multiply_adds = num_logits * c.hidden_size * c.vocab_size
+def _flops(c: ModelConfig, query_lens: list[int], seq_lens: list[int], num_logits: int) -> tuple[int, int, int]:
+    """FLOPs of the weights, of the visible scores, of the logits: layer by layer, query by query, key by key."""
+    weights = pairs = 0
     for window in c.layer_windows:
         for new, length in zip(query_lens, seq_lens):
             for position in range(length - new, length):
-                multiply_adds += c.hidden_size * c.num_heads * c.head_dim * 2  # q_proj, o_proj
-                multiply_adds += c.hidden_size * c.num_kv_heads * c.head_dim * 2  # k_proj, v_proj
-                multiply_adds += c.hidden_size * c.intermediate_size * 3
-                keys = sum(1 for key in range(position + 1) if window is None or key > position - window)
-                multiply_adds += keys * c.num_heads * c.head_dim * 2  # scores, weighted sum
-    return 2 * multiply_adds
+                weights += c.hidden_size * c.num_heads * c.head_dim * 2  # q_proj, o_proj
+                weights += c.hidden_size * c.num_kv_heads * c.head_dim * 2  # k_proj, v_proj
+                weights += c.hidden_size * c.intermediate_size * 3  # gate_proj, up_proj, down_proj
+                pairs += sum(1 for key in range(position + 1) if window is None or key > position - window)
+    return 2 * weights, 2 * pairs * 2 * c.num_heads * c.head_dim, 2 * num_logits * c.hidden_size * c.vocab_size
+
+
+def _flops_equal(case: Case, c: ModelConfig, query_lens: list[int], seq_lens: list[int], num_logits: int, hint: str = "") -> None:
+    weights, scores, logits = _flops(c, query_lens, seq_lens, num_logits)
+    case.equal(case.call(c, query_lens, seq_lens, num_logits), weights + scores + logits,
+               f"the FLOPs of query_lens={query_lens}, seq_lens={seq_lens}, num_logits={num_logits} (hidden_size={c.hidden_size}, "
+               f"intermediate_size={c.intermediate_size}, {c.num_heads} heads, {c.num_kv_heads} KV heads, head_dim={c.head_dim}, "
+               f"vocab_size={c.vocab_size}, layer_windows={c.layer_windows})",
+               hint=f"{hint} Expected: weights {weights:,}, scores and sums {scores:,}, logits {logits:,}.".strip())

@@ -1,0 +1,300 @@
+"""Checks of chapter 03: cache bytes, a doubling cache, a ring, a repaired generator, a ring that rewinds. Built in chapter 03.
+
+What a student's cache holds beyond its valid positions is overwritten with NaN before it may attend: whoever reads
+it, sees it. The references are in `ch03_oracle`.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from minillm.book.checks import Case, Checker
+from minillm.book.checks.ch03_oracle import Past, Recorder, attended, random_qkv, said
+from minillm.book.chips import Html, table
+
+_BACKENDS = ("minillm.model.attention.causal_attention", "minillm.kv_cache.contiguous.ContiguousKVCache",
+             "minillm.kv_cache.contiguous.ContiguousAttention")
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+
+check_cache_bytes = Checker(
+    "cache_bytes", hint="Sum over the layers: 2 · KV heads · head size · bytes per number · positions that this layer keeps.",
+    forbid=("minillm.model.config.ModelConfig",))
+check_doubling_cache = Checker(
+    "doubling_cache", hint="keys and values are [num_kv_heads, capacity, head_dim]; query i of a chunk of m stands at position length - m + i.",
+    forbid=_BACKENDS)
+check_ring_cache = Checker(
+    "ring_cache", hint="Position p lives in slot p % window; a query at position p sees the positions from p - window + 1 to p.",
+    forbid=_BACKENDS)
+check_repair_positions = Checker("repair_positions", hint="A token's position is the number of tokens before it.")
+check_rewindable_ring = Checker(
+    "rewindable_ring", hint="Position p lives in slot p % (window + slack); the farthest point ever reached says what has been overwritten.",
+    forbid=_BACKENDS)
+
+
+@check_cache_bytes.part("example")
+def _bytes_example(case: Case) -> None:
+    llama_2_7b = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096, "torch_dtype": "float16"}
+    case.equal(case.call(llama_2_7b, 1), 524_288, "the size for one token of Llama-2-7B")
+    gpt_oss = {"num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "hidden_size": 2880,
+               "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 12, "dtype": "bfloat16"}
+    case.equal(case.call(gpt_oss, 8192), 12 * 2 * 8 * 64 * 2 * (128 + 8192), "the size for 8,192 tokens of gpt-oss-20b")
+
+
+@check_cache_bytes.part("edges")
+def _bytes_edges(case: Case) -> None:
+    base = {"num_hidden_layers": 3, "num_attention_heads": 6, "hidden_size": 48, "torch_dtype": "bfloat16"}
+    one = 3 * 2 * 6 * 8 * 2
+    case.equal(case.call(base, 0), 0, "the size for no tokens")
+    case.equal(case.call(base | {"num_key_value_heads": None, "head_dim": None}, 5), 5 * one, "the size with null entries",
+               hint="null in the file is None here, and means the same as a missing entry.")
+    case.equal(case.call(base | {"head_dim": 20}, 5), 5 * 3 * 2 * 6 * 20 * 2, "the size with a head_dim of its own",
+               hint="head_dim need not be hidden_size / num_attention_heads.")
+    case.equal(case.call(base | {"dtype": "float32"}, 5), 2 * 5 * one, "the size with dtype and torch_dtype",
+               hint="Newer files write dtype; where both stand, it counts.")
+    case.equal(case.call(base | {"dtype": "float32"}, 5, "float8_e4m3fn"), 5 * one // 2, "the size with kv_dtype='float8_e4m3fn'")
+    windows = base | {"sliding_window": 4, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
+    for tokens in (3, 4, 5, 100):
+        case.equal(case.call(windows, tokens), one // 3 * (tokens + 2 * min(tokens, 4)), f"the size for {tokens} tokens, two layers with a window of 4")
+    case.equal(case.call(base | {"sliding_window": 4}, 100), 100 * one, "the size with a sliding_window but no layer_types",
+               hint="Without layer_types every layer is full, whatever sliding_window says.")
+    case.raises(ValueError, case.student, base, 5, "int3", hint="Raise ValueError for a dtype that is not in the table.")
+
+
+@check_cache_bytes.part("random")
+def _bytes_random(case: Case) -> None:
+    for _ in range(25):
+        layers, heads, head_dim = case.randint(1, 40), case.rng.choice((4, 8, 32)), case.randint(2, 130)
+        dtype, override = case.rng.choice(list(_BYTES)), case.rng.choice((None, *_BYTES))
+        config = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": heads * head_dim,
+                  case.rng.choice(("dtype", "torch_dtype")): dtype}
+        kv_heads, window, kinds = heads, case.randint(1, 3000), ["full_attention"] * layers
+        if case.rng.random() < 0.6:
+            config["num_key_value_heads"] = kv_heads = case.rng.choice((1, 2, 4))
+        if case.rng.random() < 0.6:
+            kinds = [case.rng.choice(("full_attention", "sliding_attention")) for _ in range(layers)]
+            config |= {"sliding_window": window, "layer_types": kinds}
+        tokens = case.randint(0, 6000)
+        kept = sum(min(tokens, window) if kind == "sliding_attention" else tokens for kind in kinds)
+        expected = kept * 2 * kv_heads * head_dim * _BYTES[override or dtype]
+        got = case.call(config, tokens, override) if override else case.call(config, tokens)
+        told = f"{kept:,} positions in all layers together, {kv_heads} KV heads of {head_dim}, {override or dtype}"
+        case.equal(got, expected, "the size in bytes", hint=told)
+
+
+@check_doubling_cache.part("example")
+def _doubling_example(case: Case) -> None:
+    # One head. A query of zeros weighs all visible keys alike: the output is the mean of the values it sees.
+    cache = case.run(case.student, 1, 2, 2)
+    case.run(cache.append, torch.ones(3, 1, 2), torch.tensor([[[1.0, 10.0]], [[2.0, 20.0]], [[6.0, 60.0]]]))
+    got = case.run(cache.attend, torch.zeros(3, 1, 2))
+    case.close(got, torch.tensor([[[1.0, 10.0]], [[1.5, 15.0]], [[3.0, 30.0]]]), "the output [query, head, dimension]",
+               hint="Query 0 sees value 0; query 1 the mean of values 0 and 1; query 2 the mean of all three.")
+    case.equal(list(cache.keys.shape), [1, 4, 2], "the shape of keys after 3 positions in a cache that began with 2")
+
+
+@check_doubling_cache.part("edges")
+def _doubling_edges(case: Case) -> None:
+    _drive_doubling(case, [4, 4, 8], capacity=4)  # full to the brim, and then one doubling each
+    _drive_doubling(case, [1, 23, 1], capacity=2)  # more than one doubling at once
+    _drive_doubling(case, [1] * 7, capacity=1)
+    _drive_doubling(case, [3, 5], heads=6, kv_heads=1)
+    _drive_doubling(case, [2, 2, 5], heads=8, kv_heads=2)
+    _drive_doubling(case, [5, 1, 1], heads=3, kv_heads=3, scale=20.0)
+    two = [case.run(case.student, 2, 4, 4) for _ in range(2)]
+    case.run(two[0].append, torch.ones(2, 2, 4), torch.ones(2, 2, 4))
+    case.equal((two[0].length, two[1].length), (2, 0), "the pair of lengths of two caches, one of them used,")
+
+
+@check_doubling_cache.part("random")
+def _doubling_random(case: Case) -> None:
+    for _ in range(12):
+        kv_heads = case.randint(1, 4)
+        chunks = [case.rng.choice((1, 1, 1, 2, 3, 9)) for _ in range(case.randint(2, 9))]
+        _drive_doubling(case, chunks, kv_heads * case.randint(1, 4), kv_heads, case.randint(2, 9), case.randint(1, 6))
+
+
+def _drive_doubling(case: Case, chunks: list[int], heads: int = 2, kv_heads: int = 2, head_dim: int = 4, capacity: int = 4,
+                    scale: float = 1.0) -> None:
+    cache, past = case.run(case.student, kv_heads, head_dim, capacity), Past(kv_heads, head_dim)
+    case.equal(list(cache.keys.shape), [kv_heads, capacity, head_dim], "the shape of keys in a new cache")
+    for count in chunks:
+        q, k, v = random_qkv(case, count, heads, kv_heads, head_dim, scale)
+        address, room = cache.keys.data_ptr(), capacity >= past.length + count
+        past.append(k, v)
+        case.run(cache.append, k, v)
+        k.fill_(7.0), v.fill_(7.0)
+        while capacity < past.length:
+            capacity *= 2
+        case.equal(cache.length, past.length, "length")
+        case.equal([list(cache.keys.shape), list(cache.values.shape)], [[kv_heads, capacity, head_dim]] * 2,
+                   f"the pair of shapes of keys and values at length {past.length}")
+        case.true(not room or cache.keys.data_ptr() == address, f"the storage was replaced at length {past.length}, although there was room",
+                  hint="Write in place while the capacity suffices.")
+        for name, held, expected in (("keys", cache.keys, past.k), ("values", cache.values, past.v)):
+            case.close(held[:, :past.length], expected.transpose(0, 1), f"{name}[:, :{past.length}] [KV head, position, dimension]")
+        cache.keys[:, past.length:], cache.values[:, past.length:] = torch.nan, torch.nan
+        attended(case, case.run(cache.attend, q), q, past)
+
+
+@check_ring_cache.part("example")
+def _ring_example(case: Case) -> None:
+    ring, ones = case.run(case.student, 3, 1, 1), torch.ones(1, 1, 1)
+    means = []
+    for value in (1.0, 2.0, 3.0, 10.0):
+        means.append(float(case.run(ring.step, torch.zeros(1, 1, 1), ones, value * ones)))
+    case.close(means, [1.0, 1.5, 2.0, 5.0], "the list of outputs for queries of zeros, window 3, values 1, 2, 3, 10",
+               hint="The fourth query sees the values 2, 3 and 10.")
+    case.equal(list(ring.positions()), [3, 1, 2], "positions() after 4 tokens", hint="Position 3 has taken slot 3 % 3 = 0.")
+    case.close(ring.values.flatten(), torch.tensor([10.0, 2.0, 3.0]), "values, slot by slot,")
+
+
+@check_ring_cache.part("edges")
+def _ring_edges(case: Case) -> None:
+    _drive_ring(case, 5, [1, 1])  # never full
+    _drive_ring(case, 4, [4, 1])  # exactly full, then one more
+    _drive_ring(case, 4, [3, 3, 3])  # chunks that go over the end of the ring
+    _drive_ring(case, 3, [8, 1, 7])  # chunks longer than the window
+    _drive_ring(case, 1, [1, 1, 3])  # every query sees itself only
+    _drive_ring(case, 4, [2] * 6, heads=6, kv_heads=2)
+
+
+@check_ring_cache.part("random")
+def _ring_random(case: Case) -> None:
+    for _ in range(12):
+        kv_heads = case.randint(1, 3)
+        chunks = [case.rng.choice((1, 1, 2, 3, 5, 12)) for _ in range(case.randint(2, 9))]
+        _drive_ring(case, case.randint(1, 8), chunks, kv_heads * case.randint(1, 4), kv_heads)
+
+
+def _drive_ring(case: Case, window: int, chunks: list[int], heads: int = 2, kv_heads: int = 2, head_dim: int = 4) -> None:
+    ring, past = case.run(case.student, window, kv_heads, head_dim), Past(kv_heads, head_dim)
+    case.equal(list(ring.positions()), [-1] * window, "positions() of an empty ring")
+    ring.keys[:], ring.values[:] = torch.nan, torch.nan
+    address = ring.keys.data_ptr()
+    for count in chunks:
+        q, k, v = random_qkv(case, count, heads, kv_heads, head_dim)
+        past.append(k, v)
+        attended(case, case.run(ring.step, q, k, v), q, past, window)
+        slots = [max((p for p in range(past.length) if p % window == slot), default=-1) for slot in range(window)]
+        case.equal(list(ring.positions()), slots, f"positions() with window={window} after {past.length} tokens")
+        case.equal(list(ring.keys.shape), [window, kv_heads, head_dim], "the shape of keys")
+        case.true(ring.keys.data_ptr() == address, "the storage was replaced; the ring keeps its slots and overwrites them")
+        for slot, position in enumerate(slots):
+            if position >= 0:
+                case.close(torch.stack([ring.keys[slot], ring.values[slot]]), torch.stack([past.k[position], past.v[position]]),
+                           f"the key and value in slot {slot}, which holds position {position} (window={window}, {past.length} tokens)")
+
+
+@check_repair_positions.part("example")
+def _repair_example(case: Case) -> None:
+    _generated(case, [3, 1, 4, 1, 5], 4, 0)
+
+
+@check_repair_positions.part("edges")
+def _repair_edges(case: Case) -> None:
+    _generated(case, [7], 3, 1)
+    _generated(case, [7, 2, 9], 1, 2)
+    _generated(case, [7, 2, 9], 0, 3)
+    for seed in range(4, 12):  # an end-of-sequence id that comes up early, late, or never
+        _generated(case, [1, 2], 6, seed, eos_id=said([1, 2], 6, seed)[seed % 6])
+
+
+@check_repair_positions.part("random")
+def _repair_random(case: Case) -> None:
+    for _ in range(20):
+        prompt = [case.randint(0, Recorder.VOCAB) for _ in range(case.randint(1, 12))]
+        _generated(case, prompt, case.randint(0, 9), case.randint(0, 10**6), case.rng.choice((None, case.randint(0, Recorder.VOCAB))))
+
+
+def trace_of(generate: Callable, prompt_ids: list[int], max_tokens: int) -> Html:
+    """Run a generator on a small model that records each call, and show what it asked for and what was cached then."""
+    recorder = Recorder(seed=0)
+    generate(recorder, prompt_ids, max_tokens)
+    rows = []
+    for number, (start, token_ids, cached) in enumerate(recorder.calls, 1):
+        written = ", ".join(str(start + i) for i in range(len(token_ids)))
+        rows.append([number, str(token_ids), written, f"up to {cached - 1}" if cached else "none"])
+    return table(rows, ["call", "token_ids", "written at positions", "positions cached before"])
+
+
+def _generated(case: Case, prompt: list[int], max_tokens: int, seed: int, eos_id: int | None = None) -> None:
+    recorder, expected = Recorder(seed), said(prompt, max_tokens, seed, eos_id)
+    got = case.run(case.student, recorder, prompt, max_tokens, eos_id)
+    text, cached = prompt + expected, 0
+    for number, (start, token_ids, _) in enumerate(recorder.calls, 1):
+        case.equal(start, cached, f"start in call {number} (positions cached before it: {cached})")
+        wanted = text[cached:max(len(prompt), cached + 1)]
+        case.equal(token_ids, wanted, f"token_ids in call {number}, at position {start}",
+                   hint="The first call brings the whole prompt, every later one the token that was just chosen.")
+        cached += len(wanted)
+    case.equal(len(recorder.calls), len(expected), f"the number of calls for {len(expected)} new tokens",
+               hint="Each call gives one token. Logits that nobody reads need not be computed.")
+    case.equal(got, expected, "the list of new token ids")
+
+
+@check_rewindable_ring.part("example")
+def _rewind_example(case: Case) -> None:
+    ring, ones = case.run(case.student, 2, 2, 1, 1), torch.ones(1, 1, 1)
+
+    def step(value: float) -> float:
+        return float(case.run(ring.step, torch.zeros(1, 1, 1), ones, value * ones))
+
+    case.close([step(value) for value in (1.0, 2.0, 4.0, 8.0)], [1.0, 1.5, 3.0, 6.0], "the list of outputs before the rewind, window 2")
+    case.run(ring.rewind, 2)
+    case.equal(ring.length, 2, "length after rewind(2)")
+    case.close([step(100.0), step(0.0)], [51.0, 50.0], "the list of outputs after the rewind: the values are now 1, 2, 100, 0")
+    case.raises(ValueError, ring.rewind, 3, hint="slack is 2: from the farthest point ever reached, no more than 2 tokens back.")
+
+
+@check_rewindable_ring.part("edges")
+def _rewind_edges(case: Case) -> None:
+    _drive_rewind(case, 3, 2, [3, 3, -2, 1, 1, -1, 4])
+    _drive_rewind(case, 4, 3, [9, -1, -2, 2, -1, 6, -3, 1])
+    _drive_rewind(case, 1, 1, [1, -1, 1, 1, -1, 1])
+    _drive_rewind(case, 3, 2, [7, -2, 1, -2, 1], refused={3})  # two back, one forward: two more back would be three
+    _drive_rewind(case, 3, 2, [2, -3, -2, 5, -1, -2, 2], refused={1, 5})
+    _drive_rewind(case, 2, 0, [4, -1, 1, -99, 3], refused={1, 3})
+    _drive_rewind(case, 5, 4, [20, -4, 11, -4, 3], heads=4, kv_heads=2)
+    case.raises(ValueError, case.run(case.student, 2, 2, 1, 1).rewind, -1, hint="A negative count is an error.")
+
+
+@check_rewindable_ring.part("random")
+def _rewind_random(case: Case) -> None:
+    for _ in range(15):
+        window, slack, length, high, moves, refused = case.randint(1, 7), case.randint(0, 5), 0, 0, [], set()
+        for index in range(case.randint(4, 14)):
+            if case.rng.random() < 0.6 or not length:
+                moves.append(case.rng.choice((1, 1, 2, 3, 9)))
+                length += moves[-1]
+                high = max(high, length)
+            else:
+                moves.append(-case.randint(1, slack + 3))
+                if length + moves[-1] < max(0, high - slack):
+                    refused.add(index)
+                else:
+                    length += moves[-1]
+        _drive_rewind(case, window, slack, moves, refused)
+
+
+def _drive_rewind(case: Case, window: int, slack: int, moves: list[int], refused: set[int] = frozenset(), heads: int = 2,
+                  kv_heads: int = 2, head_dim: int = 4) -> None:
+    """Moves are chunks to append (positive) and rewinds (negative); those at the indices in `refused` must raise."""
+    ring, past, high, slots = case.run(case.student, window, slack, kv_heads, head_dim), Past(kv_heads, head_dim), 0, window + slack
+    case.equal(list(ring.keys.shape), [slots, kv_heads, head_dim], "the shape of keys [window + slack, KV heads, dimension]")
+    ring.keys[:], ring.values[:] = torch.nan, torch.nan
+    for index, move in enumerate(moves):
+        if index in refused:
+            told = f"length {past.length}, farthest ever {high}, slack {slack}: what is needed may be overwritten already."
+            case.raises(ValueError, ring.rewind, -move, hint=told)
+        elif move < 0:
+            case.run(ring.rewind, -move)
+            past.k, past.v = past.k[:move], past.v[:move]
+            for position in range(past.length, high):
+                ring.keys[position % slots] = ring.values[position % slots] = torch.nan
+        else:
+            q, k, v = random_qkv(case, move, heads, kv_heads, head_dim)
+            past.append(k, v)
+            high = max(high, past.length)
+            attended(case, case.run(ring.step, q, k, v), q, past, window)
+        case.equal(ring.length, past.length, f"length after moves {moves[:index + 1]}")
