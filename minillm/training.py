@@ -45,7 +45,7 @@ class TrainingConfig:
     num_kv_heads: int = 4
     intermediate_size: int = 704
     context: int = 1024
-    tokens: int = 25_000_000
+    tokens: int = 25_400_000
     tokens_per_batch: int = 8_192
     stages: tuple[tuple[float, int], ...] = ((0.5, 256), (0.8, 512), (1.0, 1024))  # (until this share, row length)
     muon_lr: float = 0.02
@@ -242,7 +242,7 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
     """Write the Hugging Face folder: config, bf16 safetensors, generation config, tokenizer with chat template."""
     state = LlamaForCausalLM(model.config).to(torch.bfloat16)
     state.load_state_dict(model.state_dict())
-    state.config.use_cache = True
+    state.config.use_cache = state.generation_config.use_cache = True
     state.save_pretrained(out)
     bpe.wrap(tokenizer, model.config.max_position_embeddings).save_pretrained(out)
 

@@ -69,7 +69,7 @@ def test_a_broken_rule_is_named(problems, sample_chapter, said):
 
 
 def test_links_and_urls_are_no_paths(problems, sample_chapter):
-    sample_chapter.cells[0].source += "\n\nSee https://example.org/home/page and `chapters/tmp/x`, a/work/b."
+    sample_chapter.cells[0].source += "\n\nSee https://example.org/home/page and `chapters/tmp/x`, a/tmp/b."
     assert problems(sample_chapter) == []
 
 

@@ -70,6 +70,14 @@ def test_a_beam_beats_greedy_where_the_first_step_misleads():
     assert best[0].token_ids == (2, 3) and len(best) == 2
 
 
+def test_a_beam_that_ends_leaves_its_place_to_the_next_best():
+    probs = torch.full((VOCAB_SIZE + 1, VOCAB_SIZE + 1, VOCAB_SIZE), 1e-9)
+    probs[VOCAB_SIZE, VOCAB_SIZE, :2] = torch.tensor([0.6, 0.4])  # ending at once is most probable
+    probs[VOCAB_SIZE, 1, 2] = probs[1, 2, 2] = 1.0
+    [beam] = beam_search(model(probs.log()), 1, max_tokens=3, eos_token_ids={EOS})
+    assert beam.token_ids == (1, 2, 2)  # log 0.4 over three tokens is more than log 0.6 over one
+
+
 def test_it_stops_when_every_beam_has_ended():
     calls = []
 

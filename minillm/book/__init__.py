@@ -12,6 +12,8 @@ _HOME = {
     "token_bars": "charts", "roofline": "charts",
     "ladder_table": "chips", "table": "chips", "token_strip": "chips",
     "you_are_here": "engine_map",
+    "show_glossary": "glossary",
+    "chapter_map": "contents",
     "predict": "prediction",
     "choice": "widgets", "explore": "widgets", "slider": "widgets",
     "side_by_side_stream": "streams",

@@ -13,7 +13,7 @@ from . import tasks
 from .stories import story
 
 TRAIN_SEED, HELD_OUT_SEED = 0, 1
-MIXTURE = {"story": 0.16, "arithmetic": 0.28, "recall": 0.28, "json": 0.18, "chat": 0.10}  # share of documents
+MIXTURE = {"story": 0.20, "arithmetic": 0.34, "recall": 0.18, "json": 0.20, "chat": 0.08}  # share of documents
 
 WRITERS: dict[str, Callable[[random.Random], tasks.Segments]] = {
     "story": lambda rng: [(story(rng), False)],

@@ -19,7 +19,7 @@ MUTANTS = {
         Mutant("the mask of a cache that was empty", replace=(".tril(self.length - q.shape[0])", ".tril()"), expect="was taken to stand at position i"),
         Mutant("doubles once", replace=("        while capacity < end:", "        if capacity < end:"), expect="append raised"),
         Mutant("grows to what is needed, no further", replace=("            capacity *= 2", "            capacity = end"), expect="the shape of keys after 3 positions"),
-        Mutant("grows and starts empty", replace=("        new[:, :self.length] = old[:, :self.length]\n", ""), expect="keys[:, :"),
+        Mutant("grows and starts empty", replace=("F.pad(self.keys, more), F.pad(self.values, more)", "torch.zeros_like(F.pad(self.keys, more)), torch.zeros_like(F.pad(self.values, more))"), expect="keys[:, :"),
         Mutant("attends over the whole capacity", source='''
 class DoublingCache:
     def __init__(self, num_kv_heads, head_dim, capacity):
@@ -44,7 +44,7 @@ class DoublingCache:
         Mutant("deals the heads out in turn", replace=("q.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, enable_gqa=True)",
                "q.transpose(0, 1)[None], keys.repeat(q.shape[1] // len(keys), 1, 1)[None], values.repeat(q.shape[1] // len(keys), 1, 1)[None], attn_mask=mask)"),
                expect="not h % num_kv_heads"),
-        Mutant("a new tensor for every token", replace=("        if capacity > self.keys.shape[1]:\n", "        if True:\n"), expect="although there was room"),
+        Mutant("a new tensor for every token", replace=("        if capacity > self.keys.shape[1]:\n", "        self.keys, self.values = self.keys.clone(), self.values.clone()\n        if capacity > self.keys.shape[1]:\n"), expect="although there was room"),
     ],
     "ring_cache": [
         Mutant("writes before it attends", source='''
