@@ -270,7 +270,7 @@ def test_scores_of_a_random_model(toy, monkeypatch):
     assert all(score.right == 0 for score in scores if score.task != "story")
     assert all(score.perplexity > 100 for score in scores)
     measured = tasks.result(scores, "toy", 2, 1, "minillm bench tasks", CPU)
-    assert json.loads(json.dumps(measured))["figures"]["json"]["asked"] == 2
+    assert json.loads(json.dumps(measured))["figures"]["json"]["asked"] == 2 and measured["name"] == "tasks-toy"
     assert tasks.table(scores).row_count == 5
 
 

@@ -14,6 +14,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Callable
 
 from .. import LLM, SamplingParams
@@ -149,7 +150,7 @@ def result(scores: list[Score], model: str, num_documents: int, seed: int, comma
                             "margin_95": score.margin if score.asked else None, "perplexity": score.perplexity}
                for score in scores}
     workload = {"model": model, "documents_per_task": num_documents, "seed": seed, "decoding": "greedy"}
-    return measure.result("tasks", command, device, workload, None, figures, {})
+    return measure.result(f"tasks-{Path(model).name}", command, device, workload, None, figures, {})
 
 
 def table(scores: list[Score]):

@@ -35,12 +35,12 @@ def chapter_map(root: Path | None = None) -> Picture:
     for chapter in listed:
         x, y = place[chapter.number]
         ax.text(x, y, f"{chapter.number:02d}\n{_broken(chapter.title)}\n{chapter.minutes} min", ha="center", va="center", fontsize=9, linespacing=1.35,
-                bbox={"boxstyle": "round,pad=0.5", "facecolor": colour("paper" if chapter.number < 90 else "background"), "edgecolor": colour("ours")})
+                bbox={"boxstyle": "round,pad=0.5", "facecolor": colour("paper" if chapter.number < 90 else "background"), "edgecolor": colour("ours"), "linewidth": 1.2})
         for need in chapter.needs:
             if need in place and chapter.number < 90:
                 far = chapter.number - need > 1
                 ax.annotate("", (x - (0 if far else 0.85), y + (0.42 if far else 0)), (place[need][0] + (0 if far else 0.85), place[need][1] + (0.42 if far else 0)),
-                            arrowprops={"arrowstyle": "-|>", "color": colour("limit"), "connectionstyle": "arc3,rad=-0.25" if far else "arc3"})
+                            arrowprops={"arrowstyle": "-|>", "color": colour("limit"), "linewidth": 1.2, "connectionstyle": "arc3,rad=-0.25" if far else "arc3"})
     ax.set(xlim=(-1.1, max(x for x, _ in place.values()) + 1.1), ylim=(-1.2, 1.9))
     ax.axis("off")
     said = "; ".join(f"{c.number:02d} {c.title}, {c.minutes} minutes" + (f", after {', '.join(f'{n:02d}' for n in c.needs)}" if c.needs else "") for c in listed)
