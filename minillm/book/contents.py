@@ -41,7 +41,7 @@ def chapter_map(root: Path | None = None) -> Picture:
                 far = chapter.number - need > 1
                 ax.annotate("", (x - (0 if far else 0.85), y + (0.42 if far else 0)), (place[need][0] + (0 if far else 0.85), place[need][1] + (0.42 if far else 0)),
                             arrowprops={"arrowstyle": "-|>", "color": colour("limit"), "linewidth": 1.2, "connectionstyle": "arc3,rad=-0.25" if far else "arc3"})
-    ax.set(xlim=(-1.1, max(x for x, _ in place.values()) + 1.1), ylim=(-1.2, 1.9))
+    ax.set(xlim=(-1.1, max(x for x, _ in place.values()) + 1.1), ylim=(-1.2, 2.3))
     ax.axis("off")
     said = "; ".join(f"{c.number:02d} {c.title}, {c.minutes} minutes" + (f", after {', '.join(f'{n:02d}' for n in c.needs)}" if c.needs else "") for c in listed)
     return picture(fig, f"Map of the chapters: {said}.")
