@@ -39,6 +39,7 @@ def lab(browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Op
     Run it from a clone; the notebooks are in `chapters/` beside the package.
     On a remote machine: `minillm lab --no-browser --port 9000`, then follow the link it prints.
     """
+    import os
     import subprocess
 
     with errors_in_one_line():
@@ -48,7 +49,10 @@ def lab(browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Op
             raise FileNotFoundError(f"no chapter 00 in {root / 'chapters'}: the notebooks come with a clone of the "
                                     "repository, not with the installed package; clone it and `pip install -e .` there")
         command = [sys.executable, "-m", "jupyter", "lab", str(chapters[0].relative_to(root)), f"--port={port}"]
-        raise typer.Exit(subprocess.call(command + ([] if browser else ["--no-browser"]), cwd=root))
+        command += [] if browser else ["--no-browser"]
+        if hasattr(os, "geteuid") and os.geteuid() == 0:  # Jupyter refuses root unless it is told that this is meant
+            command.append("--allow-root")
+        raise typer.Exit(subprocess.call(command, cwd=root))
 
 
 def clone() -> Path:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from minillm import zoo
 from minillm.kv_cache.contiguous import ContiguousAttention, ContiguousKVCache
 from minillm.model.batch import ForwardBatch
-from minillm.model.checkpoint import CheckpointError, load_config, load_model, resolve_model, weight_files
+from minillm.model.checkpoint import CheckpointError, load_config, load_model, load_tokenizer, resolve_model, weight_files
 
 NAME = "qwen2-max-window-layers"
 
@@ -194,3 +194,9 @@ def test_remote_code_is_never_run(folder):
     (folder / "config.json").write_text(json.dumps(raw | {"model_type": "evil"}))
     with pytest.raises(ValueError, match="model_type='evil'"):
         load_model(folder)
+
+
+def test_a_missing_tokenizer_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(CheckpointError, match="has no tokenizer.json"):
+        load_tokenizer(tmp_path)

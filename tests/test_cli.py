@@ -62,7 +62,9 @@ def test_help_loads_nothing_heavy():
 # lab
 
 
-def test_lab_opens_chapter_00(tmp_path, monkeypatch):
+@pytest.mark.parametrize("user, more", [(1000, []), (0, ["--allow-root"])])
+def test_lab_opens_chapter_00(tmp_path, monkeypatch, user, more):
+    monkeypatch.setattr("os.geteuid", lambda: user)
     (tmp_path / "chapters").mkdir()
     (tmp_path / "chapters" / "00_start_here.ipynb").write_text("{}")
     calls = []
@@ -70,7 +72,7 @@ def test_lab_opens_chapter_00(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "call", lambda command, cwd: calls.append((command, cwd)) or 0)
     assert run("lab", "--no-browser", "--port", 9123).exit_code == 0
     [(command, cwd)] = calls
-    assert command == [sys.executable, "-m", "jupyter", "lab", "chapters/00_start_here.ipynb", "--port=9123", "--no-browser"]
+    assert command == [sys.executable, "-m", "jupyter", "lab", "chapters/00_start_here.ipynb", "--port=9123", "--no-browser", *more]
     assert cwd == tmp_path
 
 

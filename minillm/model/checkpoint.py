@@ -68,10 +68,17 @@ def load_config(path: str | Path) -> ModelConfig:
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder; never runs code from it."""
+    """The tokenizer of a model folder; never runs code from it. Raises CheckpointError where there is none."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(Path(path), trust_remote_code=False)
+    try:
+        return AutoTokenizer.from_pretrained(Path(path), trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        present = "has" if (Path(path) / "tokenizer.json").exists() else "has no"
+        raise CheckpointError(
+            f"{path} {present} tokenizer.json, and no tokenizer could be loaded from it "
+            f"({str(error).splitlines()[0]}); a model folder is what `save_pretrained` of model and tokenizer write"
+        ) from error
 
 
 def load_model(
