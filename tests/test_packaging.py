@@ -80,3 +80,12 @@ def test_git_ignores_nothing_that_the_wheel_needs():
               if path.is_file() and "__pycache__" not in path.parts]
     ignored = subprocess.run(["git", "check-ignore", *map(str, needed)], cwd=ROOT, capture_output=True, text=True).stdout.split()
     assert needed and not ignored
+
+
+def test_the_readme_lists_every_chapter_with_its_minutes():
+    from minillm.book.contents import chapters
+
+    readme = (ROOT / "README.md").read_text()
+    for chapter in chapters():
+        row = next(line for line in readme.splitlines() if line.startswith(f"| [{chapter.number:02d} "))
+        assert chapter.path.name in row and row.split("|")[-2].strip() == str(chapter.minutes), row
