@@ -170,6 +170,16 @@ def measure_matmul_rate(
     return 2 * size**3 / _median_seconds(lambda: a @ b, device, repeats)
 
 
+def available_memory() -> int:
+    """Bytes of host memory that can be taken without swapping; half of all there is where the system does not say."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return (_cpu_memory_bytes() or 8 * 2**30) // 2
+
+
 def _median_seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
     samples = []
     for _ in range(repeats + 1):

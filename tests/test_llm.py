@@ -74,7 +74,7 @@ def test_logprobs_equal_the_log_softmax_of_transformers_logits(llm, oracle):
 
 def test_prompt_logprobs_of_a_prompt_in_many_chunks_equal_those_in_one(llm, monkeypatch):
     [whole] = ask(llm, PROMPTS[3], temperature=0.0, prompt_logprobs=0)
-    monkeypatch.setattr("minillm.engine.generator.LOGITS_CHUNK", 3)
+    monkeypatch.setattr("minillm.engine.scheduler.PROMPT_LOGPROBS_CHUNK", 3)
     [chunked] = ask(llm, PROMPTS[3], temperature=0.0, prompt_logprobs=0)
     assert chunked.outputs[0].token_ids == whole.outputs[0].token_ids
     assert len(chunked.prompt_logprobs) == len(whole.prompt_logprobs) > 9

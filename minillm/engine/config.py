@@ -17,17 +17,9 @@ CHOICES = {
 }
 FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager")
 
-# What is served today, and the chapter that brings the other values. A flag needs no entry
-# while both of its values describe what happens: nothing is cached, chunked or compiled yet.
+# What is served today, and the chapter that brings the other values. `enforce_eager` needs no entry while both of
+# its values describe what happens: nothing is compiled yet.
 SERVED = {
-    "max_num_seqs": ((256,), 5),
-    "max_num_batched_tokens": ((8192,), 5),
-    "block_size": ((16,), 6),
-    "num_kv_blocks": ((None,), 6),
-    "gpu_memory_utilization": ((0.9,), 6),
-    "preemption_mode": (("recompute",), 6),
-    "host_kv_bytes": ((0,), 6),
-    "scheduling_policy": (("fcfs",), 9),
     "attention_backend": (("auto", "torch"), 13),
     "quantization": ((None,), 15),
     "kv_cache_dtype": (("auto",), 17),
@@ -80,6 +72,8 @@ class EngineConfig:
         check_int("tensor_parallel_size", self.tensor_parallel_size, 1)
         check_int("pipeline_parallel_size", self.pipeline_parallel_size, 1)
         check_int("seed", self.seed, 0, MAX_SEED)
+        if self.gpu_memory_utilization == 0:
+            raise ValueError("gpu_memory_utilization=0 leaves the cache no memory; allowed: over 0, up to 1")
         for name in FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} is not allowed; allowed: True or False")
@@ -92,3 +86,8 @@ class EngineConfig:
                     f"{name}={getattr(self, name)!r} comes with chapter {chapter:02}; "
                     f"until then use {' or '.join(map(repr, served))}"
                 )
+        if self.preemption_mode == "swap" and not self.host_kv_bytes:
+            raise ValueError(
+                "preemption_mode='swap' has nowhere to move blocks to: host_kv_bytes=0; "
+                "give host memory in bytes, or use preemption_mode='recompute'"
+            )

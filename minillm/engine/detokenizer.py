@@ -55,6 +55,11 @@ class Detokenizer:
         self._read_text = self.decode(self._window)
         return self._show(piece)
 
+    def whole(self, token_ids: Sequence[int]) -> str:
+        """The text of all tokens at once, which a new detokenizer would come to one by one, without stop strings."""
+        text = self.decode([*self._window, *token_ids])
+        return text[len(self._read_text) :]
+
     def finish(self) -> str:
         """No token follows: return what was held back, half characters as U+FFFD."""
         if self.stop_string is not None:

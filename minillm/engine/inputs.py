@@ -5,7 +5,8 @@ Everything is checked before any request starts, so a bad one disturbs no other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Prompt = str | dict[str, Any]
-PROMPT_FORMS = "a string, {'prompt': string}, {'prompt_token_ids': [ids]}, or a list of these"
+PROMPT_FORMS = "a string, {'prompt': string}, {'prompt_token_ids': [ids]} (with a 'cache_salt' or without), or a list of these"
 
 
 class InputProcessor:
@@ -30,12 +31,14 @@ class InputProcessor:
         max_model_len: int,
         eos_token_ids: frozenset[int],
         seed: int,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
         self.seed = seed
+        self.clock = clock
         self._counter = count()
 
     def requests(
@@ -43,14 +46,23 @@ class InputProcessor:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         add_special_tokens: bool = True,
+        priority: int | Sequence[int] | None = None,
+        user: str | Sequence[str] | None = None,
     ) -> list[Request]:
-        """One request a prompt, in order, with one SamplingParams for all or one each."""
+        """One request a prompt, in order; parameters, priorities and users are one for all or one each."""
         prompts = [prompts] if isinstance(prompts, (str, dict)) else prompts
         if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
             raise TypeError(f"prompts={prompts!r} is not allowed; allowed: {PROMPT_FORMS}")
         params = self._params(sampling_params, len(prompts))
         checked = [self._tokens(f"prompts[{index}]", p, add_special_tokens) for index, p in enumerate(prompts)]
-        return [self._request(text, ids, params) for (text, ids), params in zip(checked, params)]
+        salts = [_salt(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)]
+        priorities = _one_each("priority", priority, int, 0, len(prompts))
+        users = _one_each("user", user, str, "", len(prompts))
+        arrival_time = self.clock()
+        return [
+            self._request(text, ids, *options, arrival_time=arrival_time)
+            for (text, ids), *options in zip(checked, params, salts, priorities, users)
+        ]
 
     def conversations(self, messages: Sequence[Any]) -> list[str]:
         """One conversation or several, as the text that the model's chat template makes of each."""
@@ -87,7 +99,7 @@ class InputProcessor:
                 raise ValueError(f"{name}={getattr(params, name)} exceeds the vocabulary of {self.vocab_size} tokens")
 
     def _tokens(self, name: str, prompt: Any, add_special_tokens: bool) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, dict) and len(prompt) == 1:
+        if isinstance(prompt, dict) and len(prompt.keys() - {"cache_salt"}) == 1:
             if "prompt_token_ids" in prompt:
                 return None, self._checked(name, prompt["prompt_token_ids"])
             prompt = prompt.get("prompt", prompt)
@@ -118,7 +130,16 @@ class InputProcessor:
                     f"so 0 to {self.vocab_size - 1} are allowed"
                 )
 
-    def _request(self, prompt: str | None, token_ids: list[int], params: SamplingParams) -> Request:
+    def _request(
+        self,
+        prompt: str | None,
+        token_ids: list[int],
+        params: SamplingParams,
+        cache_salt: str | None,
+        priority: int,
+        user: str,
+        arrival_time: float,
+    ) -> Request:
         number = next(self._counter)
         room = self.max_model_len - len(token_ids)
         return Request(
@@ -129,7 +150,31 @@ class InputProcessor:
             seed=derive_seed(self.seed, number) if params.seed is None else params.seed,
             eos_token_ids=self.eos_token_ids,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            arrival_time=arrival_time,
+            priority=priority,
+            user=user,
+            cache_salt=cache_salt,
         )
+
+
+def _salt(name: str, prompt: Any) -> str | None:
+    salt = prompt.get("cache_salt") if isinstance(prompt, dict) else None
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise TypeError(f"{name}: cache_salt={salt!r} is not allowed; allowed: a string that is not empty")
+    return salt
+
+
+def _one_each(name: str, given: Any, kind: type, default: Any, num_prompts: int) -> list:
+    """`given` for every prompt, or one value each."""
+    if given is None:
+        return [default] * num_prompts
+    if type(given) is kind:
+        return [given] * num_prompts
+    if not isinstance(given, Sequence) or not all(type(value) is kind for value in given):
+        raise TypeError(f"{name}={given!r} is not allowed; allowed: {kind.__name__}, or a list of one for each prompt")
+    if len(given) != num_prompts:
+        raise ValueError(f"{name} has {len(given)} entries for {num_prompts} prompts; pass one for all, or one each")
+    return list(given)
 
 
 def _check_conversation(name: str, conversation: Any) -> None:

@@ -1,29 +1,33 @@
 """LLM: a model you can ask, with vLLM's names. Built in chapter 04.
 
-    prompts -> InputProcessor -> Request -> Generator -> tokens -> Detokenizer -> RequestOutput
+    prompts -> InputProcessor -> Request -> Engine -> tokens -> OutputCollector -> RequestOutput
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from minillm.engine.beams import BeamRequests
+from minillm.engine.collector import OutputCollector
 from minillm.engine.config import EngineConfig
 from minillm.engine.detokenizer import Detokenizer
-from minillm.engine.generator import Generator, Prefilled
+from minillm.engine.engine import Engine, TokenDelta
 from minillm.engine.inputs import InputProcessor, Prompt
 from minillm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
 from minillm.engine.request import Request
+from minillm.kv_cache import persist
 from minillm.model.checkpoint import load_model, load_tokenizer, resolve_model
 from minillm.model.decoder import Decoder
 from minillm.sampling.beam import Beam, beam_search
-from minillm.sampling.logprobs import Logprob
 from minillm.sampling.params import SamplingParams, check_int
+from minillm.trace import Trace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,11 +73,15 @@ class LLM:
         path = resolve_model(model)
         self.model = load_model(path, dtype, device)
         self.tokenizer = load_tokenizer(path)
-        self.max_model_len = _max_model_len(max_model_len, self.model)
+        self.trace = Trace(enabled=False)
+        model_len = _max_model_len(max_model_len, self.model)
+        self.engine = Engine(self.model, config=self.config, trace=self.trace)
+        self.max_model_len = _served_model_len(self.config, self.engine, model_len)
         eos_token_ids = frozenset(self.model.config.eos_token_ids)
         vocab_size = self.model.config.vocab_size
-        self.inputs = InputProcessor(self.tokenizer, vocab_size, self.max_model_len, eos_token_ids, seed)
-        self.generator = Generator(self.model)
+        self.inputs = InputProcessor(self.tokenizer, vocab_size, self.max_model_len, eos_token_ids, seed, self.engine.clock)
+        self._collectors: dict[str, OutputCollector] = {}  # by group id, of every request under way
+        self._waiting_deltas: dict[str, deque] = {}  # what a stream or a search has not taken yet
 
     def generate(
         self,
@@ -89,8 +97,8 @@ class LLM:
         A prompt is a string or {"prompt_token_ids": [...]}. `sampling_params` is one for all, or one each.
         Every prompt is checked before the first is computed; see `InputProcessor` for what is raised.
         """
-        _refuse_later(priority=(priority, 9), user=(user, 9), lora_request=(lora_request, 23))
-        return self._serve(self.inputs.requests(prompts, sampling_params), use_tqdm)
+        _refuse_later(lora_request=(lora_request, 23))
+        return self._serve(self.inputs.requests(prompts, sampling_params, priority=priority, user=user), use_tqdm)
 
     def chat(
         self,
@@ -131,105 +139,141 @@ class LLM:
         requests = self.inputs.requests(prompts, params)
         return [self._beam_search(request, beam_width, length_penalty) for request in requests]
 
+    def save_prefix_cache(self, path: str | Path) -> int:
+        """Write every cached block to a file; returns how many. See `minillm.kv_cache.persist`."""
+        return persist.save(path, self.engine.kv_cache, self.engine.runner.cache)
+
+    def load_prefix_cache(self, path: str | Path) -> int:
+        """Take over the blocks of such a file; returns how many. Raises ValueError if another model wrote it."""
+        return persist.restore(path, self.engine.kv_cache, self.engine.runner.cache)
+
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         return self.tokenizer
 
     def _serve(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
-        if not use_tqdm:
-            return [self._run(request) for request in requests]
-        from tqdm.auto import tqdm
-
-        outputs, num_tokens, start = [], 0, time.monotonic()
-        with tqdm(total=len(requests), desc="Requests", dynamic_ncols=True) as bar:
-            for request in requests:
-                outputs.append(self._run(request))
-                num_tokens += sum(len(sample.token_ids) for sample in outputs[-1].outputs)
-                bar.set_postfix_str(f"{num_tokens / (time.monotonic() - start):.0f} tokens/s", refresh=False)
-                bar.update()
-        return outputs
-
-    def _run(self, request: Request) -> RequestOutput:
-        metrics = RequestMetrics(request.arrival_time)
-        prefilled = self.generator.prefill(request)
-        samples = [_new_sample(request, index) for index in range(request.params.n)]
-        for sample in samples:
-            for _ in self._continue(request, prefilled, sample):
-                metrics.first_token_time = metrics.first_token_time or time.monotonic()
-        metrics.finished_time = time.monotonic()
-        logprobs = prefilled.prompt_logprobs and [self._decoded(row) for row in prefilled.prompt_logprobs]
-        return RequestOutput(
-            request.request_id, request.prompt, request.prompt_token_ids, samples, metrics, prompt_logprobs=logprobs
-        )
+        collectors = [OutputCollector(request, self._decode, self._decode_one) for request in requests]
+        with _progress(len(requests), use_tqdm) as advance:
+            try:
+                for request, collector in zip(requests, collectors):
+                    self._submit(request, collector)
+                open_groups = {collector.request.group_id: collector for collector in collectors}
+                finished: dict[str, RequestOutput] = {}
+                while open_groups:
+                    deltas = self._step()
+                    advance(0, len(deltas))
+                    for group in {delta.request.group_id for delta in deltas} & open_groups.keys():
+                        if open_groups[group].is_finished:
+                            finished[group] = open_groups.pop(group).output(self.engine.clock())
+                            advance(1, 0)
+            finally:
+                self._withdraw(requests)
+        return [finished[request.group_id] for request in requests]
 
     def _stream(self, request: Request) -> Iterator[StreamDelta]:
-        yield from self._continue(request, self.generator.prefill(request), _new_sample(request, 0))
+        collector = OutputCollector(request, self._decode, self._decode_one, streaming=True)
+        deltas = self._waiting_deltas[request.group_id] = deque()
+        try:
+            self._submit(request, collector)
+            while True:
+                while not deltas and not collector.is_finished:
+                    self._step()
+                if not deltas:  # aborted by a step that failed
+                    yield StreamDelta("", [], "abort")
+                    return
+                yield (delta := deltas.popleft())
+                if delta.finish_reason:
+                    return
+        finally:  # also when the reader stops listening
+            self._withdraw([request])
 
-    def _continue(self, request: Request, prefilled: Prefilled, sample: CompletionOutput) -> Iterator[StreamDelta]:
-        """Fill `sample` token by token, and say what each token added."""
-        params = request.params
-        detokenizer = Detokenizer(self._decode, request.prompt_token_ids, params.stop, params.min_tokens)
-        for token in self.generator.decode(request, prefilled, sample.index):
-            sample.token_ids.append(token.token_id)
-            if token.logprobs is not None:
-                sample.cumulative_logprob += token.logprobs[token.token_id].logprob
-                sample.logprobs.append(self._decoded(token.logprobs))
-            finish_reason, text = token.finish_reason, ""
-            if finish_reason != "stop":  # a stop token ends the text and is no part of it
-                text = detokenizer.add(token.token_id)
-            elif token.token_id in params.stop_token_ids:
-                sample.stop_reason = token.token_id
-            if finish_reason:
-                text += detokenizer.finish()
-            if detokenizer.stop_string is not None:
-                finish_reason, sample.stop_reason = "stop", detokenizer.stop_string
-            sample.finish_reason = finish_reason
-            sample.text += text
-            yield StreamDelta(text, [token.token_id], finish_reason)
-            if finish_reason:
-                return
+    def _submit(self, request: Request, collector: OutputCollector) -> None:
+        self.engine.add_request(request)
+        self._collectors[request.group_id] = collector
+
+    def _withdraw(self, requests: list[Request]) -> None:
+        for request in requests:
+            self._collectors.pop(request.group_id, None)
+            self._waiting_deltas.pop(request.group_id, None)
+            self.engine.abort(request)
+
+    def _step(self) -> list[TokenDelta]:
+        """One step of the engine, for whoever has requests under way: streams and calls take turns."""
+        try:
+            deltas = self.engine.step()
+        except BaseException:
+            for collector in self._collectors.values():
+                collector.abort()
+            raise
+        for delta in deltas:
+            group = delta.request.group_id
+            if (collector := self._collectors.get(group)) is None:
+                if group in self._waiting_deltas:
+                    self._waiting_deltas[group].append(delta)  # a beam search wants the tokens as they are
+                continue
+            said = collector.add(delta)
+            if said.finish_reason and delta.finish_reason is None:
+                self.engine.scheduler.finish(delta.request, said.finish_reason)
+            if group in self._waiting_deltas:
+                self._waiting_deltas[group].append(said)
+        return deltas
 
     def _beam_search(self, request: Request, beam_width: int, length_penalty: float) -> RequestOutput:
         metrics = RequestMetrics(request.arrival_time)
-        prefilled = self.generator.prefill(request)
+        stop_token_ids, max_tokens = request.stop_token_ids, request.max_tokens
+        deltas = self._waiting_deltas[request.group_id] = deque()
 
-        def next_logprobs(beams: list[tuple[int, ...]]) -> torch.Tensor:
-            logits = [self.generator.logits_after(prefilled, request, token_ids) for token_ids in beams]
-            metrics.first_token_time = metrics.first_token_time or time.monotonic()
-            return torch.cat(logits).log_softmax(dim=-1)
+        def wait(_: Request) -> list[TokenDelta]:
+            while not deltas:
+                self._step()
+            metrics.first_token_time = metrics.first_token_time or self.engine.clock()
+            arrived = list(deltas)
+            deltas.clear()
+            return arrived
 
-        beams = beam_search(next_logprobs, beam_width, request.max_tokens, request.stop_token_ids, length_penalty)
+        vocab_size = self.model.config.vocab_size
+        requests = BeamRequests(request, beam_width, vocab_size, self.engine.scheduler, wait)
+        try:
+            self.engine.add_request(request)
+            beams = beam_search(requests.next_logprobs, beam_width, max_tokens, stop_token_ids, length_penalty)
+        finally:
+            self._withdraw([request])
         samples = [self._beam_sample(request, index, beam) for index, beam in enumerate(beams)]
-        metrics.finished_time = time.monotonic()
+        metrics.finished_time = self.engine.clock()
+        metrics.num_cached_tokens = request.num_cached_tokens
         return RequestOutput(request.request_id, request.prompt, request.prompt_token_ids, samples, metrics)
 
     def _beam_sample(self, request: Request, index: int, beam: Beam) -> CompletionOutput:
-        detokenizer = Detokenizer(self._decode, request.prompt_token_ids)
-        for token_id in beam.token_ids[: -1 if beam.finished else None]:
-            detokenizer.add(token_id)
-        detokenizer.finish()
+        text = Detokenizer(self._decode, request.prompt_token_ids).whole(beam.token_ids[: -1 if beam.finished else None])
         reason = "stop" if beam.finished else "length"
-        return CompletionOutput(
-            index, detokenizer.text, list(beam.token_ids), beam.cumulative_logprob, finish_reason=reason
-        )
+        return CompletionOutput(index, text, list(beam.token_ids), beam.cumulative_logprob, finish_reason=reason)
 
     def _decode(self, token_ids: list[int]) -> str:
         # The tokenizer's Rust core: its Python wrapper takes longer than a tiny model's whole step.
         return self.tokenizer.backend_tokenizer.decode(token_ids, skip_special_tokens=True)
 
-    def _decoded(self, row: dict[int, Logprob] | None) -> dict[int, Logprob] | None:
-        if row is None:
-            return None
-        core = self.tokenizer.backend_tokenizer
-        return {
-            token_id: replace(entry, decoded_token=core.decode([token_id], skip_special_tokens=False))
-            for token_id, entry in row.items()
-        }
+    def _decode_one(self, token_id: int) -> str:
+        return self.tokenizer.backend_tokenizer.decode([token_id], skip_special_tokens=False)
 
 
-def _new_sample(request: Request, index: int) -> CompletionOutput:
-    if request.params.logprobs is None:
-        return CompletionOutput(index, "", [])
-    return CompletionOutput(index, "", [], cumulative_logprob=0.0, logprobs=[])
+@contextmanager
+def _progress(total: int, use_tqdm: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar of finished requests with tokens a second, or nothing; gives a function (requests, tokens) that moves it."""
+    if not use_tqdm:
+        yield lambda requests, tokens: None
+        return
+    from tqdm.auto import tqdm
+
+    num_tokens, start = 0, time.monotonic()
+    with tqdm(total=total, desc="Requests", dynamic_ncols=True) as bar:
+
+        def advance(requests: int, tokens: int) -> None:
+            nonlocal num_tokens
+            num_tokens += tokens
+            bar.set_postfix_str(f"{num_tokens / (time.monotonic() - start):.0f} tokens/s", refresh=False)
+            bar.update(requests)
+
+        yield advance
+        bar.refresh()
 
 
 def _max_model_len(asked: int | None, model: Decoder) -> int:
@@ -237,6 +281,27 @@ def _max_model_len(asked: int | None, model: Decoder) -> int:
     if asked is not None and asked > limit:
         raise ValueError(f"max_model_len={asked} exceeds the model's max_position_embeddings={limit}")
     return asked or limit
+
+
+def _served_model_len(config: EngineConfig, engine: Engine, model_len: int) -> int:
+    """The longest request that the cache and the budget can serve. Raises ValueError if that is less than was asked."""
+    kv_cache, budget = engine.kv_cache, config.max_num_batched_tokens
+    if not config.enable_chunked_prefill and budget < model_len:
+        raise ValueError(
+            f"max_num_batched_tokens={budget} is less than max_model_len={model_len}, and a prompt may not be cut; "
+            f"raise the one, lower the other, or set enable_chunked_prefill=True"
+        )
+    num_blocks, block_size = kv_cache.pool.num_blocks, kv_cache.block_size
+    if kv_cache.blocks_needed(model_len, min(model_len, budget)) <= num_blocks:
+        return model_len
+    if config.max_model_len is not None:
+        raise ValueError(
+            f"max_model_len={model_len} needs {kv_cache.blocks_needed(model_len, min(model_len, budget))} blocks of "
+            f"{block_size} tokens, the cache has {num_blocks}; lower max_model_len, or raise num_kv_blocks"
+        )
+    if (longest := num_blocks * block_size) < 2:
+        raise ValueError(f"num_kv_blocks={num_blocks} of block_size={block_size} hold no prompt and an answer; raise either")
+    return longest
 
 
 def _refuse_later(**arguments: tuple[Any, int]) -> None:

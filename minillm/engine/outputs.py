@@ -16,7 +16,7 @@ class CompletionOutput:
     token_ids: list[int]  # all that were generated, the token that ended it included
     cumulative_logprob: float | None = None  # sum over token_ids; None unless logprobs was asked for
     logprobs: list[dict[int, Logprob]] | None = None  # one dictionary a token
-    finish_reason: str | None = None  # "stop" or "length"
+    finish_reason: str | None = None  # "stop", "length" or "abort"
     stop_reason: int | str | None = None  # the stop token or string; None for end-of-sequence and "length"
 
 
@@ -29,6 +29,18 @@ class RequestMetrics:
     finished_time: float | None = None
     num_cached_tokens: int = 0  # prompt tokens that a prefix cache had already
     num_preemptions: int = 0
+    token_times: list[float] = field(default_factory=list)  # of the first sample's tokens
+
+    @property
+    def inter_token_latencies(self) -> list[float]:
+        """Seconds between each token and the one before (ITL)."""
+        return [later - sooner for sooner, later in zip(self.token_times, self.token_times[1:])]
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token after the first, in seconds; None for a single token."""
+        gaps = self.inter_token_latencies
+        return sum(gaps) / len(gaps) if gaps else None
 
     @property
     def ttft(self) -> float | None:

@@ -1,33 +1,126 @@
-"""One request: a prompt that was checked, and how to continue it. Built in chapter 04."""
+"""A request: a prompt, how to continue it, and how far it has come. Built in chapter 05.
+
+    token_ids            [p p p p p p | o o o]     prompt, then what was generated
+    num_computed_tokens   --------->               keys and values of these are in the cache
+    num_tokens            ------------------>      all there are; a step computes some of the difference
+"""
 
 from __future__ import annotations
 
+import enum
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
+from minillm.sampling.logprobs import Logprob
 from minillm.sampling.noise import derive_seed
 from minillm.sampling.params import SamplingParams
 
 
-@dataclass(frozen=True)
-class Request:
-    """What the engine is asked to do; `max_tokens` is what both the parameters and `max_model_len` allow."""
+class RequestStatus(enum.Enum):
+    WAITING = "waiting"  # in the queue, owns no block
+    RUNNING = "running"  # in the batch
+    PREEMPTED = "preempted"  # was running, back in the queue, its blocks taken
+    FINISHED = "finished"
 
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    seed: int
-    eos_token_ids: frozenset[int]
-    max_tokens: int
-    arrival_time: float = field(default_factory=time.monotonic)  # seconds
+
+class Request:
+    """What the engine is asked to do, and its state. `max_tokens` is what both the parameters and the limits allow."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        max_tokens: int,
+        seed: int = 0,
+        eos_token_ids: frozenset[int] = frozenset(),
+        prompt: str | None = None,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        user: str = "",
+        cache_salt: str | None = None,
+        index: int = 0,
+        group_id: str | None = None,
+    ):
+        self.request_id = request_id
+        self.group_id = request_id if group_id is None else group_id  # the request that this is a sample of
+        self.prompt = prompt
+        self.params = params
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.eos_token_ids = eos_token_ids
+        self.arrival_time = time.monotonic() if arrival_time is None else arrival_time  # seconds
+        self.priority = priority  # lower goes first
+        self.user = user
+        self.cache_salt = cache_salt  # requests with different salts share no cached block
+        self.index = index  # which of the n samples
+
+        self.prompt_token_ids = list(prompt_token_ids)
+        self.token_ids = list(prompt_token_ids)
+        self.output_token_ids: list[int] = []
+        self.num_computed_tokens = 0
+        self.status = RequestStatus.WAITING
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.num_forks = params.n - 1 if index == 0 else 0  # samples still to be split off, when the prompt is done
+        self.num_cached_tokens = 0  # prompt tokens that were not computed, since a cache had them
+        self.num_preemptions = 0
+        self.max_computed_tokens = 0  # the most it ever had computed: what lies under it was paid for once
+        self.token_times: list[float] = []  # when each output token came, seconds on the engine's clock
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None if params.prompt_logprobs is None else [None]
+        own = frozenset(params.stop_token_ids)
+        self.stop_token_ids = own if params.ignore_eos else own | eos_token_ids  # every token that ends it
 
     @property
-    def stop_token_ids(self) -> frozenset[int]:
-        """Every token that ends this request."""
-        own = frozenset(self.params.stop_token_ids)
-        return own if self.params.ignore_eos else own | self.eos_token_ids
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
 
-    def sample_seed(self, index: int) -> int:
-        """The seed of sample `index` of n. The first one keeps the request's, so it is the same for any n."""
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED
+
+    @property
+    def skip_prefix_cache(self) -> bool:
+        """Log-probabilities of the prompt need its logits, so it has to be computed."""
+        return self.params.prompt_logprobs is not None
+
+    def sample_seed(self, index: int | None = None) -> int:
+        """The seed of sample `index`, or of this one. The first one keeps the request's, so it is the same for any n."""
+        index = self.index if index is None else index
         return derive_seed(self.seed, index) if index else self.seed
+
+    def append(self, token_id: int) -> None:
+        """Take the next token, and finish if it is the last: `stop` for a stop token, `length` at the limit."""
+        self.token_ids.append(token_id)
+        self.output_token_ids.append(token_id)
+        num_outputs = len(self.output_token_ids)
+        if token_id in self.stop_token_ids and num_outputs >= self.params.min_tokens:
+            self.finish_reason = "stop"
+            if token_id in self.params.stop_token_ids:
+                self.stop_reason = token_id
+        elif num_outputs >= self.max_tokens:
+            self.finish_reason = "length"
+
+    def fork(self, index: int) -> Request:
+        """Sample `index` of the same prompt, exactly as far as this one has come, output included."""
+        child = Request(
+            f"{self.group_id}_{index}", self.prompt_token_ids, self.params, self.max_tokens, self.seed,
+            self.eos_token_ids, self.prompt, self.arrival_time, self.priority, self.user, self.cache_salt, index,
+            self.group_id,
+        )  # fmt: skip
+        child.token_ids += self.output_token_ids
+        child.output_token_ids += self.output_token_ids
+        child.num_forks = 0
+        child.num_cached_tokens = self.num_cached_tokens
+        child.num_computed_tokens = child.max_computed_tokens = self.num_computed_tokens
+        return child
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, {self.status.value}, prompt {self.num_prompt_tokens}, "
+            f"output {len(self.output_token_ids)}/{self.max_tokens}, computed {self.num_computed_tokens})"
+        )

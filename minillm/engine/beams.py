@@ -1,0 +1,80 @@
+"""Beam search over the engine: beams are requests that fork, share their blocks and copy on write. Built in chapter 06.
+
+The search itself is chapter 01's. It asks for the next token's log-probabilities of a few texts, each one token
+longer than one it asked for last time. That one's request goes on with the token; where two texts continue the same
+one, the second forks off it, and what nobody continues is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from minillm.engine.engine import TokenDelta
+from minillm.engine.request import Request
+from minillm.engine.scheduler import Scheduler
+
+Beam = tuple[int, ...]  # the tokens of a beam after the prompt
+
+
+class BeamRequests:
+    """The requests behind the beams of one prompt. `wait` runs the engine until the next tokens of a group arrive."""
+
+    def __init__(
+        self,
+        request: Request,
+        beam_width: int,
+        vocab_size: int,
+        scheduler: Scheduler,
+        wait: Callable[[Request], list[TokenDelta]],
+    ):
+        self.scheduler, self.wait, self.vocab_size = scheduler, wait, vocab_size
+        # The search decides what comes next; all the engine is asked for is what it needs to decide.
+        params = replace(request.params, logprobs=min(2 * beam_width, vocab_size), ignore_eos=True, stop_token_ids=None)
+        request.params, request.stop_token_ids = params, frozenset()
+        request.max_tokens += 1  # the token after the last one is never taken, only weighed
+        self.request = request
+        self.live: dict[Beam, Request] = {(): request}
+        self.rows: dict[str, Tensor] = {}
+        self._names = count(1)
+
+    def next_logprobs(self, beams: list[Beam]) -> Tensor:
+        """Log-probabilities of the next token of each beam, [num_beams, vocab_size]; -inf but for the best."""
+        if beams != [()]:
+            self._continue(beams)
+        self.rows = {}
+        while len(self.rows) < len(beams):
+            for delta in self.wait(self.request):
+                self._take(delta)
+        return torch.stack([self.rows[self.live[beam].request_id] for beam in beams])
+
+    def close(self) -> None:
+        for request in self.live.values():
+            self.scheduler.finish(request, "stop")
+
+    def _take(self, delta: TokenDelta) -> None:
+        """Keep the log-probabilities and put the drawn token back: with nothing left to compute, the beam rests."""
+        request = delta.request
+        request.token_ids.pop()
+        request.output_token_ids.pop()
+        row = torch.full((self.vocab_size,), float("-inf"))
+        row[list(delta.logprobs)] = torch.tensor([entry.logprob for entry in delta.logprobs.values()])
+        self.rows[request.request_id] = row
+
+    def _continue(self, beams: list[Beam]) -> None:
+        parents = [self.live[beam[:-1]] for beam in beams]
+        kept: dict[Beam, Request] = {}
+        for index, (beam, parent) in enumerate(zip(beams, parents)):
+            # The last of a parent's beams takes the request itself, the others fork off while it is unchanged.
+            last = parent not in parents[index + 1 :]
+            kept[beam] = parent if last else self.scheduler.fork(parent, next(self._names))
+        for request in set(self.live.values()) - set(kept.values()):
+            self.scheduler.finish(request, "stop")
+        for beam, request in kept.items():
+            request.token_ids.append(beam[-1])
+            request.output_token_ids.append(beam[-1])
+        self.live = kept

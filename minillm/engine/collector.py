@@ -1,0 +1,123 @@
+"""OutputCollector: a request's tokens become text, samples and a RequestOutput. Built in chapter 05.
+
+The engine deals in tokens. Whoever asked wants text: piece by piece while it streams, or whole at the end, which is
+cheaper, since a whole text is decoded at once. A stop string can only be seen in the text, so it is found here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from minillm.engine.detokenizer import Detokenizer
+from minillm.engine.engine import TokenDelta
+from minillm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
+from minillm.engine.request import Request
+from minillm.sampling.logprobs import Logprob
+
+
+class OutputCollector:
+    """Collects what a request and the samples split off it say.
+
+    `decode` maps token ids to text, `decode_one` names a single token, special ones too. `streaming` makes text of
+    every token at once.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        decode: Callable[[list[int]], str],
+        decode_one: Callable[[int], str],
+        streaming: bool = False,
+    ):
+        self.request = request
+        self.decode, self.decode_one = decode, decode_one
+        params = request.params
+        with_logprobs = {} if params.logprobs is None else {"cumulative_logprob": 0.0}
+        self.samples = [CompletionOutput(index, "", [], **with_logprobs) for index in range(params.n)]
+        if params.logprobs is not None:
+            for sample in self.samples:
+                sample.logprobs = []
+        self.at_once = streaming or bool(params.stop)
+        self._detokenizers = [self._detokenizer() for _ in self.samples] if self.at_once else []
+        self._num_open = params.n
+        self.first_token_time: float | None = None
+        self.num_preemptions = 0
+
+    @property
+    def is_finished(self) -> bool:
+        return self._num_open == 0
+
+    def add(self, delta: TokenDelta) -> StreamDelta:
+        """Take a token. The answer's `finish_reason` may say "stop" where the delta's says nothing: a stop string was
+        met, and the engine has to be told.
+        """
+        request = delta.request
+        sample = self.samples[request.index]
+        sample.token_ids.append(delta.token_id)
+        if self.first_token_time is None:
+            self.first_token_time = request.token_times[0]
+        if delta.logprobs is not None:
+            sample.cumulative_logprob += delta.logprobs[delta.token_id].logprob
+            sample.logprobs.append(self._named(delta.logprobs))
+        finish_reason, text = delta.finish_reason, ""
+        if self.at_once:
+            text, finish_reason = self._text(sample, delta)
+        if finish_reason:
+            self._close(sample, request, finish_reason)
+        return StreamDelta(text, [delta.token_id], finish_reason)
+
+    def abort(self) -> None:
+        """End every sample that has not ended."""
+        for sample in self.samples:
+            if sample.finish_reason is None:
+                if self.at_once:
+                    sample.text += self._detokenizers[sample.index].finish()
+                self._close(sample, None, "abort")
+
+    def output(self, finished_time: float) -> RequestOutput:
+        request = self.request
+        prompt_logprobs = request.prompt_logprobs and [self._named(row) for row in request.prompt_logprobs]
+        metrics = RequestMetrics(
+            request.arrival_time,
+            self.first_token_time,
+            finished_time,
+            request.num_cached_tokens,
+            self.num_preemptions,
+            request.token_times,
+        )
+        return RequestOutput(
+            request.group_id, request.prompt, request.prompt_token_ids, self.samples, metrics, prompt_logprobs=prompt_logprobs
+        )
+
+    def _text(self, sample: CompletionOutput, delta: TokenDelta) -> tuple[str, str | None]:
+        """The new text, and why the sample ends with this token if it does."""
+        detokenizer, finish_reason, text = self._detokenizers[sample.index], delta.finish_reason, ""
+        if finish_reason != "stop":  # a stop token ends the text and is no part of it
+            text = detokenizer.add(delta.token_id)
+        if finish_reason:
+            text += detokenizer.finish()
+        if detokenizer.stop_string is not None:
+            finish_reason, sample.stop_reason = "stop", detokenizer.stop_string
+        sample.text += text
+        return text, finish_reason
+
+    def _close(self, sample: CompletionOutput, request: Request | None, finish_reason: str) -> None:
+        sample.finish_reason = finish_reason
+        if not self.at_once:
+            ended = finish_reason == "stop"
+            sample.text = self._detokenizer().whole(sample.token_ids[:-1] if ended else sample.token_ids)
+        if request is not None:
+            if sample.stop_reason is None:
+                sample.stop_reason = request.stop_reason
+            self.num_preemptions += request.num_preemptions
+        self._num_open -= 1
+
+    def _detokenizer(self) -> Detokenizer:
+        params = self.request.params
+        return Detokenizer(self.decode, self.request.prompt_token_ids, params.stop, params.min_tokens)
+
+    def _named(self, row: dict[int, Logprob] | None) -> dict[int, Logprob] | None:
+        if row is None:
+            return None
+        return {token_id: replace(entry, decoded_token=self.decode_one(token_id)) for token_id, entry in row.items()}

@@ -1,0 +1,146 @@
+"""Engine: add requests, call step until nothing is left. Built in chapter 05.
+
+    while engine.has_unfinished:
+        for delta in engine.step():
+            print(delta.request.request_id, delta.token_id)
+
+Every part can be handed in: a scheduler, a cache manager, a sampler, a runner of your own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from minillm.engine.config import EngineConfig
+from minillm.engine.memory import build_cache, build_manager
+from minillm.engine.policies import make_policy
+from minillm.engine.request import Request
+from minillm.engine.runner import ModelRunner
+from minillm.engine.scheduler import KVCache, SampledToken, Scheduler, SchedulerOutput
+from minillm.kv_cache.torch_attention import TorchAttention
+from minillm.model.decoder import Decoder
+from minillm.sampling.logprobs import Logprob
+from minillm.sampling.sampler import Sampler
+from minillm.trace import Trace
+
+
+class Runner(Protocol):
+    """Computes steps: a `ModelRunner`, or the simulator's."""
+
+    def execute(self, output: SchedulerOutput) -> list[list[SampledToken]]: ...
+
+
+class TokenDelta(NamedTuple):
+    """One new token of one request."""
+
+    request: Request  # perhaps a sample that was split off the request that was added: see its group_id
+    token_id: int
+    logprobs: dict[int, Logprob] | None
+    finish_reason: str | None  # with the request's last token: "stop" or "length"
+
+
+class Engine:
+    """The loop: schedule, execute, update.
+
+    `model` may be None when a `runner` is given. What is not handed in is built for the model from `config`.
+    `clock` gives seconds; the simulator hands in a virtual one.
+    """
+
+    def __init__(
+        self,
+        model: Decoder | None = None,
+        scheduler: Scheduler | None = None,
+        kv_cache: KVCache | None = None,
+        sampler: Sampler | None = None,
+        drafter: None = None,
+        runner: Runner | None = None,
+        config: EngineConfig | None = None,
+        trace: Trace | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        if model is None and (runner is None or (scheduler is None and kv_cache is None)):
+            raise ValueError("model=None needs a runner, and a scheduler or a kv_cache; pass them, or a model")
+        if drafter is not None:
+            raise NotImplementedError(f"drafter={drafter!r} comes with chapter 18; leave it out until then")
+        config = config or EngineConfig(model="")
+        self.trace = trace or Trace(enabled=False)
+        self.clock = clock
+        if scheduler is None:
+            kv_cache = kv_cache or build_manager(model, config)
+            scheduler = Scheduler(
+                kv_cache,
+                config.max_num_seqs,
+                config.max_num_batched_tokens,
+                make_policy(config.scheduling_policy, lambda request: kv_cache.get_computed_blocks(request).num_tokens),
+                config.enable_chunked_prefill,
+                config.preemption_mode,
+                self.trace,
+            )
+        self.scheduler = scheduler
+        self.kv_cache = kv_cache or scheduler.kv_cache
+        if runner is None:
+            cache = build_cache(model, self.kv_cache)
+            attention = TorchAttention(cache, model.config.layer_windows, model.config.num_heads)
+            runner = ModelRunner(model, cache, attention, sampler, self.trace)
+        self.runner = runner
+        self.num_steps = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.scheduler.requests)
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request. Raises ValueError at once for one that could never be served; the others go on."""
+        self.scheduler.add(request)
+
+    def abort(self, request: Request) -> None:
+        """End a request at any moment, its samples too; its blocks are free at once."""
+        for one in [r for r in self.scheduler.requests.values() if r.group_id == request.group_id]:
+            self.scheduler.finish(one, "abort")
+
+    def step(self) -> list[TokenDelta]:
+        """Compute one step and return the tokens it made. Nothing waiting is nothing to do: an empty list.
+
+        If a step fails, every request in flight is aborted and the prefix cache is emptied, since nobody knows how
+        far the blocks were written; then the error goes on to the caller, and the engine can serve again.
+        """
+        self.trace.begin_step()
+        try:
+            with self.trace.span("schedule"):
+                output = self.scheduler.schedule()
+            sampled = self.runner.execute(output)
+            with self.trace.span("update"):
+                added = self.scheduler.update(output, sampled)
+        except BaseException:
+            self._abandon()
+            raise
+        self.num_steps += 1
+        if self.trace.enabled:
+            self._count(output)
+        now = self.clock()
+        for request, _ in added:
+            request.token_times.append(now)
+        if not self.scheduler.requests:
+            self.scheduler.check_integrity()
+        return [TokenDelta(request, token.token_id, token.logprobs, request.finish_reason) for request, token in added]
+
+    def _abandon(self) -> None:
+        for request in list(self.scheduler.requests.values()):
+            self.scheduler.finish(request, "abort")
+        self.kv_cache.pool.evict_all()
+        self.kv_cache.take_moves()
+
+    def _count(self, output: SchedulerOutput) -> None:
+        """What the figures and the metrics of the book are drawn from."""
+        count = self.trace.count
+        for row in output.rows:
+            request = row.request
+            count("tokens", row.num_tokens, request=request.request_id, start=row.start, prompt=request.num_prompt_tokens)
+        count("running", len(self.scheduler.running))
+        count("waiting", len(self.scheduler.requests) - len(self.scheduler.running))
+        count("blocks used", self.kv_cache.pool.num_blocks - self.kv_cache.pool.num_free)
+        for kind in ("swap_out", "copies", "swap_in"):
+            if moved := len(getattr(output.moves, kind)):
+                count(kind, moved)

@@ -1,0 +1,116 @@
+"""How much memory the KV cache gets, and the cache built for a model. Built in chapter 06."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import torch
+
+from minillm.device import available_memory
+from minillm.engine.config import EngineConfig
+from minillm.kv_cache.manager import KVCacheManager
+from minillm.kv_cache.paged import PagedKVCache, bytes_per_block
+from minillm.kv_cache.torch_attention import TorchAttention
+from minillm.model.batch import ForwardBatch
+from minillm.model.decoder import Decoder
+
+CPU_CACHE_BYTES = 4 * 2**30  # at most, where the user does not say; and at most a quarter of what is free
+
+
+def build_manager(model: Decoder, config: EngineConfig) -> KVCacheManager:
+    """A manager over as many blocks as `config` asks for, or as fit.
+
+    Raises ValueError when the memory does not hold `max_model_len` tokens, or when host memory is asked for less
+    than a block of.
+    """
+    block_bytes = block_bytes_of(model, config.block_size)
+    num_blocks = config.num_kv_blocks or _fitting_blocks(model, config, block_bytes)
+    num_host_blocks = config.host_kv_bytes // block_bytes
+    if config.host_kv_bytes and not num_host_blocks:
+        raise ValueError(f"host_kv_bytes={config.host_kv_bytes} holds no block; a block has {block_bytes} bytes")
+    return KVCacheManager(
+        num_blocks,
+        config.block_size,
+        config.enable_prefix_caching,
+        sliding_window(model),
+        num_host_blocks,
+        identity=fingerprint(model),
+    )
+
+
+def build_cache(model: Decoder, manager: KVCacheManager) -> PagedKVCache:
+    """The memory behind `manager`'s blocks."""
+    config = model.config
+    return PagedKVCache(
+        config.num_layers,
+        config.num_kv_heads,
+        config.head_dim,
+        manager.pool.num_blocks,
+        manager.block_size,
+        model.dtype,
+        model.device,
+        manager.host.num_blocks,
+    )
+
+
+def block_bytes_of(model: Decoder, block_size: int) -> int:
+    config = model.config
+    return bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, block_size, model.dtype)
+
+
+def sliding_window(model: Decoder) -> int | None:
+    """The largest window, if every layer has one: what no layer can see need not be kept."""
+    windows = model.config.layer_windows
+    return None if None in windows else max(windows)
+
+
+def fingerprint(model: Decoder) -> str:
+    """Names a model by its configuration, dtype and a sample of every weight: the prefix cache of another model, or of
+    the same one after training, must never be a hit."""
+    digest = hashlib.sha256(f"{model.config}{model.dtype}".encode())
+    for name, view in model.checkpoint_views().items():
+        flat = view.flatten()
+        sample = flat[:: max(1, flat.numel() // 64)].float().cpu()
+        digest.update(name.encode() + sample.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _fitting_blocks(model: Decoder, config: EngineConfig, block_bytes: int) -> int:
+    """As many as the memory holds, but no more than `max_num_seqs` of the longest requests could fill."""
+    max_model_len = config.max_model_len or model.config.max_position_embeddings
+    blocks_of_longest = -(-max_model_len // config.block_size)
+    if model.device.type == "cuda":
+        num_bytes = _free_on_gpu(model, config)
+        way_out = "raise gpu_memory_utilization"
+    else:
+        num_bytes = min(CPU_CACHE_BYTES, available_memory() // 4)
+        way_out = "set num_kv_blocks yourself"
+    fitting = num_bytes // block_bytes
+    if fitting < 1 or (config.max_model_len and fitting < blocks_of_longest):
+        raise ValueError(
+            f"{num_bytes} bytes are left for the KV cache: {fitting} blocks of {block_bytes} bytes, but "
+            f"max_model_len={max_model_len} needs {blocks_of_longest}; lower max_model_len, or {way_out}"
+        )
+    return int(min(fitting, config.max_num_seqs * blocks_of_longest))
+
+
+def _free_on_gpu(model: Decoder, config: EngineConfig) -> int:
+    """What `gpu_memory_utilization` leaves beside the weights and the largest step, which is run once to be measured."""
+    torch.cuda.synchronize(model.device)
+    free, total = torch.cuda.mem_get_info(model.device)
+    before = torch.cuda.memory_allocated(model.device)
+    torch.cuda.reset_peak_memory_stats(model.device)
+    num_tokens = min(config.max_num_batched_tokens, model.config.max_position_embeddings)
+    manager = KVCacheManager(-(-num_tokens // config.block_size), config.block_size, enable_prefix_caching=False)
+    cache = build_cache(model, manager)
+    own = torch.cuda.memory_allocated(model.device) - before
+    attention = TorchAttention(cache, model.config.layer_windows, model.config.num_heads)
+    slots = torch.arange(config.block_size, config.block_size + num_tokens, device=model.device)
+    table = torch.arange(1, manager.pool.num_blocks + 1, device=model.device)[None]
+    batch = replace(ForwardBatch.single([0] * num_tokens, device=model.device), slot_mapping=slots, block_table=table)
+    model.forward(batch, attention)
+    peak = torch.cuda.max_memory_allocated(model.device) - before - own
+    del cache, attention
+    torch.cuda.empty_cache()
+    return max(0, int(free - peak - (1 - config.gpu_memory_utilization) * total))

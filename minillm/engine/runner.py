@@ -1,0 +1,155 @@
+"""ModelRunner: one step of the scheduler becomes one forward pass and one draw. Built in chapter 05.
+
+    SchedulerOutput -> block copies -> ForwardBatch -> Decoder.forward -> logits -> Sampler -> tokens for each row
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minillm.engine.scheduler import SampledToken, ScheduledRequest, SchedulerOutput
+from minillm.kv_cache.paged import PagedKVCache
+from minillm.model.attention import AttentionBackend
+from minillm.model.batch import ForwardBatch
+from minillm.model.decoder import Decoder
+from minillm.sampling.logprobs import gather_logprobs
+from minillm.sampling.sampler import Sampler, SamplingMetadata, SamplingRow
+from minillm.trace import Trace
+
+
+class ModelRunner:
+    """Owns the model and the memory of the cache; knows nothing of queues."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        cache: PagedKVCache,
+        attention: AttentionBackend,
+        sampler: Sampler | None = None,
+        trace: Trace | None = None,
+    ):
+        self.model, self.cache, self.attention = model, cache, attention
+        self.sampler = sampler or Sampler()
+        self.trace = trace or Trace(enabled=False)
+        self._sampled_rows: list[ScheduledRequest] = []  # of the last step
+        self._metadata: SamplingMetadata | None = None
+
+    def execute(self, output: SchedulerOutput) -> list[list[SampledToken]]:
+        """Compute a step. For each row as many sampled tokens as it wants samples; prompt log-probabilities, where
+        they are wanted, go to the request itself.
+        """
+        if output.moves:
+            with self.trace.span("move blocks"):
+                self.cache.move(output.moves)
+        if not output.rows:
+            return []
+        with self.trace.span("build batch"):
+            batch, scored = self.build_batch(output.rows)
+        with self.trace.span("forward"):
+            logits = self.model.forward(batch, self.attention)
+        with self.trace.span("sample"):
+            num_last = len(logits) - sum(count for _, count in scored)
+            self._score_prompts(logits[num_last:], scored)
+            return self._sample(output.rows, logits[:num_last])
+
+    def build_batch(self, rows: list[ScheduledRequest]) -> tuple[ForwardBatch, list[tuple[ScheduledRequest, int]]]:
+        """The flat batch of `rows`. Its logits are those of the last token of every row that samples, then those that
+        prompt log-probabilities need; the second value says of which rows, and how many.
+        """
+        block_size = self.cache.block_size
+        token_ids, positions, slots = [], [], []
+        for row in rows:
+            request, start, count, table = row.request, row.start, row.num_tokens, row.block_ids
+            if count == 1:
+                token_ids.append(request.token_ids[start])
+                positions.append(start)
+                slots.append(table[start // block_size] * block_size + start % block_size)
+                continue
+            span = range(start, start + count)
+            token_ids += request.token_ids[start : start + count]
+            positions += span
+            slots += [table[p // block_size] * block_size + p % block_size for p in span]
+        lengths = [row.num_tokens for row in rows]
+        ends = np.cumsum(lengths)
+        wanted = [end - 1 for row, end in zip(rows, ends) if row.samples]
+        scored = []
+        for row, end in zip(rows, ends):
+            if row.request.prompt_logprobs is not None:
+                # The logits of a token say how probable the next one of the prompt was.
+                count = min(row.start + row.num_tokens, row.request.num_prompt_tokens - 1) - row.start
+                if count > 0:
+                    scored.append((row, count))
+                    wanted += range(end - row.num_tokens, end - row.num_tokens + count)
+        most_blocks = max(len(row.block_ids) for row in rows)
+        tables = chain.from_iterable((*row.block_ids, *[0] * (most_blocks - len(row.block_ids))) for row in rows)
+        block_table = np.fromiter(tables, np.int64, len(rows) * most_blocks).reshape(len(rows), most_blocks)
+        seq_lens = [row.start + row.num_tokens for row in rows]
+        batch = ForwardBatch(
+            token_ids=self._tensor(token_ids),
+            positions=self._tensor(positions),
+            query_start_loc=self._tensor(np.concatenate(([0], ends))),
+            seq_lens=self._tensor(seq_lens),
+            block_table=self._tensor(block_table),
+            slot_mapping=self._tensor(slots),
+            max_query_len=max(lengths),
+            logits_indices=self._tensor(wanted),
+            max_seq_len=max(seq_lens),
+        )
+        return batch, scored
+
+    def _sample(self, rows: list[ScheduledRequest], logits: Tensor) -> list[list[SampledToken]]:
+        """Draw for the rows that sample; logits has one row for each of them."""
+        sampling = [row for row in rows if row.samples]
+        if not sampling:
+            return [[] for _ in rows]
+        if len(logits) != sum(row.samples for row in sampling):  # a prompt about to fork: one logits row, n draws
+            repeats = self._tensor([row.samples for row in sampling])
+            logits = logits.repeat_interleave(repeats, dim=0)
+        metadata = self._sampling_metadata(sampling)
+        sampled = self.sampler.sample(logits, metadata)
+        metadata.advance(sampled.token_ids)
+        token_ids = sampled.token_ids.tolist()
+        tokens = iter(map(SampledToken, token_ids, sampled.logprobs or [None] * len(token_ids)))
+        return [[next(tokens) for _ in range(row.samples)] for row in rows]
+
+    def _sampling_metadata(self, sampling: list[ScheduledRequest]) -> SamplingMetadata:
+        """Built anew when other requests sample than in the last step; else what `advance` kept up to date."""
+        last = self._sampled_rows
+        same = len(last) == len(sampling) and all(
+            now.request is before.request and now.samples == before.samples == 1 and now.start == before.start + before.num_tokens
+            for now, before in zip(sampling, last)
+        )
+        self._sampled_rows = sampling
+        if not same:
+            rows = [
+                SamplingRow(
+                    row.request.params,
+                    row.request.sample_seed(row.request.index + sample),
+                    row.request.prompt_token_ids,
+                    row.request.output_token_ids,
+                    row.request.stop_token_ids,
+                )
+                for row in sampling
+                for sample in range(row.samples)
+            ]
+            self._metadata = SamplingMetadata(rows, self.model.config.vocab_size, self.model.device)
+        return self._metadata
+
+    def _score_prompts(self, logits: Tensor, scored: list[tuple[ScheduledRequest, int]]) -> None:
+        start = 0
+        for row, count in scored:
+            request = row.request
+            first = row.start + 1
+            following = self._tensor(request.prompt_token_ids[first : first + count])
+            counts = [request.params.prompt_logprobs] * count
+            found = gather_logprobs(logits[start : start + count], following, counts)
+            request.prompt_logprobs[first : first + count] = found  # computed again after a preemption: the same again
+            start += count
+
+    def _tensor(self, values: list[int] | np.ndarray) -> Tensor:
+        array = np.asarray(values, dtype=np.int64)
+        return torch.from_numpy(array).to(self.model.device)

@@ -1,0 +1,106 @@
+"""The block pool: who owns which block of KV memory, and which may be taken next. Built in chapter 06.
+
+    block 0        the null block: stands in a table where there is nothing to read, is never handed out
+    owned          ref_cnt >= 1: in the tables of that many requests
+    free, cached   ref_cnt 0 with a hash: its keys and values are still good; a prefix hit takes it back
+    free, empty    ref_cnt 0 without a hash
+
+Free blocks stand in one queue, the least recently used in front. Allocation takes from the front and forgets
+what the block held; a hit takes a block out of the middle. Each of these costs the same however large the pool is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+NULL_BLOCK = 0
+
+
+class BlockPool:
+    """Hands out blocks 1 to `num_blocks` by id, counts references, and finds cached blocks by hash."""
+
+    def __init__(self, num_blocks: int):
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks={num_blocks} is not allowed; a pool needs at least 1 block")
+        self.num_blocks = num_blocks
+        self.ref_cnt = [0] * (num_blocks + 1)
+        self.block_hash: list[bytes | None] = [None] * (num_blocks + 1)
+        self.cached: dict[bytes, int] = {}  # hash -> block
+        self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be handed out now, cached ones included."""
+        return len(self.free_queue)
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that are owned, 0 to 1."""
+        return 1 - self.num_free / self.num_blocks
+
+    def allocate(self, count: int) -> list[int]:
+        """The `count` least recently used free blocks, now owned once. Raises ValueError when there are fewer."""
+        if count > self.num_free:
+            raise ValueError(f"{count} blocks asked, {self.num_free} of {self.num_blocks} are free; check num_free first")
+        blocks = [self.free_queue.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            self._forget(block)
+            self.ref_cnt[block] = 1
+        return blocks
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """One more owner for each block; one that was free leaves the queue."""
+        for block in blocks:
+            if block == NULL_BLOCK:
+                continue
+            if self.ref_cnt[block] == 0:
+                del self.free_queue[block]
+            self.ref_cnt[block] += 1
+
+    def free(self, blocks: Iterable[int]) -> None:
+        """One owner less for each block; those without an owner join the queue in this order, the first goes first.
+
+        Raises ValueError for a block that nobody owns.
+        """
+        for block in blocks:
+            if block == NULL_BLOCK:
+                continue
+            if self.ref_cnt[block] == 0:
+                raise ValueError(f"block {block} is free already; every owner frees it once")
+            self.ref_cnt[block] -= 1
+            if self.ref_cnt[block] == 0:
+                self.free_queue[block] = None
+
+    def cache(self, block: int, block_hash: bytes) -> None:
+        """Let `block` be found by `block_hash`. The first block of a hash keeps it; a second copy stays unknown."""
+        if block_hash not in self.cached and self.block_hash[block] is None:
+            self.cached[block_hash] = block
+            self.block_hash[block] = block_hash
+
+    def lookup(self, block_hash: bytes) -> int | None:
+        return self.cached.get(block_hash)
+
+    def evict_all(self) -> None:
+        """Forget every hash: nothing is a hit any more. Owners keep their blocks."""
+        for block in list(self.cached.values()):
+            self._forget(block)
+
+    def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raise RuntimeError unless every block is free or owned exactly as often as `tables` say."""
+        owned = Counter(block for table in tables for block in table if block != NULL_BLOCK)
+        for block in range(1, self.num_blocks + 1):
+            if self.ref_cnt[block] != owned[block]:
+                raise RuntimeError(f"block {block}: ref_cnt={self.ref_cnt[block]}, but {owned[block]} tables hold it")
+            if (block in self.free_queue) != (self.ref_cnt[block] == 0):
+                raise RuntimeError(f"block {block}: ref_cnt={self.ref_cnt[block]}, in the free queue: {block in self.free_queue}")
+        if NULL_BLOCK in self.free_queue or len(self.free_queue) > self.num_blocks:
+            raise RuntimeError("the free queue holds the null block, or a block of no pool")
+        hashed = {block: key for block, key in enumerate(self.block_hash) if key is not None}
+        if hashed != {block: key for key, block in self.cached.items()}:
+            raise RuntimeError("the hashes of the blocks and the index of cached blocks disagree")
+
+    def _forget(self, block: int) -> None:
+        if self.block_hash[block] is not None:
+            del self.cached[self.block_hash[block]]
+            self.block_hash[block] = None
