@@ -67,7 +67,7 @@ def test_bad_prompts_are_refused_and_the_llm_serves_on(llm, healthy, prompts, er
 
 def test_all_prompts_are_checked_before_any_is_computed(llm, monkeypatch):
     computed = []
-    monkeypatch.setattr(llm.generator, "prefill", lambda request: computed.append(request))
+    monkeypatch.setattr(llm.engine, "add_request", lambda request: computed.append(request))
     with pytest.raises(ValueError, match=r"prompts\[2\]"):
         llm.generate(["the cat", "the mat", ""], GREEDY, use_tqdm=False)
     assert computed == []
@@ -103,7 +103,7 @@ def test_bad_parameters_are_refused_and_the_llm_serves_on(llm, healthy, params, 
     assert llm.generate("the cat", GREEDY, use_tqdm=False)[0].outputs[0].token_ids == healthy
 
 
-LATER_ARGUMENTS = [("priority", 1, "09"), ("user", "ann", "09"), ("lora_request", "x", "23")]
+LATER_ARGUMENTS = [("lora_request", "x", "23")]
 
 
 @pytest.mark.parametrize("name, value, chapter", LATER_ARGUMENTS)
@@ -113,10 +113,7 @@ def test_arguments_of_later_chapters_name_them(llm, name, value, chapter):
 
 
 LATER = {
-    "max_num_seqs": (8, "05"), "max_num_batched_tokens": (512, "05"),
-    "block_size": (32, "06"), "num_kv_blocks": (100, "06"),
-    "gpu_memory_utilization": (0.5, "06"), "preemption_mode": ("swap", "06"), "host_kv_bytes": (1, "06"),
-    "scheduling_policy": ("sjf", "09"), "attention_backend": ("triton", "13"), "quantization": ("int4", "15"),
+    "attention_backend": ("triton", "13"), "quantization": ("int4", "15"),
     "kv_cache_dtype": ("int8", "17"), "speculative_config": ({"method": "ngram"}, "18"),
     "tensor_parallel_size": (2, "20"), "pipeline_parallel_size": (2, "20"),
 }  # fmt: skip

@@ -19,7 +19,7 @@ import torch
 
 from .. import LLM, SamplingParams
 from ..device import resolve_device, resolve_dtype
-from ..kv_cache.contiguous import ContiguousAttention
+from ..kv_cache.torch_attention import TorchAttention
 from ..model.checkpoint import load_config
 from ..model.config import ModelConfig
 from ..model.decoder import Decoder
@@ -123,7 +123,7 @@ def bytes_per_token(config: ModelConfig, dtype: torch.dtype, workload: Workload)
     return weights * dtype.itemsize + context * config.kv_bytes_per_token(dtype)
 
 
-PARTS = {"decoder": (Decoder, "forward"), "matrix products": (Linear, "forward"), "attention": (ContiguousAttention, "attend"),
+PARTS = {"decoder": (Decoder, "forward"), "matrix products": (Linear, "forward"), "attention": (TorchAttention, "attend"),
          "norms": (RMSNorm, "forward"), "rotary tables": (Rotary, "forward")}
 
 

@@ -19,6 +19,7 @@ import torch
 from .. import LLM, SamplingParams
 from ..device import resolve_device, resolve_dtype
 from ..engine.detokenizer import Detokenizer
+from ..kv_cache.contiguous import ContiguousAttention, ContiguousKVCache
 from ..model.attention import NoCacheAttention
 from ..model.batch import ForwardBatch
 from ..model.checkpoint import load_model, load_tokenizer, resolve_model
@@ -43,6 +44,7 @@ class Rung:
     name: str
     chapter: str  # "03": where the book builds it
     load: Callable[[str, torch.device, torch.dtype], Stream]
+    num_streams: int = 1  # texts told at once; what is shown and timed is the first of them
 
     def open(self, model: str = "tinyworld", device: str = "auto", dtype: str = "float32") -> Stream:
         """The rung, loaded and ready. float32, so that every rung says the same."""
@@ -63,6 +65,7 @@ class Recording:
     rung: str
     said: tuple[TimedText, ...]
     complete: bool  # False when the time was up first
+    num_streams: int = 1
 
     @property
     def text(self) -> str:
@@ -79,7 +82,8 @@ class Recording:
 
     @property
     def tokens_per_second(self) -> float:
-        return len(self.token_ids) / self.said[-1].seconds
+        """Of all streams together."""
+        return self.num_streams * len(self.token_ids) / self.said[-1].seconds
 
     def text_at(self, seconds: float) -> str:
         """What had been said `seconds` after the request: what a side-by-side replay shows."""
@@ -87,7 +91,8 @@ class Recording:
 
 
 def record(name: str, stream: Stream, prompt_token_ids: list[int], max_tokens: int, ignore_eos: bool = False,
-           seconds: float = float("inf"), on_text: Callable[[TimedText], None] = lambda piece: None) -> Recording:
+           seconds: float = float("inf"), on_text: Callable[[TimedText], None] = lambda piece: None,
+           num_streams: int = 1) -> Recording:
     """Run the `stream` of the rung `name` to its end, or until `seconds` have passed."""
     said, pieces = [], stream(prompt_token_ids, max_tokens, ignore_eos)
     for piece in pieces:
@@ -95,8 +100,8 @@ def record(name: str, stream: Stream, prompt_token_ids: list[int], max_tokens: i
         on_text(piece)
         if piece.seconds > seconds:
             pieces.close()
-            return Recording(name, tuple(said), complete=False)
-    return Recording(name, tuple(said), complete=True)
+            return Recording(name, tuple(said), complete=False, num_streams=num_streams)
+    return Recording(name, tuple(said), complete=True, num_streams=num_streams)
 
 
 def prompt_ids(model: str, prompt: str) -> list[int]:
@@ -191,16 +196,41 @@ def without_cache(model: str, device: torch.device, dtype: torch.dtype) -> Strea
     return stream
 
 
-def with_engine(**settings) -> Callable[[str, torch.device, torch.dtype], Stream]:
-    """minillm's `LLM`; a later chapter compares its own `settings` on further rungs."""
+def contiguous(model: str, device: torch.device, dtype: torch.dtype) -> Stream:
+    """minillm's decoder over chapter 03's cache: one token a step."""
+    decoder, tokenizer = _decoder(model, device, dtype), load_tokenizer(resolve_model(model))
+    config = decoder.config
+
+    def stream(prompt_token_ids: list[int], max_tokens: int, ignore_eos: bool = False) -> Iterator[TimedText]:
+        text, started = _detokenizer(tokenizer, prompt_token_ids), time.perf_counter()
+        max_len = len(prompt_token_ids) + max_tokens
+        cache = ContiguousKVCache(config.num_layers, config.num_kv_heads, config.head_dim, max_len, decoder.dtype, device)
+        attention = ContiguousAttention(cache, config)
+        new, at = prompt_token_ids, 0.0
+        for _ in range(max_tokens):
+            batch = ForwardBatch.single(new, start=cache.length, device=device)
+            new = [token] = decoder.forward(batch, attention).argmax(dim=-1).tolist()
+            at = time.perf_counter() - started
+            yield TimedText(text.add(token), (token,), at)
+            if token in config.eos_token_ids and not ignore_eos:
+                break
+        if rest := text.finish():
+            yield TimedText(rest, (), at)
+
+    return stream
+
+
+def with_engine(num_streams: int = 1, **settings) -> Callable[[str, torch.device, torch.dtype], Stream]:
+    """minillm's `LLM`, telling the text to `num_streams` readers at once; `settings` are the LLM's."""
 
     def load(model: str, device: torch.device, dtype: torch.dtype) -> Stream:
         llm = LLM(model, device=str(device), dtype=str(dtype).removeprefix("torch."), **settings)
 
         def stream(prompt_token_ids: list[int], max_tokens: int, ignore_eos: bool = False) -> Iterator[TimedText]:
             params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos)
+            prompt = {"prompt_token_ids": prompt_token_ids}
             started = time.perf_counter()
-            for delta in llm.stream({"prompt_token_ids": prompt_token_ids}, params):
+            for delta, *_ in zip(*(llm.stream(prompt, params) for _ in range(num_streams))):
                 yield TimedText(delta.text, tuple(delta.token_ids), time.perf_counter() - started)
 
         return stream
@@ -248,5 +278,7 @@ RUNGS: list[Rung] = [
     Rung("transformers, no cache", "01", with_transformers(use_cache=False)),
     Rung("transformers", "01", with_transformers(use_cache=True)),
     Rung("minillm, no cache", "02", without_cache),
-    Rung("minillm, KV cache", "03", with_engine()),
+    Rung("minillm, KV cache", "03", contiguous),
+    Rung("minillm, engine", "06", with_engine()),
+    Rung("minillm, 16 at once", "05", with_engine(num_streams=16), num_streams=16),
 ]

@@ -45,7 +45,8 @@ def watch(model: str = "tinyworld", device: str = "auto", max_tokens: int = 160,
                 said.append(piece)
                 live.update(table(rungs, done, said, tokens_per_second))
 
-            done.append(record(rung.name, stream, prompt, max_tokens, seconds=seconds, on_text=show))
+            done.append(record(rung.name, stream, prompt, max_tokens, seconds=seconds, on_text=show,
+                               num_streams=rung.num_streams))
         live.update(table(rungs, done, (), tokens_per_second))
     check_same(done)
     return done
@@ -58,7 +59,7 @@ def table(rungs: list[Rung], done: list[Recording], said, limit_tokens_per_secon
     from rich.markup import escape
     from rich.table import Table
 
-    running = Recording(rungs[len(done)].name, tuple(said), complete=False) if said else None
+    running = Recording(rungs[len(done)].name, tuple(said), False, rungs[len(done)].num_streams) if said else None
     climbed = [*done, running] if running else done
     fastest = max((r.tokens_per_second for r in climbed), default=1.0)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -96,12 +97,15 @@ def bench(model: str = "tinyworld", device: str = "auto", max_tokens: int = 128,
     def run(name: str) -> Recording:
         return record(name, streams[name], prompt, max_tokens, ignore_eos=True)
 
+    told = {rung.name: rung.num_streams * max_tokens for rung in rungs}
+
     check_same([run(name) for name in streams])
     samples = measure.interleave({name: lambda name=name: run(name).said[-1].seconds for name in streams},
                                  repeats, device=where, on_run=on_run)
     first = samples[rungs[0].name].median
-    figures = {name: {"tokens_per_second": max_tokens / taken.median, "spread": taken.spread, "times_first": first / taken.median,
-                      "share_of_limit": max_tokens / taken.median / tokens_per_second} for name, taken in samples.items()}
+    figures = {name: {"tokens_per_second": told[name] / taken.median, "spread": taken.spread,
+                      "times_first": told[name] / max_tokens * first / taken.median,
+                      "share_of_limit": told[name] / taken.median / tokens_per_second} for name, taken in samples.items()}
     workload = {"model": model, "prompt": PROMPT, "output_tokens": max_tokens, "dtype": "float32", "repeats": repeats,
                 "limit_tokens_per_second": tokens_per_second, "outputs_checked": True}
     return measure.result("ladder", command, where, workload, ceilings, figures, samples)

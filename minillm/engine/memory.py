@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 
 import torch
@@ -35,7 +34,7 @@ def build_manager(model: Decoder, config: EngineConfig) -> KVCacheManager:
         config.enable_prefix_caching,
         sliding_window(model),
         num_host_blocks,
-        identity=fingerprint(model),
+        identity=model.fingerprint,
     )
 
 
@@ -63,17 +62,6 @@ def sliding_window(model: Decoder) -> int | None:
     """The largest window, if every layer has one: what no layer can see need not be kept."""
     windows = model.config.layer_windows
     return None if None in windows else max(windows)
-
-
-def fingerprint(model: Decoder) -> str:
-    """Names a model by its configuration, dtype and a sample of every weight: the prefix cache of another model, or of
-    the same one after training, must never be a hit."""
-    digest = hashlib.sha256(f"{model.config}{model.dtype}".encode())
-    for name, view in model.checkpoint_views().items():
-        flat = view.flatten()
-        sample = flat[:: max(1, flat.numel() // 64)].float().cpu()
-        digest.update(name.encode() + sample.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _fitting_blocks(model: Decoder, config: EngineConfig, block_bytes: int) -> int:

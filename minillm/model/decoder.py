@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -41,11 +43,21 @@ class Decoder(nn.Module):
 
     def prepare(self) -> Decoder:
         """Let every Linear choose its road for this machine; after the weights are filled. Returns self."""
+        self.fingerprint = self._fingerprint()
         in_cache = self.config.num_parameters() * self.dtype.itemsize <= CACHE_BYTES
         for module in self.modules():
             if isinstance(module, Linear):
                 module.prepare(in_cache)
         return self
+
+    def _fingerprint(self) -> str:
+        """Names this model by its configuration, dtype and a sample of every weight. Keys and values that another
+        model computed, or this one before it was trained further, must never be taken for its own."""
+        digest = hashlib.sha256(f"{self.config}{self.dtype}".encode())
+        for name, view in self.checkpoint_views().items():
+            sample = view.flatten()[:: max(1, view.numel() // 64)].float().cpu()
+            digest.update(name.encode() + sample.numpy().tobytes())
+        return digest.hexdigest()
 
     def checkpoint_views(self) -> dict[str, Tensor]:
         """Where each tensor of a Hugging Face checkpoint goes: its name to a view of our (fused) weight."""

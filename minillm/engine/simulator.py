@@ -1,0 +1,174 @@
+"""The simulator: the real scheduler and cache manager, a cost model and a virtual clock. Built in chapter 09.
+
+    Engine(runner=ModelRunner)       computes a step          clock: the wall's
+    Engine(runner=SimulatedRunner)   asks what it would cost  clock: moved on by that much
+
+Everything else is the same object, so a policy that wins here wins there, and a minute of traffic takes a second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+from minillm.engine.engine import Engine
+from minillm.engine.policies import make_policy
+from minillm.engine.request import Request
+from minillm.engine.scheduler import SampledToken, Scheduler, SchedulerOutput
+from minillm.kv_cache.manager import KVCacheManager
+from minillm.sampling.noise import derive_seed
+from minillm.trace import Trace
+
+NEVER_ENDS = 0  # a made-up token is never this one, so it may stand for the end of sequence
+
+
+class VirtualClock:
+    """Seconds that pass only when somebody says so."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+    def wait_until(self, moment: float) -> None:
+        self.now = max(self.now, moment)
+
+
+class WallClock:
+    """Real seconds since it was made."""
+
+    def __init__(self):
+        self.start = time.perf_counter()
+
+    def __call__(self) -> float:
+        return time.perf_counter() - self.start
+
+    def wait_until(self, moment: float) -> None:
+        time.sleep(max(0.0, moment - self()))
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Seconds of a step, as a sum of what it does. All in seconds; see `features` for what each multiplies."""
+
+    per_step: float
+    per_prefill_token: float
+    per_decode: float
+    per_decode_context: float = 0.0
+    per_prefill_pair: float = 0.0
+
+    def seconds(self, output: SchedulerOutput) -> float:
+        weights = (self.per_step, self.per_prefill_token, self.per_decode, self.per_decode_context, self.per_prefill_pair)
+        return sum(weight * feature for weight, feature in zip(weights, features(output)))
+
+    @classmethod
+    def fit(cls, outputs: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> CostModel:
+        """Least squares over measured steps, no cost below zero. `outputs` holds the `features` of each step.
+
+        Errors are weighed by 1/sqrt(seconds), so that a few long prefills do not drown many short decodes.
+        """
+        if len(outputs) != len(seconds) or not outputs:
+            raise ValueError(f"{len(outputs)} steps and {len(seconds)} times; one time for each step, and at least one")
+        scale = 1 / np.sqrt(np.asarray(seconds))
+        matrix = np.asarray(outputs, dtype=float)
+        size = np.maximum(matrix.max(axis=0), 1e-30)  # columns of one size, for the numerics
+        weights, _ = nnls(matrix / size * scale[:, None], np.asarray(seconds) * scale)
+        return cls(*(weights / size).tolist())
+
+
+def features(output: SchedulerOutput) -> tuple[float, ...]:
+    """What a step does, counted: 1, prefill tokens, decoding rows, positions that decoding rows read, and pairs of
+    query and key in prefills."""
+    prefill_tokens = decodes = context = pairs = 0
+    for row in output.rows:
+        if row.num_tokens == 1:
+            decodes += 1
+            context += row.start + 1
+        else:
+            prefill_tokens += row.num_tokens
+            pairs += row.num_tokens * (2 * row.start + row.num_tokens + 1) // 2
+    return 1, prefill_tokens, decodes, context, pairs
+
+
+class SimulatedRunner:
+    """Takes a runner's place: moves the clock on and makes up tokens, the same ones for the same request."""
+
+    def __init__(self, cost: CostModel, clock: VirtualClock, vocab_size: int = 1024):
+        self.cost, self.clock, self.vocab_size = cost, clock, vocab_size
+
+    def execute(self, output: SchedulerOutput) -> list[list[SampledToken]]:
+        self.clock.advance(self.cost.seconds(output))
+        return [
+            [SampledToken(self._token(row.request, row.request.index + sample)) for sample in range(row.samples)]
+            for row in output.rows
+        ]
+
+    def _token(self, request: Request, index: int) -> int:
+        seed = derive_seed(request.sample_seed(index), len(request.output_token_ids))
+        return NEVER_ENDS + 1 + seed % (self.vocab_size - 1)
+
+
+class StepRecorder:
+    """A runner around a runner that keeps what every step was: its output's summary, and its features."""
+
+    def __init__(self, runner):
+        self.runner = runner
+        self.summaries: list[tuple] = []
+        self.features: list[tuple[float, ...]] = []
+        self.seconds: list[float] = []  # filled by `replay`, the whole step
+
+    def execute(self, output: SchedulerOutput) -> list[list[SampledToken]]:
+        self.summaries.append(output.summary())
+        self.features.append(features(output))
+        return self.runner.execute(output)
+
+
+def replay(engine: Engine, requests: Iterable[Request]) -> list[Request]:
+    """Add each request when its arrival time comes on the engine's clock, and step until all have finished.
+
+    `engine.clock` must know `wait_until`: a `VirtualClock` or a `WallClock`. Returns the requests in order of arrival.
+    """
+    requests = sorted(requests, key=lambda request: request.arrival_time)
+    pending = deque(requests)
+    while pending or engine.has_unfinished:
+        while pending and pending[0].arrival_time <= engine.clock():
+            engine.add_request(pending.popleft())
+        if not engine.has_unfinished:
+            engine.clock.wait_until(pending[0].arrival_time)
+            continue
+        start = engine.clock()
+        engine.step()
+        if isinstance(engine.runner, StepRecorder):
+            engine.runner.seconds.append(engine.clock() - start)
+    return requests
+
+
+def simulated_engine(
+    cost: CostModel,
+    num_blocks: int,
+    block_size: int = 16,
+    scheduling_policy: str = "fcfs",
+    enable_prefix_caching: bool = True,
+    num_host_blocks: int = 0,
+    trace: Trace | None = None,
+    policy=None,
+    **scheduler_settings,
+) -> Engine:
+    """An engine without a model. `policy` is one of your own; the rest as for `Scheduler` and `KVCacheManager`."""
+    clock = VirtualClock()
+    if trace is not None:
+        trace.clock = clock
+    kv_cache = KVCacheManager(num_blocks, block_size, enable_prefix_caching, num_host_blocks=num_host_blocks)
+    if policy is None:
+        policy = make_policy(scheduling_policy, lambda request: kv_cache.get_computed_blocks(request).num_tokens)
+    scheduler = Scheduler(kv_cache, policy=policy, trace=trace, **scheduler_settings)
+    return Engine(scheduler=scheduler, runner=SimulatedRunner(cost, clock), trace=trace, clock=clock)
