@@ -19,7 +19,6 @@ import torch
 
 from .. import LLM, SamplingParams
 from ..device import resolve_device, resolve_dtype
-from ..kv_cache.torch_attention import TorchAttention
 from ..model.checkpoint import load_config
 from ..model.config import ModelConfig
 from ..model.decoder import Decoder
@@ -123,8 +122,8 @@ def bytes_per_token(config: ModelConfig, dtype: torch.dtype, workload: Workload)
     return weights * dtype.itemsize + context * config.kv_bytes_per_token(dtype)
 
 
-PARTS = {"decoder": (Decoder, "forward"), "matrix products": (Linear, "forward"), "attention": (TorchAttention, "attend"),
-         "norms": (RMSNorm, "forward"), "rotary tables": (Rotary, "forward")}
+PARTS = {"decoder": (Decoder, "forward"), "matrix products": (Linear, "forward"), "norms": (RMSNorm, "forward"),
+         "rotary tables": (Rotary, "forward")}
 
 
 def take_apart(path: Path, dtype: str, device: torch.device, prompt: list[int], output_tokens: int) -> dict[str, float]:
@@ -138,7 +137,8 @@ def take_apart(path: Path, dtype: str, device: torch.device, prompt: list[int], 
     params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
     steps = llm.stream({"prompt_token_ids": prompt}, params)
     next(steps)  # the prompt is not decoding
-    with timed_methods(PARTS, device) as seconds:
+    parts = PARTS | {"attention": (type(llm.engine.runner.attention), "attend")}
+    with timed_methods(parts, device) as seconds:
         started = time.perf_counter()
         count = sum(len(delta.token_ids) for delta in steps)
         total = time.perf_counter() - started

@@ -12,7 +12,7 @@ from minillm.sampling.params import MAX_SEED, check_float, check_int
 
 CHOICES = {
     "scheduling_policy": ("fcfs", "priority", "sjf", "fair", "lpm"),
-    "attention_backend": ("auto", "torch", "triton"),
+    "attention_backend": ("auto", "torch", "native", "triton"),
     "preemption_mode": ("recompute", "swap"),
 }
 FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager")
@@ -20,7 +20,7 @@ FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager")
 # What is served today, and the chapter that brings the other values. `enforce_eager` needs no entry while both of
 # its values describe what happens: nothing is compiled yet.
 SERVED = {
-    "attention_backend": (("auto", "torch"), 13),
+    "attention_backend": (("auto", "torch", "native"), 13),
     "quantization": ((None,), 15),
     "kv_cache_dtype": (("auto",), 17),
     "speculative_config": ((None,), 18),

@@ -14,12 +14,11 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from minillm.engine.config import EngineConfig
-from minillm.engine.memory import build_cache, build_manager
+from minillm.engine.memory import build_attention, build_cache, build_manager
 from minillm.engine.policies import make_policy
 from minillm.engine.request import Request
 from minillm.engine.runner import ModelRunner
 from minillm.engine.scheduler import KVCache, SampledToken, Scheduler, SchedulerOutput
-from minillm.kv_cache.torch_attention import TorchAttention
 from minillm.model.decoder import Decoder
 from minillm.sampling.logprobs import Logprob
 from minillm.sampling.sampler import Sampler
@@ -82,7 +81,7 @@ class Engine:
         self.kv_cache = kv_cache or scheduler.kv_cache
         if runner is None:
             cache = build_cache(model, self.kv_cache)
-            attention = TorchAttention(cache, model.config.layer_windows, model.config.num_heads)
+            attention = build_attention(model, cache, config.attention_backend)
             runner = ModelRunner(model, cache, attention, sampler, self.trace)
         self.runner = runner
         self.num_steps = 0

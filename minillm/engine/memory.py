@@ -8,9 +8,12 @@ import torch
 
 from minillm.device import available_memory
 from minillm.engine.config import EngineConfig
+from minillm.kernels import native
 from minillm.kv_cache.manager import KVCacheManager
+from minillm.kv_cache.native_attention import NativeAttention
 from minillm.kv_cache.paged import PagedKVCache, bytes_per_block
 from minillm.kv_cache.torch_attention import TorchAttention
+from minillm.model.attention import AttentionBackend
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
 
@@ -51,6 +54,14 @@ def build_cache(model: Decoder, manager: KVCacheManager) -> PagedKVCache:
         model.device,
         manager.host.num_blocks,
     )
+
+
+def build_attention(model: Decoder, cache: PagedKVCache, backend: str = "auto") -> AttentionBackend:
+    """The backend named `backend` over `cache`; "auto" is the CPU's own kernel where there is one."""
+    windows = model.config.layer_windows
+    if backend == "native" or (backend == "auto" and native.serves(cache.keys[0])):
+        return NativeAttention(cache, windows)
+    return TorchAttention(cache, windows, model.config.num_heads)
 
 
 def block_bytes_of(model: Decoder, block_size: int) -> int:

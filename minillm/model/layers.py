@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minillm.kernels import native
 from minillm.model.config import RopeConfig
 
 # Measured with AVX-512 on two cores (`minillm bench decode` shows the sum). oneDNN's layout for two rows or more
@@ -32,6 +33,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape [..., size]; the mean is taken in float32."""
+        if native.serves(x):
+            return native.rms_norm(x, self.weight, self.eps)
         if not x.is_cpu:
             return F.rms_norm(x, (self.size,), self.weight, self.eps)
         # On a CPU that is eight small kernels. From the length of x, in one kernel, it takes half as many:
@@ -98,7 +101,10 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(intermediate_size, hidden_size, bias, dtype, device)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)  # each [num_tokens, intermediate_size]
+        gate_up = self.gate_up_proj(x)  # [num_tokens, 2 * intermediate_size]
+        if native.serves(gate_up):
+            return self.down_proj(native.silu_mul(gate_up))
+        gate, up = gate_up.chunk(2, dim=-1)
         return self.down_proj(F.silu(gate).mul_(up))
 
     def checkpoint_views(self) -> dict[str, Tensor]:
@@ -122,6 +128,8 @@ class Rotary(nn.Module):
 
     def forward(self, positions: Tensor) -> CosSin:
         """cos and signed sin of every token, each [num_tokens, 1, head_dim]; made once a step for all layers."""
+        if positions.is_cpu and native.library(self.dtype):
+            return native.rotary_angles(positions, self.frequencies, self.sin_scale, self.cos_scale, self.dtype)
         angles = positions[:, None, None] * self.frequencies  # float32: a large angle needs its low bits
         return (angles.cos() * self.cos_scale).to(self.dtype), (angles.sin() * self.sin_scale).to(self.dtype)
 
@@ -130,6 +138,8 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate each head, [num_tokens, heads, head_dim]: dimension i turns with i + head_dim/2 (the layout of
     Hugging Face checkpoints).  (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin); the minus is in `sin` already.
     """
+    if native.serves(x) and x.stride(2) == 1 and x.stride(1) == x.shape[2]:
+        return native.rotate(x, cos, sin)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from minillm.kernels import native
+
 MASK = 2**64 - 1
 STEP = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, odd
 MULTIPLY_1, MULTIPLY_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -25,6 +27,8 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     seeds and positions int64 [num_rows]; token_ids int64 [num_tokens], or [num_rows, num_tokens].
     argmax(logits + noise) is a draw from softmax(logits) (the Gumbel-max trick, chapter 01).
     """
+    if token_ids.dim() == 1 and token_ids.is_cpu and native.library():
+        return native.gumbel_noise(seeds.contiguous(), positions.contiguous(), token_ids.contiguous())
     keys = random_bits(seeds, positions)  # [num_rows], each the key of a stream over the vocabulary
     # 63 bits make a float with full relative precision near 0: the rare, large noises are not rounded together.
     uniform = (random_bits(keys[:, None], token_ids) & (2**63 - 1) | 1).float() * 2.0**-63

@@ -1,0 +1,308 @@
+// What a CPU does between two matrix products, each in one pass over its data. Built in chapter 14.
+//
+// Compiled twice, for float and (with -DBF16) for bfloat16; all arithmetic is float32. `minillm/kernels/native.py`
+// compiles, loads and calls it, and names the PyTorch twin of every function here.
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LANES = 16, ROWS = 8 };  // floats handled together; query rows that share a pass over the keys
+typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
+
+#define PARALLEL_FROM 32768  // elements; waking a thread takes as long as handling some ten thousand
+
+#ifdef BF16
+typedef uint16_t T;
+typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));
+
+static inline float load(T x) {
+    union { uint32_t bits; float value; } u = {(uint32_t)x << 16};
+    return u.value;
+}
+
+static inline T store(float x) {  // to the nearest, ties to even
+    union { float value; uint32_t bits; } u = {x};
+    return (u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16;
+}
+
+static inline lanes load_lanes(const T *p) {
+    return (lanes)(__builtin_convertvector(*(const halves *)p, ints) << 16);
+}
+#else
+typedef float T;
+static inline float load(T x) { return x; }
+static inline T store(float x) { return x; }
+static inline lanes load_lanes(const T *p) { return *(const lanes *)p; }
+#endif
+
+// exp(x) = 2^n * exp(r) with |r| <= ln(2)/2; relative error 1e-7. Below -87 it is 0 but for rounding, above 88 it is capped.
+static inline float fast_exp(float x) {
+    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+    float n = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
+    union { float value; int32_t bits; } shifted = {n};
+    n -= 12582912.0f;
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts, so that nothing is lost
+    float p = 1.0f + r * (1.0f + r * (0.5f + r * (1.6666667e-1f + r * (4.1666668e-2f + r * (8.3333310e-3f + r * 1.3888889e-3f)))));
+    union { int32_t bits; float value; } power = {(int32_t)((uint32_t)(shifted.bits - 0x4b400000 + 127) << 23)};
+    return p * power.value;
+}
+
+// log(x) for normal x > 0: x = m * 2^e with m in [0.75, 1.5), then the series of 2 artanh((m - 1) / (m + 1)).
+static inline float fast_log(float x) {
+    union { float value; int32_t bits; } u = {x};
+    int32_t e = (u.bits - 0x3f400000) >> 23;
+    u.bits -= (int32_t)((uint32_t)e << 23);
+    float s = (u.value - 1.0f) / (u.value + 1.0f), s2 = s * s;
+    float series = 2.0f + s2 * (0.66666667f + s2 * (0.4f + s2 * (0.28571429f + s2 * (0.22222222f + s2 * 0.18181818f))));
+    return (float)e * 0.69314718f + s * series;
+}
+
+// out = x / sqrt(mean(x^2) + eps) * weight. Row i starts at x + i / inner * stride + i % inner * size.
+void rms_norm(const T *x, const T *weight, T *out, long rows, long size, long inner, long stride, float eps) {
+#pragma omp parallel for if (rows * size > PARALLEL_FROM)
+    for (long i = 0; i < rows; i++) {
+        const T *in = x + i / inner * stride + i % inner * size;
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (long j = 0; j < size; j++) sum += load(in[j]) * load(in[j]);
+        float scale = 1.0f / sqrtf(sum / size + eps);
+        for (long j = 0; j < size; j++) out[i * size + j] = store(load(store(load(in[j]) * scale)) * load(weight[j]));
+    }
+}
+
+// out = silu(gate) * up, where a row of x holds gate and then up, `size` of each.
+void silu_mul(const T *x, T *out, long rows, long size) {
+#pragma omp parallel for if (rows * size > PARALLEL_FROM)
+    for (long i = 0; i < rows; i++) {
+        const T *gate = x + 2 * i * size, *up = gate + size;
+        for (long j = 0; j < size; j++) {
+            float g = load(gate[j]);
+            out[i * size + j] = store(load(store(g / (1.0f + fast_exp(-g)))) * load(up[j]));
+        }
+    }
+}
+
+// cos and signed sin of position * frequency, each [tokens, dim].
+void rotary_angles(const int64_t *positions, const float *frequencies, const float *sin_scale, float cos_scale, T *cosines,
+                   T *sines, long tokens, long dim) {
+#pragma omp parallel for if (tokens * dim > 4096)
+    for (long i = 0; i < tokens; i++)
+        for (long j = 0; j < dim / 2; j++) {  // the second half repeats the first, but for the sign of sin
+            float angle = (float)positions[i] * frequencies[j], c = cosf(angle), s = sinf(angle);
+            T *cosine = cosines + i * dim + j, *sine = sines + i * dim + j;
+            cosine[0] = cosine[dim / 2] = store(c * cos_scale);
+            sine[0] = store(s * sin_scale[j]);
+            sine[dim / 2] = store(s * sin_scale[j + dim / 2]);
+        }
+}
+
+// out[token, head] = x * cos + (x with its halves swapped) * sin; tokens of x lie `stride` apart.
+void rotate(const T *x, const T *cosines, const T *sines, T *out, long tokens, long heads, long dim, long stride) {
+    long half = dim / 2;
+#pragma omp parallel for if (tokens * heads * dim > PARALLEL_FROM)
+    for (long i = 0; i < tokens; i++)
+        for (long h = 0; h < heads; h++) {
+            const T *in = x + i * stride + h * dim, *c = cosines + i * dim, *s = sines + i * dim;
+            T *to = out + (i * heads + h) * dim;
+            for (long j = 0; j < half; j++) {
+                float first = load(in[j]), second = load(in[j + half]);
+                to[j] = store(first * load(c[j]) + second * load(s[j]));
+                to[j + half] = store(second * load(c[j + half]) + first * load(s[j + half]));
+            }
+        }
+}
+
+static inline uint64_t random_bits(uint64_t key, uint64_t counter) {  // SplitMix64
+    uint64_t bits = key + (counter + 1) * 0x9E3779B97F4A7C15u;
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9u;
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EBu;
+    return bits ^ bits >> 31;
+}
+
+// Standard Gumbel noise [rows, count], float whatever T is: see minillm/sampling/noise.py.
+void gumbel_noise(const int64_t *seeds, const int64_t *positions, const int64_t *token_ids, float *out, long rows, long count) {
+#pragma omp parallel for collapse(2) if (rows * count > PARALLEL_FROM / 4)
+    for (long i = 0; i < rows; i++)
+        for (long from = 0; from < count; from += 4096) {
+            uint64_t key = random_bits(seeds[i], positions[i]);
+            long to = from + 4096 < count ? from + 4096 : count;
+            for (long j = from; j < to; j++) {
+                int64_t bits = (random_bits(key, token_ids[j]) & INT64_MAX) | 1;
+                float u = (float)bits * 0x1p-63f;
+                u = u > 1 - 0x1p-24f ? 1 - 0x1p-24f : u;
+                // log1p(-u): what rounding took from 1 - u is put back by the factor.
+                float rest = 1.0f - u, lost = 1.0f - rest;
+                float exponential = lost == 0.0f ? u : -fast_log(rest) * (u / lost);
+                out[i * count + j] = -fast_log(exponential);
+            }
+        }
+}
+
+// scores[row][key] of one block for up to ROWS queries. block is [dim][size]: keys lie transposed.
+static inline __attribute__((always_inline)) void score_block(const int rows, const float *q, const T *block, float *scores,
+                                                              long stride, long dim, long size) {
+    long key = 0;
+    for (; key + LANES <= size; key += LANES) {
+        lanes sum[ROWS][2] = {};  // two chains of additions each, so that none waits for the one before
+        long d = 0;
+        for (; d + 2 <= dim; d += 2) {
+            lanes even = load_lanes(block + d * size + key), odd = load_lanes(block + (d + 1) * size + key);
+            for (int r = 0; r < rows; r++) {
+                sum[r][0] += q[r * dim + d] * even;
+                sum[r][1] += q[r * dim + d + 1] * odd;
+            }
+        }
+        if (d < dim) {
+            lanes last = load_lanes(block + d * size + key);
+            for (int r = 0; r < rows; r++) sum[r][0] += q[r * dim + d] * last;
+        }
+        for (int r = 0; r < rows; r++) *(lanes *)(scores + r * stride + key) = sum[r][0] + sum[r][1];
+    }
+    for (; key < size; key++)
+        for (int r = 0; r < rows; r++) {
+            float sum = 0;
+            for (long d = 0; d < dim; d++) sum += q[r * dim + d] * load(block[d * size + key]);
+            scores[r * stride + key] = sum;
+        }
+}
+
+// Where the keys and values of one sequence lie, for one KV head.
+typedef struct {
+    const T *keys, *values;
+    const int64_t *table;
+    long kv_heads, kv_head, dim, size;
+} Pages;
+
+static inline const T *key_block(const Pages *p, long block) {
+    return p->keys + (p->table[block] * p->kv_heads + p->kv_head) * p->dim * p->size;
+}
+
+static inline const T *value_row(const Pages *p, long key) {
+    return p->values + ((p->table[key / p->size] * p->size + key % p->size) * p->kv_heads + p->kv_head) * p->dim;
+}
+
+// Attention of up to ROWS queries of one sequence that read the same KV head. Row r sees the keys from[r] to to[r] - 1.
+static inline __attribute__((always_inline)) void attend_rows(const int rows, const Pages *p, const float *q, const long *from,
+                                                              const long *to, float *scores, long stride, T **out) {
+    long first = from[0], last = to[rows - 1];  // rows are in order of position
+    long base = first / p->size * p->size;      // scores[.][0] is that of this key
+    for (long block = first / p->size; block * p->size < last; block++)
+        score_block(rows, q, key_block(p, block), scores + block * p->size - base, stride, p->dim, p->size);
+    float inverse[ROWS];
+    for (int r = 0; r < rows; r++) {
+        float *s = scores + r * stride - base, most = -INFINITY, sum = 0;
+#pragma omp simd reduction(max : most)
+        for (long key = from[r]; key < to[r]; key++) most = s[key] > most ? s[key] : most;
+#pragma omp simd reduction(+ : sum)
+        for (long key = from[r]; key < to[r]; key++) sum += s[key] = fast_exp(s[key] - most);
+        for (long key = first; key < from[r]; key++) s[key] = 0;
+        for (long key = to[r]; key < last; key++) s[key] = 0;
+        inverse[r] = 1.0f / sum;
+    }
+    long d = 0;
+    for (; d + LANES <= p->dim; d += LANES) {
+        lanes sum[ROWS][2] = {};
+        for (long block = first / p->size; block * p->size < last; block++) {
+            long key = block * p->size < first ? first : block * p->size;
+            long end = (block + 1) * p->size < last ? (block + 1) * p->size : last;
+            const T *v = value_row(p, key) + d;
+            long step = p->kv_heads * p->dim;
+            for (; key + 2 <= end; key += 2, v += 2 * step) {
+                lanes even = load_lanes(v), odd = load_lanes(v + step);
+                for (int r = 0; r < rows; r++) {
+                    sum[r][0] += scores[r * stride + key - base] * even;
+                    sum[r][1] += scores[r * stride + key + 1 - base] * odd;
+                }
+            }
+            if (key < end) {
+                lanes value = load_lanes(v);
+                for (int r = 0; r < rows; r++) sum[r][0] += scores[r * stride + key - base] * value;
+            }
+        }
+        for (int r = 0; r < rows; r++) {
+            lanes mean = (sum[r][0] + sum[r][1]) * inverse[r];
+            for (int l = 0; l < LANES; l++) out[r][d + l] = store(mean[l]);
+        }
+    }
+    for (; d < p->dim; d++)
+        for (int r = 0; r < rows; r++) {
+            float sum = 0;
+            for (long key = first; key < last; key++) sum += scores[r * stride + key - base] * load(value_row(p, key)[d]);
+            out[r][d] = store(sum * inverse[r]);
+        }
+}
+
+static _Thread_local float *workspace;
+static _Thread_local size_t workspace_size;
+
+static float *get_workspace(size_t size) {
+    if (size > workspace_size) {
+        free(workspace);
+        workspace = malloc(size * sizeof(float));
+        workspace_size = workspace ? size : 0;
+    }
+    return workspace;
+}
+
+// Write the keys and values of all tokens into their slots, then let every query attend to its past over the pages.
+// A tile is ROWS (token, query head) pairs of one sequence that share a KV head. Returns 1 if memory ran out.
+int paged_attention(const T *q, const T *k, const T *v, long q_stride, long k_stride, long v_stride, T *keys, T *values,
+                    const int64_t *starts, const int64_t *seq_lens, const int64_t *table, const int64_t *slots, T *out,
+                    long num_seqs, long num_tokens, long heads, long kv_heads, long dim, long size, long max_blocks,
+                    long max_seq_len, long window, float scale) {
+    long group = heads / kv_heads, failed = 0;
+    long *tiles = malloc((num_seqs + 1) * sizeof(long));  // tiles of the sequences before each
+    if (!tiles) return 1;
+    tiles[0] = 0;
+    for (long s = 0; s < num_seqs; s++) tiles[s + 1] = tiles[s] + ((starts[s + 1] - starts[s]) * group + ROWS - 1) / ROWS;
+    long stride = (max_seq_len + 2 * size + LANES - 1) / LANES * LANES;
+#pragma omp parallel reduction(| : failed)
+    {
+#pragma omp for
+        for (long i = 0; i < num_tokens; i++)
+            for (long h = 0; h < kv_heads; h++) {
+                T *key = keys + (slots[i] / size * kv_heads + h) * dim * size + slots[i] % size;
+                for (long d = 0; d < dim; d++) key[d * size] = k[i * k_stride + h * dim + d];
+                memcpy(values + (slots[i] * kv_heads + h) * dim, v + i * v_stride + h * dim, dim * sizeof(T));
+            }
+        float *scores = get_workspace(ROWS * (stride + dim));
+        failed |= !scores;
+#pragma omp for schedule(dynamic)
+        for (long item = 0; item < tiles[num_seqs] * kv_heads; item++) {
+            if (!scores) continue;
+            long tile = item / kv_heads, seq = 0, high = num_seqs;
+            while (high - seq > 1) {
+                long middle = (seq + high) / 2;
+                if (tiles[middle] <= tile) seq = middle; else high = middle;
+            }
+            long count = starts[seq + 1] - starts[seq], before = seq_lens[seq] - count;
+            Pages pages = {keys, values, table + seq * max_blocks, kv_heads, item % kv_heads, dim, size};
+            float *queries = scores + ROWS * stride;
+            long from[ROWS], to[ROWS], row = (tile - tiles[seq]) * ROWS;
+            int rows = count * group - row < ROWS ? count * group - row : ROWS;
+            T *places[ROWS];
+            for (int r = 0; r < rows; r++) {
+                long token = (row + r) / group, head = pages.kv_head * group + (row + r) % group;
+                to[r] = before + token + 1;
+                from[r] = window && to[r] > window ? to[r] - window : 0;
+                places[r] = out + ((starts[seq] + token) * heads + head) * dim;
+                for (long d = 0; d < dim; d++) queries[r * dim + d] = load(q[(starts[seq] + token) * q_stride + head * dim + d]) * scale;
+            }
+            switch (rows) {  // a constant each, so that the compiler keeps all sums in registers
+                case 1: attend_rows(1, &pages, queries, from, to, scores, stride, places); break;
+                case 2: attend_rows(2, &pages, queries, from, to, scores, stride, places); break;
+                case 3: attend_rows(3, &pages, queries, from, to, scores, stride, places); break;
+                case 4: attend_rows(4, &pages, queries, from, to, scores, stride, places); break;
+                case 5: attend_rows(5, &pages, queries, from, to, scores, stride, places); break;
+                case 6: attend_rows(6, &pages, queries, from, to, scores, stride, places); break;
+                case 7: attend_rows(7, &pages, queries, from, to, scores, stride, places); break;
+                default: attend_rows(8, &pages, queries, from, to, scores, stride, places);
+            }
+        }
+    }
+    free(tiles);
+    return failed;
+}

@@ -1,0 +1,178 @@
+"""The CPU's own kernels: native.c compiled for this machine, loaded, and called on tensors. Built in chapter 14.
+
+PyTorch runs a decode step as hundreds of small operations, each of which passes over the data once and costs
+microseconds before it begins. Here each chain of them is one loop. Every function has a PyTorch twin, which serves
+where there is no C compiler (and on a GPU), and which the tests compare it with:
+
+    rms_norm        minillm.model.layers.RMSNorm       rotary_angles   minillm.model.layers.Rotary
+    silu_mul        minillm.model.layers.SwiGLU        rotate          minillm.model.layers.apply_rotary
+    gumbel_noise    minillm.sampling.noise             paged_attention minillm.kv_cache.torch_attention
+
+`MINILLM_NATIVE=0` in the environment switches all of them off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+SOURCE = Path(__file__).with_name("native.c")
+FLAGS = (
+    "-O3", "-march=native", "-std=gnu11", "-fopenmp", "-shared", "-fPIC",
+    "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
+)  # fmt: skip
+DTYPES = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
+
+
+@cache
+def library(dtype: torch.dtype = torch.float32) -> ctypes.CDLL | None:
+    """The kernels for `dtype`, compiled at the first call on this machine (2 s) and kept; None where there are none."""
+    if os.environ.get("MINILLM_NATIVE") == "0" or dtype not in DTYPES or not sys.platform.startswith("linux"):
+        return None
+    compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("clang")
+    if compiler is None:
+        return None
+    flags = (*FLAGS, *DTYPES[dtype])
+    key = hashlib.sha256(SOURCE.read_bytes() + repr((compiler, flags, _cpu())).encode()).hexdigest()[:16]
+    for folder in (_cache_folder(), Path(tempfile.gettempdir()) / f"minillm-{os.getuid()}"):
+        path = folder / f"native-{key}.so"
+        try:
+            if not path.exists():
+                _compile(compiler, flags, path)
+            return _declare(ctypes.CDLL(str(path)))
+        except (OSError, subprocess.CalledProcessError):
+            continue  # a folder that cannot be written to, or a compiler without OpenMP: the twins serve
+    return None
+
+
+def serves(x: Tensor) -> bool:
+    """Whether there are kernels for this tensor."""
+    return x.is_cpu and library(x.dtype) is not None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., size], its rows evenly spaced along at most two dimensions."""
+    size = x.shape[-1]
+    inner, stride = (1, x.stride(0)) if x.dim() == 2 else (x.shape[-2], x.stride(0))
+    if x.stride(-1) != 1 or x.dim() > 3 or (x.dim() == 3 and x.stride(1) != size) or x.dim() < 2:
+        x = x.contiguous()
+        inner, stride = 1, size
+    out = torch.empty(x.shape, dtype=x.dtype)
+    library(x.dtype).rms_norm(
+        x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size, size, inner, stride, eps
+    )
+    return out
+
+
+def silu_mul(x: Tensor) -> Tensor:
+    """silu(gate) * up of a contiguous x [num_tokens, 2 * size] that holds them side by side: [num_tokens, size]."""
+    num_tokens, size = x.shape[0], x.shape[1] // 2
+    out = torch.empty(num_tokens, size, dtype=x.dtype)
+    library(x.dtype).silu_mul(x.data_ptr(), out.data_ptr(), num_tokens, size)
+    return out
+
+
+def rotary_angles(
+    positions: Tensor, frequencies: Tensor, sin_scale: Tensor, cos_scale: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """cos and signed sin, each [num_tokens, 1, head_dim]; see `minillm.model.layers.Rotary`."""
+    num_tokens, dim = positions.shape[0], frequencies.shape[0]
+    cos, sin = torch.empty(2, num_tokens, 1, dim, dtype=dtype).unbind()
+    library(dtype).rotary_angles(
+        positions.data_ptr(), frequencies.data_ptr(), sin_scale.data_ptr(), cos_scale, cos.data_ptr(), sin.data_ptr(), num_tokens, dim
+    )
+    return cos, sin
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [num_tokens, heads, head_dim], whose heads lie side by side; a new tensor."""
+    num_tokens, heads, dim = x.shape
+    out = torch.empty(num_tokens, heads, dim, dtype=x.dtype)
+    library(x.dtype).rotate(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), num_tokens, heads, dim, x.stride(0))
+    return out
+
+
+def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """float32 [num_rows, num_tokens]; token_ids [num_tokens], all int64 and contiguous."""
+    rows, count = seeds.shape[0], token_ids.shape[0]
+    out = torch.empty(rows, count)
+    library().gumbel_noise(seeds.data_ptr(), positions.data_ptr(), token_ids.data_ptr(), out.data_ptr(), rows, count)
+    return out
+
+
+def paged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    slot_mapping: Tensor,
+    max_seq_len: int,
+    window: int | None,
+) -> Tensor:
+    """Write k and v into their slots, then attend over the pages: [num_tokens, num_heads, head_dim].
+
+    q, k and v with heads side by side; keys and values as `PagedKVCache` has them; the index tensors int64 and
+    contiguous. Raises MemoryError where the scores of a query do not fit into memory.
+    """
+    num_tokens, heads, dim = q.shape
+    _, kv_heads, _, block_size = keys.shape
+    out = torch.empty(num_tokens, heads, dim, dtype=q.dtype)
+    failed = library(q.dtype).paged_attention(
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0), keys.data_ptr(), values.data_ptr(),
+        query_start_loc.data_ptr(), seq_lens.data_ptr(), block_table.data_ptr(), slot_mapping.data_ptr(), out.data_ptr(),
+        seq_lens.shape[0], num_tokens, heads, kv_heads, dim, block_size, block_table.shape[1],
+        max_seq_len, window or 0, dim**-0.5,
+    )  # fmt: skip
+    if failed:
+        raise MemoryError(f"no memory for the scores of {max_seq_len} positions; lower max_model_len")
+    return out
+
+
+def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
+    """Tell ctypes what each function takes, so that plain numbers can be passed: an object a number takes longer."""
+    p, n, f = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+    loaded.rms_norm.argtypes = (p, p, p, n, n, n, n, f)
+    loaded.silu_mul.argtypes = (p, p, n, n)
+    loaded.rotary_angles.argtypes = (p, p, p, f, p, p, n, n)
+    loaded.rotate.argtypes = (p, p, p, p, n, n, n, n)
+    loaded.gumbel_noise.argtypes = (p, p, p, p, n, n)
+    loaded.paged_attention.argtypes = (p,) * 3 + (n,) * 3 + (p,) * 7 + (n,) * 9 + (f,)
+    return loaded
+
+
+def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, unfinished = tempfile.mkstemp(suffix=".so", dir=path.parent)
+    os.close(handle)
+    try:
+        subprocess.run([compiler, *flags, str(SOURCE), "-o", unfinished, "-lm"], check=True, capture_output=True)
+        os.replace(unfinished, path)  # at once, so that a process beside this one never loads half a file
+    except BaseException:
+        os.unlink(unfinished)
+        raise
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "minillm"
+
+
+def _cpu() -> str:
+    """What -march=native looks at: a cache shared between machines must not mix them up."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return platform.machine() + "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
