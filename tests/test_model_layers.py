@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from minillm.kernels import native
 from minillm.model import layers
 from minillm.model.config import RopeConfig
 from minillm.model.layers import Linear, RMSNorm, Rotary, SwiGLU, apply_rotary, can_pack
@@ -46,8 +47,9 @@ def test_rms_norm_of_zeros_is_zero():
 @pytest.mark.parametrize("in_cache", [False, True])
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
 @pytest.mark.parametrize("rows", [1, 2, 7, 64])
-def test_every_road_of_linear_gives_the_same(monkeypatch, rows, dtype, tolerance, in_cache, widen_from):
+def test_every_onednn_road_of_linear_gives_the_same(monkeypatch, rows, dtype, tolerance, in_cache, widen_from):
     monkeypatch.setattr(layers, "WIDEN_FROM", widen_from)
+    monkeypatch.setattr(native, "library", lambda dtype=None: None)
     linear = random_linear(40, 24, dtype=dtype)
     weight, x = linear.weight.clone(), torch.randn(rows, 40).to(dtype)
     expected = F.linear(x.double(), weight.double(), linear.bias.double())
@@ -60,7 +62,8 @@ def test_every_road_of_linear_gives_the_same(monkeypatch, rows, dtype, tolerance
 
 
 @packs
-def test_the_weight_is_held_once_unless_in_cache_and_always_readable():
+def test_the_weight_is_held_once_unless_in_cache_and_always_readable(monkeypatch):
+    monkeypatch.setattr(native, "library", lambda dtype=None: None)
     linear = random_linear(40, 24)
     weight = linear.weight.clone()
     linear.prepare()
@@ -73,7 +76,7 @@ def test_the_weight_is_held_once_unless_in_cache_and_always_readable():
 def test_float16_keeps_the_plain_road():
     linear = random_linear(8, 4, dtype=torch.float16)
     linear.prepare()
-    assert linear.packed is None and linear(torch.ones(1, 8, dtype=torch.float16)).shape == (1, 4)
+    assert linear.packed is None and linear.panels is None and linear(torch.ones(1, 8, dtype=torch.float16)).shape == (1, 4)
 
 
 def test_swiglu():

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -74,7 +74,8 @@ class ModelRunner:
             positions += span
             slots += [table[p // block_size] * block_size + p % block_size for p in span]
         lengths = [row.num_tokens for row in rows]
-        ends = np.cumsum(lengths)
+        starts = np.fromiter(accumulate(lengths, initial=0), np.int64, len(rows) + 1)
+        ends = starts[1:].tolist()
         wanted = [end - 1 for row, end in zip(rows, ends) if row.samples]
         scored = []
         for row, end in zip(rows, ends):
@@ -91,7 +92,7 @@ class ModelRunner:
         batch = ForwardBatch(
             token_ids=self._tensor(token_ids),
             positions=self._tensor(positions),
-            query_start_loc=self._tensor(np.concatenate(([0], ends))),
+            query_start_loc=self._tensor(starts),
             seq_lens=self._tensor(seq_lens),
             block_table=self._tensor(block_table),
             slot_mapping=self._tensor(slots),

@@ -60,6 +60,76 @@ static inline float fast_log(float x) {
     return (float)e * 0.69314718f + s * series;
 }
 
+// Weights of a linear layer lie in panels of LANES outputs, [panels][in / PAIR][LANES][PAIR]: a panel is read once,
+// from front to back, and every load brings one input's weight (of bfloat16 two inputs') for LANES outputs.
+#if defined(BF16) && defined(__AVX512BF16__)
+#include <immintrin.h>
+enum { PAIR = 2 };
+typedef __m512 accumulator;
+static inline accumulator multiply_add(accumulator sum, const T *x, const T *weights) {
+    int32_t pair;
+    memcpy(&pair, x, 4);
+    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)_mm512_loadu_si512(weights));
+}
+#else
+enum { PAIR = 1 };
+typedef lanes accumulator;
+static inline accumulator multiply_add(accumulator sum, const T *x, const T *weights) {
+    return sum + load(*x) * load_lanes(weights);
+}
+#endif
+
+int weight_pair(void) { return PAIR; }
+
+// One panel times up to ROWS rows of x. Few rows take more chains of additions, so that none waits for the one before.
+static inline __attribute__((always_inline)) void multiply_panel(const int rows, const int chains, const T *x, long x_stride,
+                                                                 const T *panel, lanes *sums, long in) {
+    accumulator sum[ROWS][4] = {};
+    long i = 0, step = PAIR * chains;
+    for (; i + step <= in; i += step)
+        for (int c = 0; c < chains; c++)
+            for (int r = 0; r < rows; r++)
+                sum[r][c] = multiply_add(sum[r][c], x + r * x_stride + i + c * PAIR, panel + (i + c * PAIR) * LANES);
+    for (; i < in; i += PAIR)
+        for (int r = 0; r < rows; r++) sum[r][0] = multiply_add(sum[r][0], x + r * x_stride + i, panel + i * LANES);
+    for (int r = 0; r < rows; r++) {
+        sums[r] = (lanes)sum[r][0];
+        for (int c = 1; c < chains; c++) sums[r] += (lanes)sum[r][c];
+    }
+}
+
+// out [rows, out_features] = x [rows, in] times the weights, plus bias if there is one. `in` is a multiple of PAIR.
+void linear(const T *x, const T *panels, const T *bias, T *out, long rows, long out_features, long in) {
+    enum { CHUNK = 32 };  // rows that a panel meets while it is in the nearest cache
+    long num_panels = (out_features + LANES - 1) / LANES;
+#pragma omp parallel for collapse(2) if (rows * in * out_features > 65536)
+    for (long from = 0; from < rows; from += CHUNK)
+        for (long n = 0; n < num_panels; n++) {
+            const T *panel = panels + n * in * LANES;
+            long to = from + CHUNK < rows ? from + CHUNK : rows;
+            int width = out_features - n * LANES < LANES ? out_features - n * LANES : LANES;
+            for (long row = from; row < to; row += ROWS) {
+                const T *first = x + row * in;
+                lanes sums[ROWS];
+                int count = to - row < ROWS ? to - row : ROWS;
+                switch (count) {
+                    case 1: multiply_panel(1, 4, first, in, panel, sums, in); break;
+                    case 2: multiply_panel(2, 4, first, in, panel, sums, in); break;
+                    case 3: multiply_panel(3, 2, first, in, panel, sums, in); break;
+                    case 4: multiply_panel(4, 2, first, in, panel, sums, in); break;
+                    case 5: multiply_panel(5, 2, first, in, panel, sums, in); break;
+                    case 6: multiply_panel(6, 2, first, in, panel, sums, in); break;
+                    case 7: multiply_panel(7, 2, first, in, panel, sums, in); break;
+                    default: multiply_panel(8, 2, first, in, panel, sums, in);
+                }
+                for (int r = 0; r < count; r++) {
+                    T *place = out + (row + r) * out_features + n * LANES;
+                    for (int l = 0; l < width; l++) place[l] = store(sums[r][l] + (bias ? load(bias[n * LANES + l]) : 0.0f));
+                }
+            }
+        }
+}
+
 // out = x / sqrt(mean(x^2) + eps) * weight. Row i starts at x + i / inner * stride + i % inner * size.
 void rms_norm(const T *x, const T *weight, T *out, long rows, long size, long inner, long stride, float eps) {
 #pragma omp parallel for if (rows * size > PARALLEL_FROM)
@@ -176,12 +246,17 @@ typedef struct {
     long kv_heads, kv_head, dim, size;
 } Pages;
 
+// Ask for a block of keys or values before it is needed: blocks lie anywhere, so the CPU cannot guess the next one.
+static inline void prefetch(const T *block, long count) {
+    for (long i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(block + i);
+}
+
 static inline const T *key_block(const Pages *p, long block) {
     return p->keys + (p->table[block] * p->kv_heads + p->kv_head) * p->dim * p->size;
 }
 
 static inline const T *value_row(const Pages *p, long key) {
-    return p->values + ((p->table[key / p->size] * p->size + key % p->size) * p->kv_heads + p->kv_head) * p->dim;
+    return p->values + ((p->table[key / p->size] * p->kv_heads + p->kv_head) * p->size + key % p->size) * p->dim;
 }
 
 // Attention of up to ROWS queries of one sequence that read the same KV head. Row r sees the keys from[r] to to[r] - 1.
@@ -189,8 +264,11 @@ static inline __attribute__((always_inline)) void attend_rows(const int rows, co
                                                               const long *to, float *scores, long stride, T **out) {
     long first = from[0], last = to[rows - 1];  // rows are in order of position
     long base = first / p->size * p->size;      // scores[.][0] is that of this key
-    for (long block = first / p->size; block * p->size < last; block++)
+    for (long block = first / p->size; block * p->size < last; block++) {
+        long next = (block + 1) * p->size < last ? block + 1 : block;
+        prefetch(key_block(p, next), p->dim * p->size);
         score_block(rows, q, key_block(p, block), scores + block * p->size - base, stride, p->dim, p->size);
+    }
     float inverse[ROWS];
     for (int r = 0; r < rows; r++) {
         float *s = scores + r * stride - base, most = -INFINITY, sum = 0;
@@ -208,10 +286,10 @@ static inline __attribute__((always_inline)) void attend_rows(const int rows, co
         for (long block = first / p->size; block * p->size < last; block++) {
             long key = block * p->size < first ? first : block * p->size;
             long end = (block + 1) * p->size < last ? (block + 1) * p->size : last;
+            if (d == 0 && end < last) prefetch(value_row(p, end), p->dim * p->size);
             const T *v = value_row(p, key) + d;
-            long step = p->kv_heads * p->dim;
-            for (; key + 2 <= end; key += 2, v += 2 * step) {
-                lanes even = load_lanes(v), odd = load_lanes(v + step);
+            for (; key + 2 <= end; key += 2, v += 2 * p->dim) {
+                lanes even = load_lanes(v), odd = load_lanes(v + p->dim);
                 for (int r = 0; r < rows; r++) {
                     sum[r][0] += scores[r * stride + key - base] * even;
                     sum[r][1] += scores[r * stride + key + 1 - base] * odd;
@@ -264,9 +342,9 @@ int paged_attention(const T *q, const T *k, const T *v, long q_stride, long k_st
 #pragma omp for
         for (long i = 0; i < num_tokens; i++)
             for (long h = 0; h < kv_heads; h++) {
-                T *key = keys + (slots[i] / size * kv_heads + h) * dim * size + slots[i] % size;
-                for (long d = 0; d < dim; d++) key[d * size] = k[i * k_stride + h * dim + d];
-                memcpy(values + (slots[i] * kv_heads + h) * dim, v + i * v_stride + h * dim, dim * sizeof(T));
+                long head = (slots[i] / size * kv_heads + h) * dim * size, offset = slots[i] % size;
+                for (long d = 0; d < dim; d++) keys[head + d * size + offset] = k[i * k_stride + h * dim + d];
+                memcpy(values + head + offset * dim, v + i * v_stride + h * dim, dim * sizeof(T));
             }
         float *scores = get_workspace(ROWS * (stride + dim));
         failed |= !scores;

@@ -4,6 +4,7 @@ PyTorch runs a decode step as hundreds of small operations, each of which passes
 microseconds before it begins. Here each chain of them is one loop. Every function has a PyTorch twin, which serves
 where there is no C compiler (and on a GPU), and which the tests compare it with:
 
+    linear          minillm.model.layers.Linear (through oneDNN)
     rms_norm        minillm.model.layers.RMSNorm       rotary_angles   minillm.model.layers.Rotary
     silu_mul        minillm.model.layers.SwiGLU        rotate          minillm.model.layers.apply_rotary
     gumbel_noise    minillm.sampling.noise             paged_attention minillm.kv_cache.torch_attention
@@ -32,6 +33,7 @@ FLAGS = (
     "-O3", "-march=native", "-std=gnu11", "-fopenmp", "-shared", "-fPIC",
     "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
 )  # fmt: skip
+LANES = 16  # outputs of a panel: see native.c
 DTYPES = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
 
 
@@ -59,6 +61,36 @@ def library(dtype: torch.dtype = torch.float32) -> ctypes.CDLL | None:
 def serves(x: Tensor) -> bool:
     """Whether there are kernels for this tensor."""
     return x.is_cpu and library(x.dtype) is not None
+
+
+def pack(weight: Tensor) -> Tensor:
+    """A weight [out_features, in_features] in the order in which `linear` reads it: panels of 16 outputs,
+    [panels, in_features / pair, 16, pair], missing outputs and inputs zero; a pair is 2 where bfloat16 is multiplied
+    in pairs, else 1."""
+    out_features, in_features = weight.shape
+    pair = library(weight.dtype).weight_pair()
+    padded = torch.nn.functional.pad(weight, (0, -in_features % pair, 0, -out_features % LANES))
+    return padded.view(-1, LANES, padded.shape[1] // pair, pair).transpose(1, 2).contiguous()
+
+
+def unpack(packed: Tensor, out_features: int, in_features: int) -> Tensor:
+    """The weight that `pack` packed."""
+    panels, pairs, lanes, pair = packed.shape
+    return packed.transpose(1, 2).reshape(panels * lanes, pairs * pair)[:out_features, :in_features]
+
+
+def linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+    """x [num_tokens, in_features] times a packed weight: [num_tokens, out_features]."""
+    in_features = packed.shape[1] * packed.shape[3]
+    if x.shape[1] != in_features:
+        x = torch.nn.functional.pad(x, (0, in_features - x.shape[1]))
+    x = x.contiguous()
+    out = torch.empty(x.shape[0], out_features, dtype=x.dtype)
+    bias_place = None if bias is None else bias.data_ptr()
+    library(x.dtype).linear(
+        x.data_ptr(), packed.data_ptr(), bias_place, out.data_ptr(), x.shape[0], out_features, in_features
+    )
+    return out
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -146,6 +178,7 @@ def paged_attention(
 def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """Tell ctypes what each function takes, so that plain numbers can be passed: an object a number takes longer."""
     p, n, f = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+    loaded.linear.argtypes = (p, p, p, p, n, n, n)
     loaded.rms_norm.argtypes = (p, p, p, n, n, n, n, f)
     loaded.silu_mul.argtypes = (p, p, n, n)
     loaded.rotary_angles.argtypes = (p, p, p, f, p, p, n, n)

@@ -1,7 +1,7 @@
 """Where the keys and values of all blocks lie, and how blocks are copied and moved. Built in chapter 06.
 
     keys[layer]    [num_blocks + 1, num_kv_heads, head_dim, block_size]
-    values[layer]  [num_blocks + 1, block_size, num_kv_heads, head_dim]
+    values[layer]  [num_blocks + 1, num_kv_heads, block_size, head_dim]
 
 A slot is block * block_size + offset. Keys lie transposed within a block, so that the scores of a whole block are a
 weighted sum of its rows (see `torch_attention`); vLLM's first paged kernel turned them too, for the same reason.
@@ -10,9 +10,11 @@ Block 0 is the null block and stays zero.
 
 from __future__ import annotations
 
+import math
+import mmap
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +37,7 @@ class PagedKVCache:
         num_host_blocks: int = 0,
     ):
         self.num_blocks, self.block_size = num_blocks, block_size
-        key_shape, value_shape = (num_kv_heads, head_dim, block_size), (block_size, num_kv_heads, head_dim)
+        key_shape, value_shape = (num_kv_heads, head_dim, block_size), (num_kv_heads, block_size, head_dim)
         self.keys = [_zeros((num_blocks + 1, *key_shape), dtype, device) for _ in range(num_layers)]
         self.values = [_zeros((num_blocks + 1, *value_shape), dtype, device) for _ in range(num_layers)]
         self.host_keys = [_zeros((num_host_blocks, *key_shape), dtype) for _ in range(num_layers)]
@@ -46,7 +48,7 @@ class PagedKVCache:
         """Put each token's key and value, [num_tokens, num_kv_heads, head_dim], into its slot [num_tokens] int64."""
         blocks, offsets = slots // self.block_size, slots % self.block_size
         self.keys[layer][blocks, :, :, offsets] = k
-        self.values[layer].flatten(0, 1).index_copy_(0, slots, v)
+        self.values[layer][blocks, :, offsets] = v
 
     def move(self, moves: BlockMoves) -> None:
         """Make the copies a step asks for, before its forward pass."""
@@ -90,5 +92,8 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | st
     page when it is first written, so that a large pool costs nothing until it is used."""
     if torch.device(device).type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)  # zeros, by the system's promise
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

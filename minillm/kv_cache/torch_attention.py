@@ -84,7 +84,8 @@ def prefill_attention(q: Tensor, keys: Tensor, values: Tensor, group: PrefillGro
     blocks = group.block_table.flatten()
     gathered_keys = keys.index_select(0, blocks).view(num_tiles, num_blocks, num_kv_heads, head_dim, block_size)
     gathered_keys = gathered_keys.permute(0, 2, 1, 4, 3).reshape(num_tiles, num_kv_heads, -1, head_dim)
-    gathered_values = values.index_select(0, blocks).view(num_tiles, -1, num_kv_heads, head_dim).transpose(1, 2)
+    gathered_values = values.index_select(0, blocks).view(num_tiles, num_blocks, num_kv_heads, block_size, head_dim)
+    gathered_values = gathered_values.transpose(1, 2).reshape(num_tiles, num_kv_heads, -1, head_dim)
     tiles = q[group.query_rows].transpose(1, 2)  # [num_tiles, num_heads, tile_len, head_dim]
     out = F.scaled_dot_product_attention(tiles, gathered_keys, gathered_values, attn_mask=group.seen, enable_gqa=True)
     return out.transpose(1, 2)
@@ -127,8 +128,7 @@ class DecodePlan:
         head_of_bag = place_of_bag // max_blocks % num_heads
         kv_head_of_bag = kv_heads[head_of_bag]
         key_rows = (block_of_bag * num_kv_heads + kv_head_of_bag)[:, None] * head_dim + np.arange(head_dim)
-        slots = block_of_bag[:, None] * size + np.arange(size)  # [num_bags, block_size]
-        value_rows = slots * num_kv_heads + kv_head_of_bag[:, None]
+        value_rows = (block_of_bag * num_kv_heads + kv_head_of_bag)[:, None] * size + np.arange(size)
         values_of_head = counts.repeat(num_heads) * size
 
         def tensor(array: np.ndarray) -> Tensor:

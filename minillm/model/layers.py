@@ -47,26 +47,37 @@ class RMSNorm(nn.Module):
 class Linear(nn.Module):
     """y = x Wᵀ + b, by the fastest road through torch for this device, dtype and number of rows.
 
-    Where oneDNN serves, `prepare` packs the weight once into the layout its kernels read. With few rows a
-    product only waits for the weight to be read, and a plain fp32 `F.linear` (MKL) reads it at half speed.
+    On a CPU `prepare` packs the weight once into the layout that the kernel reads: our own where there is one (see
+    `minillm.kernels.native`), else oneDNN's. With few rows a product only waits for the weight to be read, and a plain
+    fp32 `F.linear` (MKL) reads it at half speed.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, device: torch.device):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.plain = empty_parameter(out_features, in_features, dtype=dtype, device=device)
-        self.packed: Tensor | None = None
+        self.panels: Tensor | None = None  # packed for our own kernel
+        self.packed: Tensor | None = None  # packed for oneDNN
         self.bias = empty_parameter(out_features, dtype=dtype, device=device) if bias else None
 
     @property
     def weight(self) -> Tensor:
         """[out_features, in_features], unpacked if need be: for whoever quantizes, slices or adapts it."""
-        return self.packed.to_dense() if self.plain is None else self.plain
+        if self.plain is not None:
+            return self.plain
+        if self.panels is not None:
+            return native.unpack(self.panels, self.out_features, self.in_features)
+        return self.packed.to_dense()
 
     def prepare(self, in_cache: bool = False) -> None:
         """Choose the road, once, when the weights are final. A packed weight replaces the plain one, unless the
         whole model is small enough to stay `in_cache`."""
-        if self.packed is not None or not can_pack(self.plain):
+        if self.panels is not None or self.packed is not None:
+            return
+        if native.serves(self.plain):
+            self.panels, self.plain = native.pack(self.plain), None
+            return
+        if not can_pack(self.plain):
             return
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.plain, PACK_FOR_ROWS)
         self.packed_linear = torch.ops.mkldnn._linear_pointwise.default
@@ -76,6 +87,8 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, out_features]"""
+        if self.panels is not None:
+            return native.linear(x, self.panels, self.bias, self.out_features)
         one_row = x.shape[0] == 1
         if self.packed is None or (one_row and self.plain is not None):
             return F.linear(x, self.plain, self.bias)

@@ -40,12 +40,11 @@ class Sampler:
 
     def choose(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
         logits = metadata.adjust(logits)
-        greedy = logits.argmax(dim=-1)  # of equal logits the smallest id
         if metadata.all_greedy:
-            return greedy
+            return logits.argmax(dim=-1)  # of equal logits the smallest id
         noise = gumbel_noise(metadata.seeds, metadata.positions, metadata.vocabulary)
-        sampled = (metadata.filter(logits) + noise).argmax(dim=-1)
-        return torch.where(metadata.is_greedy, greedy, sampled)
+        sampled = noise.add_(metadata.filter(logits)).argmax(dim=-1)
+        return torch.where(metadata.is_greedy, logits.argmax(dim=-1), sampled) if metadata.any_greedy else sampled
 
 
 @dataclass(frozen=True)
@@ -102,6 +101,7 @@ class SamplingMetadata:
 
     def _build_draw(self) -> None:
         self.all_greedy = all(params.is_greedy for params in self.params)
+        self.any_greedy = any(params.is_greedy for params in self.params)
         if self.all_greedy:
             return
         self.is_greedy = self._tensor([params.is_greedy for params in self.params], torch.bool)
