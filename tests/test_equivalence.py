@@ -1,0 +1,159 @@
+"""The equivalence matrix: greedy float32 tokens are those of `transformers`, whatever road they took.
+
+Every pair of settings occurs in some case. Where a case is meant to preempt, to hit or to swap, it is asserted that it did.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+import torch
+from model_zoo import make_model
+from tiny import VOCAB_SIZE, byte_tokenizer
+
+from minillm import LLM, SamplingParams
+from minillm.kernels import native
+
+AXES = {
+    "batch": ("together", "alone"),
+    "block_size": (1, 7, 16),
+    "chunk": ("whole", 5, 8),
+    "memory": ("plenty", "few"),
+    "prefix": ("off", "cold", "warm"),
+    "preemption": ("recompute", "swap"),
+    "window": (None, 9),
+    "attention": ("torch", "native"),
+}
+MAX_TOKENS, NEVER = 20, VOCAB_SIZE - 1
+SHARED = [3 + i * 7 % 90 for i in range(32)]  # two blocks of 16, and a prompt that is a full hit
+PROMPTS = [
+    SHARED + [50, 60, 70],
+    SHARED,
+    [5],
+    SHARED[:16] + [9] * 5,
+    [11, 12, 13, 14, 15, 16, 17],
+    SHARED + [50, 61],
+    list(range(20, 68)),
+]
+
+
+def covering_cases() -> list[dict]:
+    """Cases in which every two values of different axes meet: always the combination that meets most pairs not yet met."""
+    every = [dict(zip(AXES, values)) for values in product(*AXES.values())]
+    every = [case for case in every if not (case["memory"] == "few" and case["batch"] == "alone")]  # nothing to preempt
+
+    def pairs(case: dict) -> set:
+        return set(combinations(case.items(), 2))
+
+    missing, chosen = set().union(*map(pairs, every)), []
+    while missing:
+        chosen.append(max(every, key=lambda case: len(pairs(case) & missing)))
+        missing -= pairs(chosen[-1])
+    return chosen
+
+
+CASES = covering_cases()
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory) -> dict[int | None, tuple[Path, list[list[int]]]]:
+    """For each window: a folder with a random model, and what `transformers` says to every prompt."""
+    found = {}
+    for window in AXES["window"]:
+        kind = dict(model_type="llama") if window is None else dict(model_type="mistral", sliding_window=window)
+        model = make_model(1, vocab_size=VOCAB_SIZE, num_hidden_layers=2, eos_token_id=NEVER, **kind)
+        folder = tmp_path_factory.mktemp(f"window-{window}")
+        model.save_pretrained(folder)
+        byte_tokenizer().save_pretrained(folder)
+        said = []
+        for prompt in PROMPTS:
+            ids = torch.tensor([prompt])
+            out = model.generate(ids, do_sample=False, min_new_tokens=MAX_TOKENS, max_new_tokens=MAX_TOKENS)
+            said.append(out[0, len(prompt) :].tolist())
+        assert len({tuple(tokens) for tokens in said}) == len(PROMPTS)  # no prompt's answer could pass for another's
+        found[window] = folder, said
+    return found
+
+
+def settings_of(case: dict) -> dict:
+    block_size = case["block_size"]
+    longest = max(map(len, PROMPTS)) + MAX_TOKENS
+    return dict(
+        device="cpu",
+        dtype="float32",
+        block_size=block_size,
+        max_num_seqs=1 if case["batch"] == "alone" else 8,
+        max_num_batched_tokens=8192 if case["chunk"] == "whole" else case["chunk"],
+        num_kv_blocks=400 if case["memory"] == "plenty" else -(-longest // block_size) + 2,
+        enable_prefix_caching=case["prefix"] != "off",
+        preemption_mode=case["preemption"],
+        host_kv_bytes=10**7 if case["preemption"] == "swap" else 0,
+        attention_backend=case["attention"],
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_tokens_equal_transformers(case, oracle):
+    if case["attention"] == "native" and native.library() is None:
+        pytest.skip("no C compiler here")
+    folder, expected = oracle[case["window"]]
+    llm = LLM(folder, **settings_of(case))
+    check_every_step(llm)
+    llm.trace.enabled = True
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    runs = 2 if case["prefix"] == "warm" else 1
+    for _ in range(runs):
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == expected
+    cached = sum(output.metrics.num_cached_tokens for output in outputs)
+    if case["prefix"] == "off":
+        assert cached == 0
+    if case["prefix"] == "warm" and case["memory"] == "plenty":
+        assert cached > 50
+    preempted = sum(output.metrics.num_preemptions for output in outputs)
+    if case["memory"] == "plenty":
+        assert preempted == 0
+    elif case["window"] is None or case["chunk"] == "whole":
+        assert preempted > 0  # a window gives its blocks back, and then few are enough
+    swapped = sum(llm.trace.totals("swap_out").values()), sum(llm.trace.totals("swap_in").values())
+    assert (min(swapped) > 0) == (case["preemption"] == "swap" and preempted > 0)
+
+
+def check_every_step(llm: LLM) -> None:
+    """Integrity is checked after each step, not only when idle."""
+    step = llm.engine.step
+
+    def checked():
+        deltas = step()
+        llm.engine.scheduler.check_integrity()
+        return deltas
+
+    llm.engine.step = checked
+
+
+def test_the_cases_cover_every_pair():
+    met = set().union(*(combinations(case.items(), 2) for case in CASES))
+    values = [(name, value) for name in AXES for value in AXES[name]]
+    missed = {pair for pair in combinations(values, 2) if pair[0][0] != pair[1][0] and pair not in met}
+    assert missed == {(("batch", "alone"), ("memory", "few"))} and len(CASES) < 30
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_a_seeded_request_says_the_same_when_it_is_preempted(mode, oracle):
+    folder, _ = oracle[None]
+    params = [SamplingParams(temperature=1.2, top_k=30, repetition_penalty=1.3, seed=i, max_tokens=MAX_TOKENS, n=2) for i in range(7)]
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    common = dict(device="cpu", dtype="float32", preemption_mode=mode, host_kv_bytes=10**6 if mode == "swap" else 0, block_size=4)
+    said = []
+    for num_kv_blocks in (400, 20):
+        llm = LLM(folder, num_kv_blocks=num_kv_blocks, **common)
+        check_every_step(llm)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        said.append([[sample.token_ids for sample in output.outputs] for output in outputs])
+        preempted = sum(output.metrics.num_preemptions for output in outputs)
+        assert (preempted > 0) == (num_kv_blocks == 20)
+    assert said[0] == said[1]
+    assert all(len({tuple(sample) for sample in samples}) == 2 for samples in said[0])
