@@ -2,28 +2,20 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
-from rich.console import Console
+
+from .bench.commands import bench
+from .bench.console import Device, Model, errors_in_one_line, log, out, state
 
 # torch and transformers take seconds to import: every command imports what it needs itself, so that help is instant.
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False,
                   help="A textbook you can run: the engine behind LLM servers, one notebook at a time.\n\n"
                        "**Begin:** `minillm lab` opens the book, `minillm tour` shows in a minute where it leads.")
-bench = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown",
-                    help="Measure this machine: the limit first, then the figure with its share of it.\n\n"
-                         "Results are JSON files with hardware, versions and raw samples; `--save FOLDER` says where.")
 app.add_typer(bench, name="bench")
-out, log = Console(), Console(stderr=True)
-state = {"traceback": False}
-
-Model = Annotated[str, typer.Option(help="A bundled name, a local folder, or a hub id such as Qwen/Qwen3-0.6B.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Save = Annotated[Optional[Path], typer.Option(help="Folder for the JSON result; by default nothing is written.")]
 
 
 @app.callback()
@@ -151,67 +143,6 @@ def train(preset: Annotated[str, typer.Option(help="tinyworld or tinyworld-draft
         out.print(f'minillm generate --model {folder} "Once upon a time" lets it speak.', highlight=False)
 
 
-@bench.callback()
-def warn_when_busy() -> None:
-    import os
-
-    load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
-    if load > cores / 2:
-        log.print(f"This machine is busy: {load:.1f} of {cores} cores were at work over the last minute. "
-                  "Times will be too long, and unevenly so.", style="yellow", highlight=False)
-
-
-@bench.command("decode")
-def bench_decode(
-        shape: Annotated[str, typer.Option(help="smollm2-135m or tinyworld; the weights are random.")] = "smollm2-135m",
-        dtype: Annotated[Optional[list[str]], typer.Option(help="May be given again; float32 and bfloat16 by default.")] = None,
-        prompt_tokens: Annotated[int, typer.Option(min=1)] = 64, output_tokens: Annotated[int, typer.Option(min=3)] = 64,
-        repeats: Annotated[int, typer.Option(help="Of each engine, in turns; at least 5.")] = 5,
-        device: Device = "auto", save: Save = None) -> None:
-    """Decode at batch 1, minillm against transformers, and where the rest of a step goes."""
-    with errors_in_one_line():
-        from .bench import decode
-
-        workload = decode.Workload(shape, tuple(dtype or decode.Workload.dtypes), prompt_tokens, output_tokens, repeats)
-        rounds = len(workload.dtypes) * (2 * (repeats + 1) + 1) + 1
-        with progress("measuring", rounds) as advance:
-            measured = decode.run(workload, device, command_line(), on_run=advance)
-        show(decode.tables(measured), measured, save)
-
-
-@bench.command("tasks")
-def bench_tasks(model: Model = "tinyworld", documents: Annotated[int, typer.Option(min=1, help="Of each task.")] = 200,
-                task: Annotated[Optional[list[str]], typer.Option(help="May be given again; all by default.")] = None,
-                seed: Annotated[int, typer.Option(help="Of the held-out text; not 0, which training reads.")] = 1,
-                device: Device = "auto", save: Save = None) -> None:
-    """How many answers a model gets exactly right, on fresh text of the corpus."""
-    with errors_in_one_line():
-        from . import LLM
-        from .bench import tasks
-        from .device import resolve_device
-        from .zoo import corpus
-
-        chosen = tuple(task or corpus.WRITERS)
-        llm = LLM(model, device=device)
-        with progress("asking", documents * len(chosen)) as advance:
-            scores = tasks.evaluate(llm, documents, chosen, advance, seed)
-        show([tasks.table(scores)], tasks.result(scores, model, documents, seed, command_line(), resolve_device(device)), save)
-
-
-@bench.command("ladder")
-def bench_ladder(model: Model = "tinyworld", max_tokens: Annotated[int, typer.Option(min=2)] = 128,
-                 repeats: Annotated[int, typer.Option(help="Of each rung, in turns; at least 5.")] = 5,
-                 device: Device = "auto", save: Save = None) -> None:
-    """Every rung of `minillm tour`, measured: in turns, outputs checked first."""
-    with errors_in_one_line():
-        from .bench import tour as ladder_tour
-        from .bench.ladder import RUNGS
-
-        with progress("climbing", len(RUNGS) * (repeats + 1)) as advance:
-            measured = ladder_tour.bench(model, device, max_tokens, repeats, command_line(), on_run=advance)
-        show([ladder_tour.bench_table(measured)], measured, save)
-
-
 @app.command()
 def check(
         notebooks: Annotated[Optional[list[Path]], typer.Argument(help="Notebooks; by default all of the clone.")] = None,
@@ -251,48 +182,3 @@ def check(
                 out.print(str(problem), highlight=False, markup=False)
             if problems:
                 raise typer.Exit(1)
-
-
-def show(tables: list, measured: dict, save: Path | None) -> None:
-    from .bench import measure
-
-    for table in tables:
-        out.print(table)
-    if save:
-        log.print(f"written to {measure.save(measured, save)}", highlight=False)
-
-
-def command_line() -> str:
-    import shlex
-
-    return shlex.join(["minillm", *sys.argv[1:]])
-
-
-@contextmanager
-def progress(title: str, total: int):
-    """A progress bar on stderr; gives a function that says what has just been done and moves the bar on by one."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                  console=log, transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda what="": bar.update(task, advance=1, description=f"{title}: {what}")
-
-
-@contextmanager
-def errors_in_one_line():
-    """A mistake of the user's ends with one clear line and status 1; --traceback shows where it came from."""
-    try:
-        yield
-    except typer.Exit:  # an ordinary end, though it is a RuntimeError by birth
-        raise
-    except (ValueError, TypeError, OSError, NotImplementedError, RuntimeError, ModuleNotFoundError) as error:
-        if state["traceback"]:
-            raise
-        missing = isinstance(error, ModuleNotFoundError)
-        hint = "; what this command needs comes with: pip install 'minillm-book[test]'" if missing else ""
-        log.print("error:", " ".join(f"{error}{hint}".split()), style="red", soft_wrap=True, highlight=False, markup=False)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        log.print("stopped")
-        raise typer.Exit(130) from None

@@ -1,0 +1,132 @@
+"""`minillm bench ...`: one command a measurement. Built in chapter 00."""
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from .console import Device, Model, Save, command_line, errors_in_one_line, log, progress, show
+
+# torch and transformers take seconds to import: every command imports what it needs itself, so that help is instant.
+
+bench = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown",
+                    help="Measure this machine: the limit first, then the figure with its share of it.\n\n"
+                         "Results are JSON files with hardware, versions and raw samples; `--save FOLDER` says where.")
+
+
+@bench.callback()
+def warn_when_busy() -> None:
+    import os
+
+    load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
+    if load > cores / 2:
+        log.print(f"This machine is busy: {load:.1f} of {cores} cores were at work over the last minute. "
+                  "Times will be too long, and unevenly so.", style="yellow", highlight=False)
+
+
+@bench.command("decode")
+def bench_decode(
+        shape: Annotated[str, typer.Option(help="smollm2-135m or tinyworld; the weights are random.")] = "smollm2-135m",
+        dtype: Annotated[Optional[list[str]], typer.Option(help="May be given again; float32 and bfloat16 by default.")] = None,
+        prompt_tokens: Annotated[int, typer.Option(min=1)] = 64, output_tokens: Annotated[int, typer.Option(min=3)] = 64,
+        repeats: Annotated[int, typer.Option(help="Of each engine, in turns; at least 5.")] = 5,
+        device: Device = "auto", save: Save = None) -> None:
+    """Decode at batch 1, minillm against transformers, and where the rest of a step goes."""
+    with errors_in_one_line():
+        from . import decode
+
+        workload = decode.Workload(shape, tuple(dtype or decode.Workload.dtypes), prompt_tokens, output_tokens, repeats)
+        rounds = len(workload.dtypes) * (2 * (repeats + 1) + 1) + 1
+        with progress("measuring", rounds) as advance:
+            measured = decode.run(workload, device, command_line(), on_run=advance)
+        show(decode.tables(measured), measured, save)
+
+
+@bench.command("tasks")
+def bench_tasks(model: Model = "tinyworld", documents: Annotated[int, typer.Option(min=1, help="Of each task.")] = 200,
+                task: Annotated[Optional[list[str]], typer.Option(help="May be given again; all by default.")] = None,
+                seed: Annotated[int, typer.Option(help="Of the held-out text; not 0, which training reads.")] = 1,
+                device: Device = "auto", save: Save = None) -> None:
+    """How many answers a model gets exactly right, on fresh text of the corpus."""
+    with errors_in_one_line():
+        from .. import LLM
+        from . import tasks
+        from ..device import resolve_device
+        from ..zoo import corpus
+
+        chosen = tuple(task or corpus.WRITERS)
+        llm = LLM(model, device=device)
+        with progress("asking", documents * len(chosen)) as advance:
+            scores = tasks.evaluate(llm, documents, chosen, advance, seed)
+        show([tasks.table(scores)], tasks.result(scores, model, documents, seed, command_line(), resolve_device(device)), save)
+
+
+@bench.command("ladder")
+def bench_ladder(model: Model = "tinyworld", max_tokens: Annotated[int, typer.Option(min=2)] = 128,
+                 repeats: Annotated[int, typer.Option(help="Of each rung, in turns; at least 5.")] = 5,
+                 device: Device = "auto", save: Save = None) -> None:
+    """Every rung of `minillm tour`, measured: in turns, outputs checked first."""
+    with errors_in_one_line():
+        from . import tour as ladder_tour
+        from .ladder import RUNGS
+
+        with progress("climbing", len(RUNGS) * (repeats + 1)) as advance:
+            measured = ladder_tour.bench(model, device, max_tokens, repeats, command_line(), on_run=advance)
+        show([ladder_tour.bench_table(measured)], measured, save)
+
+
+@bench.command("throughput")
+def bench_throughput(
+        shape: Annotated[str, typer.Option(help="tinyworld (the bundled model) or smollm2-135m (random weights).")] = "tinyworld",
+        requests: Annotated[int, typer.Option(min=1)] = 16,
+        longest: Annotated[int, typer.Option(min=16, help="Prompts and outputs have 16 to this many tokens.")] = 256,
+        dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+        repeats: Annotated[int, typer.Option(help="Of each engine, in turns; at least 5.")] = 5,
+        device: Device = "auto", save: Save = None) -> None:
+    """Many requests at once: minillm against the best that transformers.generate reaches, and what scheduling costs."""
+    with errors_in_one_line():
+        from . import throughput
+
+        workload = throughput.Workload(shape, requests, longest, dtype, repeats)
+        with progress("measuring", throughput.num_rounds(workload)) as advance:
+            measured = throughput.run(workload, device, command_line(), on_run=advance)
+        show(throughput.tables(measured), measured, save)
+
+
+@bench.command("prefix")
+def bench_prefix(prompt_tokens: Annotated[int, typer.Option(min=32, help="Shared by all requests.")] = 512,
+                 model: Model = "tinyworld",
+                 repeats: Annotated[int, typer.Option(help="Cold and warm, in turns; at least 5.")] = 5,
+                 device: Device = "auto", save: Save = None) -> None:
+    """Time to the first token after a shared prompt, with its blocks in the prefix cache and without."""
+    with errors_in_one_line():
+        from . import serving
+
+        with progress("measuring", 2 * (repeats + 1)) as advance:
+            measured = serving.run_prefix(model, prompt_tokens, repeats, device, command_line(), on_run=advance)
+        show([serving.prefix_table(measured)], measured, save)
+
+
+@bench.command("scheduler")
+def bench_scheduler(repeats: Annotated[int, typer.Option(help="Of each queue length, in turns; at least 5.")] = 5,
+                    save: Save = None) -> None:
+    """What a step costs the scheduler, by how many requests wait and how many have finished; no model runs."""
+    with errors_in_one_line():
+        from . import serving
+
+        with progress("measuring", len(serving.QUEUES) * (repeats + 1)) as advance:
+            measured = serving.run_scheduler(repeats, command_line(), on_run=advance)
+        show([serving.scheduler_table(measured)], measured, save)
+
+
+@bench.command("simulator")
+def bench_simulator(model: Model = "tinyworld",
+                    repeats: Annotated[int, typer.Option(help="At least 5.")] = 5,
+                    device: Device = "auto", save: Save = None) -> None:
+    """The simulator's time for a trace against the engine's own, its cost model fitted on another trace."""
+    with errors_in_one_line():
+        from . import serving
+
+        with progress("measuring", 1 + repeats + 1) as advance:
+            measured = serving.run_simulator(model, repeats, device, command_line(), on_run=advance)
+        show([serving.simulator_table(measured)], measured, save)

@@ -1,0 +1,207 @@
+"""Offline throughput: many requests at once, against the best that `transformers.generate` reaches. Built in chapter 05.
+
+The workload is nano-vllm's recipe at a CPU's size: prompts of random tokens and output lengths drawn first, all
+requests there from the start, no end of sequence. `transformers` batches what it is given: it pads every prompt of a
+batch to the longest, and goes on until the longest output is made. So it is tried at several batch sizes and with both
+of its attention implementations, and the best of these is what minillm is compared with, in turns.
+"""
+from __future__ import annotations
+
+import gc
+import random
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Callable
+
+import torch
+
+from .. import LLM, SamplingParams
+from ..device import resolve_device, resolve_dtype
+from ..model.checkpoint import load_config, resolve_model
+from . import ladder, measure
+from .decode import SHAPES, Shape, write_random_checkpoint
+
+BATCH_SIZES, IMPLEMENTATIONS = (1, 4, 8, 16), ("sdpa", "eager")
+TEMPERATURE = 0.6
+CHECKED_TOKENS = 16  # of every request, greedily, before anything is timed
+SPANS = ("schedule", "build batch", "update", "move blocks", "forward", "sample")
+
+
+@dataclass(frozen=True)
+class Workload:
+    shape: str = "tinyworld"
+    requests: int = 16
+    longest: int = 256
+    dtype: str = "float32"
+    repeats: int = measure.MIN_REPEATS
+    seed: int = 0
+
+    def lengths_and_prompts(self, vocab_size: int) -> tuple[list[list[int]], list[int]]:
+        """Prompts first, then output lengths, from one stream of random numbers."""
+        rng = random.Random(self.seed)
+        most = min(10_000, vocab_size - 1)
+        prompts = [[rng.randint(0, most) for _ in range(rng.randint(16, self.longest))] for _ in range(self.requests)]
+        return prompts, [rng.randint(16, self.longest) for _ in range(self.requests)]
+
+
+def num_rounds(workload: Workload) -> int:
+    return 2 + len(BATCH_SIZES) * len(IMPLEMENTATIONS) + 2 * (workload.repeats + 1)
+
+
+def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench throughput",
+        shapes: dict[str, Shape] = SHAPES, on_run: Callable[[str], None] = lambda what: None) -> dict:
+    """Measure `workload`; a result for `measure.save`. Raises RuntimeError if the engines disagree on a float32 token."""
+    where = resolve_device(device)
+    dtype = resolve_dtype(workload.dtype, where)
+    with tempfile.TemporaryDirectory() as folder:
+        path = resolve_model("tinyworld")
+        if workload.shape != "tinyworld":
+            if workload.shape not in shapes:
+                raise ValueError(f"shape={workload.shape!r} is unknown; choose one of {', '.join(shapes)}")
+            path = write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed)
+        config = load_config(path)
+        weight_bytes = config.num_parameters() * dtype.itemsize
+        ceilings = measure.measure_ceilings(where, (dtype,), measure.megabytes_to_read(weight_bytes, where))
+        prompts, lengths = workload.lengths_and_prompts(config.vocab_size)
+        ours = Ours(path, workload, where, prompts, lengths)
+        theirs = Theirs(path, dtype, where, prompts, lengths)
+        agreeing = check(ours, theirs, prompts, dtype)
+        on_run("outputs checked")
+        pilot = {}
+        for implementation in IMPLEMENTATIONS:
+            for batch_size in BATCH_SIZES:
+                started = time.perf_counter()
+                theirs.run(implementation, batch_size)
+                pilot[f"{implementation}, batch {batch_size}"] = time.perf_counter() - started
+                on_run(f"transformers {implementation}, batch {batch_size}")
+        best = min(pilot, key=pilot.get)
+        implementation, batch_size = best.split(", batch ")
+        times = measure.interleave(
+            {f"transformers {best}": lambda: theirs.run(implementation, int(batch_size)), "minillm": ours.run},
+            workload.repeats, device=where, on_run=on_run)
+        shares = ours.shares()
+        on_run("parts of a step")
+        gc.collect()
+    tokens, their_times, our_times = sum(lengths), times[f"transformers {best}"], times["minillm"]
+    limit = limit_seconds(config, dtype, prompts, lengths, ceilings)
+    figures = {
+        "agreeing_tokens": agreeing, "prompt_tokens": sum(map(len, prompts)), "output_tokens": tokens,
+        "minillm_tokens_per_second": tokens / our_times.median, "minillm_spread": our_times.spread,
+        "transformers_tokens_per_second": tokens / their_times.median, "transformers_spread": their_times.spread,
+        "transformers_best": best, "speedup": their_times.median / our_times.median,
+        "transformers_once": {name: tokens / seconds for name, seconds in pilot.items()},
+        "limit_tokens_per_second": tokens / limit, "share_of_limit": limit / our_times.median, "step_shares": shares,
+    }
+    return measure.result(f"throughput-{workload.shape}", command, where, asdict(workload), ceilings, figures, times)
+
+
+def check(ours: Ours, theirs: Theirs, prompts: list[list[int]], dtype: torch.dtype) -> int:
+    """How many greedy tokens agree, of CHECKED_TOKENS a request, all requests in one batch here and one by one there."""
+    expected = [theirs.greedy(prompt, CHECKED_TOKENS) for prompt in prompts]
+    said = ours.greedy(CHECKED_TOKENS)
+    agreeing = sum(a == b for one, other in zip(said, expected) for a, b in zip(one, other))
+    if dtype == torch.float32 and said != expected:
+        raise RuntimeError(f"transformers and minillm disagree on {len(prompts) * CHECKED_TOKENS - agreeing} of "
+                           f"{len(prompts) * CHECKED_TOKENS} greedy tokens, in float32: no point in timing")
+    return agreeing
+
+
+class Ours:
+    """minillm, every request handed over at once."""
+
+    def __init__(self, path: Path, workload: Workload, device: torch.device, prompts: list[list[int]], lengths: list[int]):
+        self.llm = LLM(str(path), device=str(device), dtype=workload.dtype)
+        self.prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
+        self.params = [SamplingParams(temperature=TEMPERATURE, max_tokens=length, ignore_eos=True) for length in lengths]
+
+    def run(self) -> None:
+        self.llm.engine.kv_cache.pool.evict_all()  # no repeat may live on what the last one left
+        self.llm.generate(self.prompts, self.params, use_tqdm=False)
+
+    def greedy(self, count: int) -> list[list[int]]:
+        outputs = self.llm.generate(self.prompts, SamplingParams(temperature=0, max_tokens=count, ignore_eos=True), use_tqdm=False)
+        return [output.outputs[0].token_ids for output in outputs]
+
+    def shares(self) -> dict[str, float]:
+        """Of the time of all steps, the share spent in each part."""
+        trace = self.llm.trace
+        trace.enabled = True
+        trace.clear()
+        started = time.perf_counter()
+        self.run()
+        total = time.perf_counter() - started
+        trace.enabled = False
+        spent = {name: sum(trace.seconds(name).values()) / total for name in SPANS}
+        return spent | {"the rest": 1 - sum(spent.values())}
+
+
+class Theirs:
+    """transformers, a model for each attention implementation; batches in the order of the requests, padded on the left."""
+
+    def __init__(self, path: Path, dtype: torch.dtype, device: torch.device, prompts: list[list[int]], lengths: list[int]):
+        from transformers import AutoModelForCausalLM
+
+        self.prompts, self.lengths, self.device = prompts, lengths, device
+        with ladder.no_progress_bars():
+            self.models = {name: AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=name).to(device).eval()
+                           for name in IMPLEMENTATIONS}
+
+    def run(self, implementation: str, batch_size: int) -> None:
+        for start in range(0, len(self.prompts), batch_size):
+            batch = self.prompts[start:start + batch_size]
+            self._generate(implementation, batch, max(self.lengths[start:start + batch_size]), do_sample=True)
+
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        return self._generate("sdpa", [prompt], count, do_sample=False)[0, len(prompt):].tolist()
+
+    def _generate(self, implementation: str, batch: list[list[int]], count: int, do_sample: bool) -> torch.Tensor:
+        from transformers import GenerationConfig
+
+        longest = max(map(len, batch))
+        ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in batch], device=self.device)
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in batch], device=self.device)
+        model = self.models[implementation]
+        sampling = dict(temperature=TEMPERATURE, top_k=0, top_p=1.0) if do_sample else {}
+        # generate() fills in an end of sequence where none is given, so "none" is an id that no token has.
+        config = GenerationConfig(max_new_tokens=count, do_sample=do_sample, pad_token_id=0, eos_token_id=model.config.vocab_size, **sampling)
+        return model.generate(ids, attention_mask=mask, generation_config=config)
+
+
+def limit_seconds(config, dtype: torch.dtype, prompts: list[list[int]], lengths: list[int], ceilings: measure.Ceilings) -> float:
+    """No engine can take less: prefill at the machine's matrix product rate, then in each decode step the weights once,
+    and keys and values of every text so far; or, where that is more, the arithmetic of its rows."""
+    weights = config.num_parameters()
+    if not config.tie_word_embeddings:
+        weights -= config.vocab_size * config.hidden_size
+    rate = ceilings.matmul_flops_per_second[measure.name_of(dtype)]
+    body = weights - config.vocab_size * config.hidden_size  # prompts need logits for their last token only
+    seconds = 2 * (body * sum(map(len, prompts)) + (weights - body) * len(prompts)) / rate
+    for step in range(1, max(lengths)):
+        running = [len(prompt) + step for prompt, length in zip(prompts, lengths) if length > step]
+        kv_bytes = sum(running) * config.kv_bytes_per_token(dtype)
+        memory = (weights * dtype.itemsize + kv_bytes) / ceilings.bandwidth
+        seconds += max(memory, 2 * weights * len(running) / rate)
+    return seconds
+
+
+def tables(measured: dict) -> list:
+    """The limit first, then both engines, every setting of transformers, and the parts of our step (rich renderables)."""
+    from rich.table import Table
+
+    f = measured["figures"]
+    speed = Table("engine", "output tokens/s", "± half range", "of limit", "speed-up",
+                  title=f"{f['prompt_tokens']:,} prompt and {f['output_tokens']:,} output tokens, {measured['workload']['shape']}, "
+                        f"{measured['hardware']['name']}")
+    speed.add_row("the limit", f"{f['limit_tokens_per_second']:,.0f}", "", "100%", "", style="dim")
+    speed.add_row(f"transformers, {f['transformers_best']}", f"{f['transformers_tokens_per_second']:,.0f}", f"{f['transformers_spread'] / 2:.0%}",
+                  f"{f['transformers_tokens_per_second'] / f['limit_tokens_per_second']:.0%}", "1×")
+    speed.add_row("minillm", f"{f['minillm_tokens_per_second']:,.0f}", f"{f['minillm_spread'] / 2:.0%}", f"{f['share_of_limit']:.0%}", f"{f['speedup']:.2f}×")
+    every = Table("transformers, once each", "output tokens/s")
+    for name, rate in f["transformers_once"].items():
+        every.add_row(name, f"{rate:,.0f}")
+    parts = Table("part of minillm's run", "share")
+    for name, share in f["step_shares"].items():
+        parts.add_row(name, f"{share:.1%}")
+    return [speed, every, parts]
