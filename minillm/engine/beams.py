@@ -22,7 +22,7 @@ Beam = tuple[int, ...]  # the tokens of a beam after the prompt
 
 
 class BeamRequests:
-    """The requests behind the beams of one prompt. `wait` runs the engine until the next tokens of a group arrive."""
+    """The requests behind the beams of one prompt. `wait` runs the engine until tokens of theirs arrive."""
 
     def __init__(
         self,
@@ -30,14 +30,13 @@ class BeamRequests:
         beam_width: int,
         vocab_size: int,
         scheduler: Scheduler,
-        wait: Callable[[Request], list[TokenDelta]],
+        wait: Callable[[], list[TokenDelta]],
     ):
         self.scheduler, self.wait, self.vocab_size = scheduler, wait, vocab_size
         # The search decides what comes next; all the engine is asked for is what it needs to decide.
         params = replace(request.params, logprobs=min(2 * beam_width, vocab_size), ignore_eos=True, stop_token_ids=None)
         request.params, request.stop_token_ids = params, frozenset()
         request.max_tokens += 1  # the token after the last one is never taken, only weighed
-        self.request = request
         self.live: dict[Beam, Request] = {(): request}
         self.rows: dict[str, Tensor] = {}
         self._names = count(1)
@@ -48,13 +47,9 @@ class BeamRequests:
             self._continue(beams)
         self.rows = {}
         while len(self.rows) < len(beams):
-            for delta in self.wait(self.request):
+            for delta in self.wait():
                 self._take(delta)
         return torch.stack([self.rows[self.live[beam].request_id] for beam in beams])
-
-    def close(self) -> None:
-        for request in self.live.values():
-            self.scheduler.finish(request, "stop")
 
     def _take(self, delta: TokenDelta) -> None:
         """Keep the log-probabilities and put the drawn token back: with nothing left to compute, the beam rests."""

@@ -222,7 +222,7 @@ class LLM:
         stop_token_ids, max_tokens = request.stop_token_ids, request.max_tokens
         deltas = self._waiting_deltas[request.group_id] = deque()
 
-        def wait(_: Request) -> list[TokenDelta]:
+        def wait() -> list[TokenDelta]:
             while not deltas:
                 self._step()
             metrics.first_token_time = metrics.first_token_time or self.engine.clock()

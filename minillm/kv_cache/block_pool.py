@@ -11,7 +11,7 @@ what the block held; a hit takes a block out of the middle. Each of these costs 
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 NULL_BLOCK = 0
@@ -88,16 +88,19 @@ class BlockPool:
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise RuntimeError unless every block is free or owned exactly as often as `tables` say."""
-        owned = Counter(block for table in tables for block in table if block != NULL_BLOCK)
-        for block in range(1, self.num_blocks + 1):
-            if self.ref_cnt[block] != owned[block]:
-                raise RuntimeError(f"block {block}: ref_cnt={self.ref_cnt[block]}, but {owned[block]} tables hold it")
-            if (block in self.free_queue) != (self.ref_cnt[block] == 0):
-                raise RuntimeError(f"block {block}: ref_cnt={self.ref_cnt[block]}, in the free queue: {block in self.free_queue}")
-        if NULL_BLOCK in self.free_queue or len(self.free_queue) > self.num_blocks:
-            raise RuntimeError("the free queue holds the null block, or a block of no pool")
-        hashed = {block: key for block, key in enumerate(self.block_hash) if key is not None}
-        if hashed != {block: key for key, block in self.cached.items()}:
+        owned = [0] * (self.num_blocks + 1)
+        for table in tables:
+            for block in table:
+                owned[block] += 1
+        owned[NULL_BLOCK] = 0
+        if owned != self.ref_cnt:
+            block = next(i for i, (said, found) in enumerate(zip(self.ref_cnt, owned)) if said != found)
+            raise RuntimeError(f"block {block}: ref_cnt={self.ref_cnt[block]}, but {owned[block]} tables hold it")
+        unowned = owned.count(0) - 1  # all but the null block
+        if len(self.free_queue) != unowned or any(map(owned.__getitem__, self.free_queue)) or NULL_BLOCK in self.free_queue:
+            raise RuntimeError(f"{unowned} blocks have no owner, but {len(self.free_queue)} stand in the free queue, or others do")
+        named = sum(key is not None for key in self.block_hash)
+        if named != len(self.cached) or any(self.block_hash[block] != key for key, block in self.cached.items()):
             raise RuntimeError("the hashes of the blocks and the index of cached blocks disagree")
 
     def _forget(self, block: int) -> None:
