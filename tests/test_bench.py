@@ -278,7 +278,7 @@ def test_perplexity_equals_that_of_transformers(toy):
     from transformers import AutoModelForCausalLM
 
     llm, document = LLM(str(toy), device="cpu", dtype="float32"), corpus.document("json", 1, 3)
-    losses = tasks.token_losses(llm, document)
+    losses = tasks.token_losses(llm, [document])
     tokenizer = llm.get_tokenizer()
     ids = [tokenizer.bos_token_id] + [t for text, _ in document.segments for t in tokenizer.encode(text, add_special_tokens=False)]
     model = AutoModelForCausalLM.from_pretrained(toy, dtype=torch.float32).eval()

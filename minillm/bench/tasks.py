@@ -23,6 +23,7 @@ from . import measure
 
 GOALS = {"recall": "≥ 95%", "json": "≥ 90%", "arithmetic": "60–98%", "story": "≥ 95%"}
 MAX_TOKENS = {"recall": 32, "json": 96, "arithmetic": 96, "story": 160}
+TOGETHER = 32  # documents that are asked at once
 WORD = re.compile(r"[A-Za-z]+")
 
 
@@ -69,13 +70,15 @@ def evaluate(llm: LLM, num_documents: int = 200, tasks: tuple[str, ...] = tuple(
     for task in tasks:
         right = asked = 0
         losses: list[float] = []
-        for index in range(num_documents):
-            document = corpus.document(task, seed, index)
-            for question in questions(document, llm.get_tokenizer()):
+        for start in range(0, num_documents, TOGETHER):
+            documents = [corpus.document(task, seed, index) for index in range(start, min(start + TOGETHER, num_documents))]
+            batch = [question for document in documents for question in questions(document, llm.get_tokenizer())]
+            for question, text in zip(batch, answers(llm, batch)):
                 asked += 1
-                right += is_right(task, answer(llm, question), question.answer)
-            losses += token_losses(llm, document)
-            on_step(task)
+                right += is_right(task, text, question.answer)
+            losses += token_losses(llm, documents)
+            for _ in documents:
+                on_step(task)
         scores.append(Score(task, asked, right, math.exp(sum(losses) / len(losses))))
     return scores
 
@@ -96,15 +99,17 @@ def questions(document: corpus.Document, tokenizer) -> list[Question]:
     return asked
 
 
-def answer(llm: LLM, question: Question) -> str:
-    """The greedy answer; of a story that was cut off, without the word at the cut."""
-    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS[question.task],
-                            stop=None if question.task == "story" else ["\n"])
-    [output] = llm.generate([{"prompt_token_ids": question.prompt_token_ids}], params, use_tqdm=False)
-    completion = output.outputs[0]
-    if question.task == "story" and completion.finish_reason == "length":
-        return re.sub(r"\S*$", "", completion.text)
-    return completion.text
+def answers(llm: LLM, batch: list[Question]) -> list[str]:
+    """The greedy answers; of a story that was cut off, without the word at the cut."""
+    params = [SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS[question.task], stop=None if question.task == "story" else ["\n"])
+              for question in batch]
+    outputs = llm.generate([{"prompt_token_ids": question.prompt_token_ids} for question in batch], params, use_tqdm=False)
+    said = []
+    for question, output in zip(batch, outputs):
+        completion = output.outputs[0]
+        cut = question.task == "story" and completion.finish_reason == "length"
+        said.append(re.sub(r"\S*$", "", completion.text) if cut else completion.text)
+    return said
 
 
 def is_right(task: str, text: str, expected: str) -> bool:
@@ -133,15 +138,17 @@ def lexicon(per_task: int = 1000) -> frozenset[str]:
                      for word in WORD.findall(corpus.document(task, corpus.TRAIN_SEED, index).text))
 
 
-def token_losses(llm: LLM, document: corpus.Document) -> list[float]:
-    """Negative log-likelihood of each of the document's tokens given those before it, nats."""
+def token_losses(llm: LLM, documents: list[corpus.Document]) -> list[float]:
+    """Negative log-likelihood of each token of the documents given those before it, nats, one document after the other."""
     tokenizer = llm.get_tokenizer()
-    ids = [tokenizer.bos_token_id]
-    for text, _ in document.segments:
-        ids += tokenizer.encode(text, add_special_tokens=False)
-    [output] = llm.generate([{"prompt_token_ids": ids}], SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0),
-                            use_tqdm=False)
-    return [-position[token].logprob for token, position in zip(ids[1:], output.prompt_logprobs[1:])]
+    prompts = []
+    for document in documents:
+        ids = [tokenizer.bos_token_id]
+        for text, _ in document.segments:
+            ids += tokenizer.encode(text, add_special_tokens=False)
+        prompts.append({"prompt_token_ids": ids})
+    outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+    return [-row[token].logprob for output in outputs for token, row in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:])]
 
 
 def result(scores: list[Score], model: str, num_documents: int, seed: int, command: str, device) -> dict:
