@@ -1,0 +1,251 @@
+"""References and drives of chapter 05's checks. Built in chapter 05.
+
+A student's scheduler runs beside the engine's own, which here has the exercise's queue. Each has a KVCacheManager and
+requests of its own, both are told the same tokens, and after every call the two must stand alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from minillm.book.checks import Case
+from minillm.engine.policies import FCFS
+from minillm.engine.request import Request, RequestStatus
+from minillm.engine.scheduler import SampledToken, Scheduler, SchedulerOutput
+from minillm.kv_cache.manager import KVCacheManager
+from minillm.sampling.params import SamplingParams
+
+STOP = 5  # the token that ends a made-up request
+
+
+def taken(params: SamplingParams, eos_id: int | None, num_outputs: int, new_token_ids: Sequence[int]) -> tuple:
+    """What is kept of new tokens, and why the request ends: the rules of the statement, the first that applies."""
+    for index, token in enumerate(new_token_ids):
+        number = num_outputs + index + 1
+        kept = list(new_token_ids[: index + 1])
+        if number >= params.min_tokens and token == eos_id and not params.ignore_eos:
+            return kept, "stop", None
+        if number >= params.min_tokens and token in params.stop_token_ids:
+            return kept, "stop", token
+        if number == params.max_tokens:
+            return kept, "length", None
+    return list(new_token_ids), None, None
+
+
+def admitted(waiting: Sequence[tuple[str, int]], budget: int, free_slots: int, min_chunk: int) -> list[tuple[str, int]]:
+    """Who is admitted with how many tokens: whole, or in two parts of at least `min_chunk`, or passed over."""
+    admits: list[tuple[str, int]] = []
+    for name, num_tokens in waiting:
+        left = budget - sum(count for _, count in admits)
+        count = num_tokens if num_tokens <= left else min(left, num_tokens - min_chunk)
+        if len(admits) < free_slots and (count == num_tokens or count >= min_chunk):
+            admits.append((name, count))
+    return admits
+
+
+def peak_by_walking(requests: Sequence[tuple[int, int]]) -> int:
+    """The most tokens in memory, found by walking through the steps."""
+    longest = max((left for _, left in requests), default=0)
+    return max((sum(held + step for held, left in requests if left >= step) for step in range(1, longest + 1)), default=0)
+
+
+class ShortestFirst(FCFS):
+    """Preempted requests, then the shortest prompt; ties to who came first."""
+
+    def peek(self) -> Request | None:
+        head = super().peek()
+        if head is None or head.status is RequestStatus.PREEMPTED:
+            return head
+        return min(self, key=lambda request: request.num_prompt_tokens)
+
+    def pop(self) -> Request:
+        request = self.peek()
+        self.queue.remove(request)
+        return request
+
+
+@dataclass
+class Ask:
+    """A request to be: when it arrives, and when its user hangs up (None: never), in steps."""
+
+    name: str
+    prompt: int
+    outputs: int
+    arrives: int = 0
+    aborted: int | None = None  # before this step is scheduled
+    aborted_inside: int | None = None  # between schedule and update of this step
+    stops_early: bool = False  # its last token is a stop token, not the one at max_tokens
+
+    def request(self) -> Request:
+        limit = self.outputs + 3 * self.stops_early
+        params = SamplingParams(temperature=0, max_tokens=limit, stop_token_ids=[STOP])
+        return Request(self.name, [10 + i for i in range(self.prompt)], params, limit, arrival_time=0.0)
+
+
+@dataclass
+class World:
+    """One scheduler with its cache manager and its requests."""
+
+    kv_cache: KVCacheManager
+    scheduler: Any
+    requests: dict[str, Request] = field(default_factory=dict)
+
+
+def drive(case: Case, asks: Sequence[Ask], *, blocks: int, block_size: int, seqs: int, budget: int, cached: bool = False) -> int:
+    """Serve `asks` with the student's scheduler and with the reference, and compare every step; how many were preempted."""
+    right, theirs = (KVCacheManager(blocks, block_size, enable_prefix_caching=cached) for _ in range(2))
+    reference = World(right, Scheduler(right, seqs, budget, ShortestFirst()))
+    student = World(theirs, call(case, case.student, "at the start", theirs, seqs, budget))
+    size, preempted, step = {ask.name: ask for ask in asks}, 0, 0
+    while step <= max(ask.arrives for ask in asks) or reference.scheduler.requests:
+        step += 1
+        for ask in asks:
+            for world in (reference, student) if ask.arrives == step - 1 else ():
+                world.requests[ask.name] = request = ask.request()
+                call(case, world.scheduler.add, f"before step {step}", request)
+        _hang_up(case, asks, "aborted", step, reference, student)
+        told = f"step {step} (at most {budget} tokens and {seqs} requests)\n  {'before:':<9} {_scene(reference)}"
+        ran = [request.request_id for request in reference.scheduler.running]
+        expected = reference.scheduler.schedule()
+        expected.rows.sort(key=lambda row: reference.scheduler.running.index(row.request))
+        output = call(case, student.scheduler.schedule, f"in {told}")
+        _sound(case, student, output, told, budget, seqs)
+        _as_planned(case, output, expected, ran, told)
+        preempted += len(expected.preempted)
+        _hang_up(case, asks, "aborted_inside", step, reference, student)
+        _updated(case, student, output, reference.scheduler.update(expected, _said(expected, size)), size, told)
+        _alike(case, student, reference, f"after {told}")
+    case.equal(theirs.pool.num_free, blocks, "the number of free blocks when everybody has finished", hint="Every block goes back: kv_cache.free(request).")
+    return preempted
+
+
+def call(case: Case, function: Callable, told: str, *args: Any) -> Any:
+    """Call something of the student's; the message of a failure says where we were instead of listing all calls."""
+    name = function.__name__
+    try:
+        return function(*args)
+    except NotImplementedError as error:
+        case.fail(f"{name} is not written yet: it raises NotImplementedError", cause=error, hint="")
+    except Exception as error:
+        case.fail(f"{name} raised {type(error).__name__}: {error} {told}", cause=error, hint=_RAISED.get(name))
+
+
+def _hang_up(case: Case, asks: Sequence[Ask], when: str, step: int, reference: World, student: World) -> None:
+    for ask in asks:
+        if getattr(ask, when) == step and not reference.requests[ask.name].is_finished:
+            reference.scheduler.finish(reference.requests[ask.name], "abort")
+            told = f"{ask.name} was aborted {'before' if when == 'aborted' else 'inside'} step {step}"
+            call(case, student.scheduler.finish, f"when {told}", student.requests[ask.name], "abort")
+            _alike(case, student, reference, f"after {told}")
+
+
+def _sound(case: Case, world: World, output: SchedulerOutput, told: str, budget: int, seqs: int) -> None:
+    """What must hold of a step under any policy."""
+    case.true(isinstance(output, SchedulerOutput), f"schedule() returned a {type(output).__name__}, not a SchedulerOutput, in {told}")
+    names = [row.request.request_id for row in output.rows]
+    case.true(len(set(names)) == len(names), f"a request has two rows in {told}: {names}", hint="One row a request and step.")
+    total = sum(row.num_tokens for row in output.rows)
+    case.true(total <= budget, f"{total} tokens are planned in {told}", hint="Every row takes its tokens from the budget, a waiting request's and a running one's alike.")
+    running = world.scheduler.running
+    case.true(len(running) <= seqs, f"{len(running)} requests run in {told}", hint="A request may join while fewer than max_num_seqs run.")
+    for row in output.rows:
+        request, name = row.request, row.request.request_id
+        case.true(any(request is one for one in running), f"{name} has a row, but is not in `running`, in {told}",
+                  hint="A row is for a request that runs now, not for one that was preempted, aborted or finished.")
+        case.true(request.status is RequestStatus.RUNNING, f"{name} has a row with the status {request.status.name} in {told}",
+                  hint="Who is admitted becomes RUNNING.")
+        case.equal(row.start, request.num_computed_tokens, f"start of {name}'s row in {told}\n  start", hint="A row goes on where the computed tokens end.")
+        case.true(row.num_tokens > 0, f"{name}'s row brings {row.num_tokens} tokens in {told}", hint="A request that gets nothing has no row.")
+        case.true(row.start + row.num_tokens <= request.num_tokens, f"{name}'s row ends at {row.start + row.num_tokens}, it has {request.num_tokens} tokens, in {told}")
+        wanted = int(row.start + row.num_tokens == request.num_tokens)
+        case.equal(row.samples, wanted, f"samples of {name}'s row, which computes {row.start} to {row.start + row.num_tokens - 1} of {request.num_tokens} tokens, in {told}\n  samples",
+                   hint="A next token is wanted only where the row reaches the last token there is.")
+        table = world.kv_cache.tables.get(name)
+        case.true(table is not None, f"{name} has a row but owns no blocks in {told}", hint="allocate_slots comes before the row; a newcomer's call gets `computed` as well.")
+        case.equal(list(row.block_ids), list(table), f"block_ids of {name}'s row in {told}\n  block_ids", hint="kv_cache.tables[request.request_id]")
+        case.true(len(table) * world.kv_cache.block_size >= row.start + row.num_tokens, f"{name} has {len(table)} blocks for {row.start + row.num_tokens} tokens in {told}",
+                  hint="allocate_slots(request, num_new_tokens) gets as many tokens as the row has.")
+
+
+def _as_planned(case: Case, output: SchedulerOutput, expected: SchedulerOutput, ran: Sequence[str], told: str) -> None:
+    """The student's step is the one that the statement's rules ask for."""
+    gone, should = ([request.request_id for request in out.preempted] for out in (output, expected))
+    case.equal(gone, should, f"the list of preempted requests in {told}\n  preempted",
+               hint="Only where allocate_slots says False for a running request, and as often as it does: the last of `running` goes.")
+    got, plan = ([(row.request.request_id, row.num_tokens) for row in out.rows] for out in (output, expected))
+    if gone and len(got) > len(plan):
+        newcomers = sorted(set(dict(got)) - set(dict(plan)))
+        case.fail(f"{gone} preempted and {newcomers} admitted in {told}", hint="While anybody is preempted, nobody is admitted: the memory would go in circles.")
+    first = [pair for pair in plan if pair[0] in ran]
+    if got[: len(first)] != first:
+        hint = "Running requests first, in the order in which they were admitted; each gets what it lacks, or what is left of the budget."
+    else:
+        hint = ("Who joins: a preempted one at the head of the queue, else the shortest prompt, ties to who came first; it gets what it lacks, "
+                "or what is left of the budget. Who does not fit into memory ends it, nobody overtakes.")
+    case.equal(got, plan, f"the list of (request, tokens) in {told}\n  the list", hint=hint)
+
+
+def _said(output: SchedulerOutput, asks: dict[str, Ask]) -> list[list[SampledToken]]:
+    """A made-up token for every row that wants one; the last of a request that stops early is a stop token."""
+    said = []
+    for row in output.rows:
+        ask, number = asks[row.request.request_id], len(row.request.output_token_ids) + 1
+        token = STOP if ask.stops_early and number == ask.outputs else 100 + number
+        said.append([SampledToken(token)] * row.samples)
+    return said
+
+
+def _updated(case: Case, student: World, output: SchedulerOutput, expected: list, asks: dict[str, Ask], told: str) -> None:
+    added = call(case, student.scheduler.update, f"in {told}", output, _said(output, asks))
+    pairs, wanted = ([(request.request_id, token.token_id) for request, token in one] for one in (added, expected))
+    case.equal(pairs, wanted, f"what update() returns, a list of (request, token), in {told}\n  the list",
+               hint="One pair for every row that sampled, but none for a request that was aborted meanwhile.")
+
+
+def _alike(case: Case, student: World, reference: World, told: str) -> None:
+    """Every request is where it should be, and every block has the owner it should have."""
+    for name, right in reference.requests.items():
+        one = student.requests[name]
+        for what, hint in _ASPECTS.items():
+            case.equal(_aspect(one, what), _aspect(right, what), f"{what} of {name} {told}\n  {what}", hint=hint)
+    for what, hint in _PLACES.items():
+        got, wanted = ([one.request_id for one in getattr(world.scheduler, what)] for world in (student, reference))
+        case.equal(got, wanted, f"`{what}` {told}\n  {what}", hint=hint)
+    case.equal(sorted(student.scheduler.requests), sorted(reference.scheduler.requests), f"the keys of `requests` {told}\n  the list",
+               hint="`requests` has everybody who has not finished.")
+    owners, right = (sorted(world.kv_cache.tables) for world in (student, reference))
+    case.equal(owners, right, f"the list of requests that own blocks {told}\n  the list", hint="Blocks go back with kv_cache.free(request) when a request finishes, and when it is preempted.")
+    call(case, student.kv_cache.check_integrity, told)
+    case.equal(student.kv_cache.pool.num_free, reference.kv_cache.pool.num_free, f"the number of free blocks {told}\n  the number")
+
+
+_RAISED = {
+    "schedule": "A newcomer's call of allocate_slots gets `computed` too; who was preempted, perhaps the one that asked, has no blocks and no place in `running`.",
+    "update": "A request may have been aborted between schedule and update: skip it if it is finished.",
+    "finish": "A request is in `running` or in `waiting` when it ends; one that has finished already stays as it is.",
+}
+_ASPECTS = {
+    "num_computed_tokens": "update() moves it on to the end of the row, a preemption sets it to 0; whoever joins starts at computed.num_tokens.",
+    "output_token_ids": "request.append(token_id), once for every token that was sampled.",
+    "status": "WAITING, RUNNING, PREEMPTED, FINISHED: whoever moves a request sets its status.",
+    "finish_reason": "request.append says why it ends; finish(request, reason) keeps the reason it is given.",
+}
+_PLACES = {
+    "running": "In the order in which they were admitted; without those that finished or were preempted.",
+    "waiting": "In the order in which they came; who is preempted goes to the front; who is admitted, or aborted, leaves.",
+}
+
+
+def _aspect(request: Request, what: str) -> object:
+    value = getattr(request, what)
+    return value.name if isinstance(value, RequestStatus) else value
+
+
+def _scene(world: World) -> str:
+    """Where everybody stands, in one line."""
+    scheduler, pool = world.scheduler, world.kv_cache.pool
+    running = ", ".join(f"{r.request_id} ({r.num_tokens - r.num_computed_tokens} to compute)" for r in scheduler.running)
+    waiting = ", ".join(f"{r.request_id} ({'preempted, ' * (r.status is RequestStatus.PREEMPTED)}{r.num_tokens} tokens)" for r in scheduler.waiting)
+    return f"running {running or 'nobody'}; waiting {waiting or 'nobody'}; {pool.num_free} of {pool.num_blocks} blocks free"
