@@ -279,6 +279,6 @@ RUNGS: list[Rung] = [
     Rung("transformers", "01", with_transformers(use_cache=True)),
     Rung("minillm, no cache", "02", without_cache),
     Rung("minillm, KV cache", "03", contiguous),
-    Rung("minillm, engine", "06", with_engine()),
+    Rung("minillm, engine", "05", with_engine()),
     Rung("minillm, 16 at once", "05", with_engine(num_streams=16), num_streams=16),
 ]

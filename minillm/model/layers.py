@@ -33,7 +33,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape [..., size]; the mean is taken in float32."""
-        if native.serves(x):
+        if native.serves(x):  # one pass over x, and no small operations: chapter 14
             return native.rms_norm(x, self.weight, self.eps)
         if not x.is_cpu:
             return F.rms_norm(x, (self.size,), self.weight, self.eps)
@@ -151,7 +151,7 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate each head, [num_tokens, heads, head_dim]: dimension i turns with i + head_dim/2 (the layout of
     Hugging Face checkpoints).  (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin); the minus is in `sin` already.
     """
-    if native.serves(x) and x.stride(2) == 1 and x.stride(1) == x.shape[2]:
+    if native.serves(x) and x.stride(2) == 1 and x.stride(1) == x.shape[2]:  # in one pass: chapter 14
         return native.rotate(x, cos, sin)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 

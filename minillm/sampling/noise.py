@@ -27,7 +27,7 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     seeds and positions int64 [num_rows]; token_ids int64 [num_tokens], or [num_rows, num_tokens].
     argmax(logits + noise) is a draw from softmax(logits) (the Gumbel-max trick, chapter 01).
     """
-    if token_ids.dim() == 1 and token_ids.is_cpu and native.library():
+    if token_ids.dim() == 1 and token_ids.is_cpu and native.library():  # the same numbers in one pass: chapter 14
         return native.gumbel_noise(seeds.contiguous(), positions.contiguous(), token_ids.contiguous())
     keys = random_bits(seeds, positions)  # [num_rows], each the key of a stream over the vocabulary
     # 63 bits make a float with full relative precision near 0: the rare, large noises are not rounded together.
