@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from model_zoo import CHECKPOINTS, save_checkpoint
 from tiny import seeded
 
 from minillm.kernels import native
@@ -19,6 +20,7 @@ from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.torch_attention import TorchAttention
 from minillm.model.attention import causal_attention
 from minillm.model.batch import ForwardBatch
+from minillm.model.checkpoint import load_model
 from minillm.model.config import RopeConfig
 from minillm.model.layers import Linear, RMSNorm, Rotary, SwiGLU, apply_rotary
 from minillm.sampling import noise
@@ -157,6 +159,48 @@ def test_both_attentions_over_pages_equal_the_formula(lengths, heads, block_size
     for attention in attentions:
         out = attention.attend(torch.cat(q), torch.cat(k), torch.cat(v), 0, batch)
         torch.testing.assert_close(out.float(), torch.cat(expected), rtol=tolerance, atol=tolerance)
+
+
+@both_dtypes
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_layer_in_one_call_equals_the_layer_in_pieces(name, dtype, tmp_path):
+    """Every family, in a batch of decoding rows, a whole prompt and the rest of one."""
+    save_checkpoint(tmp_path, name)
+    model = load_model(tmp_path, dtype, "cpu")
+    assert all(layer.whole is not None for layer in model.layers)
+    config, block_size = model.config, 4
+    lengths = [(9, 1), (14, 1), (0, 7), (5, 6)]  # (positions cached, new tokens)
+    counts = [-(-(before + new) // block_size) for before, new in lengths]
+    table = torch.zeros(4, max(counts), dtype=torch.int64)
+    for row, own in zip(table, (torch.randperm(sum(counts)) + 1).split(counts)):
+        row[: len(own)] = own
+
+    def batch(spans) -> ForwardBatch:
+        positions = torch.cat([torch.arange(start, end) for start, end in spans])
+        rows = torch.cat([torch.full((end - start,), row) for row, (start, end) in enumerate(spans)])
+        news = [end - start for start, end in spans]
+        return ForwardBatch(
+            token_ids=(positions * 7 + rows * 13) % 90 + 3,
+            positions=positions,
+            query_start_loc=torch.tensor([0, *torch.tensor(news).cumsum(0)]),
+            seq_lens=torch.tensor([end for _, end in spans]),
+            block_table=table,
+            slot_mapping=table[rows, positions // block_size] * block_size + positions % block_size,
+            max_query_len=max(news),
+            logits_indices=torch.arange(sum(news)),
+            max_seq_len=max(end for _, end in spans),
+        )
+
+    def logits() -> torch.Tensor:
+        cache = PagedKVCache(config.num_layers, config.num_kv_heads, config.head_dim, sum(counts), block_size, dtype)
+        attention = NativeAttention(cache, config.layer_windows)
+        model.forward(batch([(0, max(before, 1)) for before, _ in lengths]), attention)
+        return model.forward(batch([(before, before + new) for before, new in lengths]), attention)
+
+    whole = logits()
+    for layer in model.layers:
+        layer.whole = None
+    torch.testing.assert_close(whole, logits(), rtol=1e-4, atol=1e-4 if dtype is torch.float32 else 0.5)
 
 
 def test_native_attention_says_what_it_cannot_serve():

@@ -98,8 +98,9 @@ static inline __attribute__((always_inline)) void multiply_panel(const int rows,
     }
 }
 
-// out [rows, out_features] = x [rows, in] times the weights, plus bias if there is one. `in` is a multiple of PAIR.
-void linear(const T *x, const T *panels, const T *bias, T *out, long rows, long out_features, long in) {
+// out [rows, out_features] = x [rows, in] times the weights, plus bias and plus residual [rows, out_features] if there are.
+// `in` is a multiple of PAIR; residual may be out.
+void linear(const T *x, const T *panels, const T *bias, const T *residual, T *out, long rows, long out_features, long in) {
     enum { CHUNK = 32 };  // rows that a panel meets while it is in the nearest cache
     long num_panels = (out_features + LANES - 1) / LANES;
 #pragma omp parallel for collapse(2) if (rows * in * out_features > 65536)
@@ -123,23 +124,29 @@ void linear(const T *x, const T *panels, const T *bias, T *out, long rows, long 
                     default: multiply_panel(8, 2, first, in, panel, sums, in);
                 }
                 for (int r = 0; r < count; r++) {
-                    T *place = out + (row + r) * out_features + n * LANES;
-                    for (int l = 0; l < width; l++) place[l] = store(sums[r][l] + (bias ? load(bias[n * LANES + l]) : 0.0f));
+                    long place = (row + r) * out_features + n * LANES;
+                    if (bias)
+                        for (int l = 0; l < width; l++) sums[r][l] += load(bias[n * LANES + l]);
+                    if (residual)
+                        for (int l = 0; l < width; l++) sums[r][l] = load(store(sums[r][l])) + load(residual[place + l]);
+                    for (int l = 0; l < width; l++) out[place + l] = store(sums[r][l]);
                 }
             }
         }
 }
 
-// out = x / sqrt(mean(x^2) + eps) * weight. Row i starts at x + i / inner * stride + i % inner * size.
-void rms_norm(const T *x, const T *weight, T *out, long rows, long size, long inner, long stride, float eps) {
+// out = x / sqrt(mean(x^2) + eps) * weight. Row i starts at x + i / inner * stride + i % inner * size, and likewise in out,
+// which may be x.
+void rms_norm(const T *x, const T *weight, T *out, long rows, long size, long inner, long stride, long out_stride, float eps) {
 #pragma omp parallel for if (rows * size > PARALLEL_FROM)
     for (long i = 0; i < rows; i++) {
         const T *in = x + i / inner * stride + i % inner * size;
+        T *to = out + i / inner * out_stride + i % inner * size;
         float sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (long j = 0; j < size; j++) sum += load(in[j]) * load(in[j]);
         float scale = 1.0f / sqrtf(sum / size + eps);
-        for (long j = 0; j < size; j++) out[i * size + j] = store(load(store(load(in[j]) * scale)) * load(weight[j]));
+        for (long j = 0; j < size; j++) to[j] = store(load(store(load(in[j]) * scale)) * load(weight[j]));
     }
 }
 
@@ -313,16 +320,16 @@ static inline __attribute__((always_inline)) void attend_rows(const int rows, co
         }
 }
 
-static _Thread_local float *workspace;
-static _Thread_local size_t workspace_size;
+typedef struct { void *memory; size_t bytes; } Workspace;  // kept from call to call, one for each thread
+static _Thread_local Workspace for_scores, for_activations;
 
-static float *get_workspace(size_t size) {
-    if (size > workspace_size) {
-        free(workspace);
-        workspace = malloc(size * sizeof(float));
-        workspace_size = workspace ? size : 0;
+static void *reserve(Workspace *workspace, size_t bytes) {
+    if (bytes > workspace->bytes) {
+        free(workspace->memory);
+        workspace->memory = malloc(bytes);
+        workspace->bytes = workspace->memory ? bytes : 0;
     }
-    return workspace;
+    return workspace->memory;
 }
 
 // Write the keys and values of all tokens into their slots, then let every query attend to its past over the pages.
@@ -346,7 +353,7 @@ int paged_attention(const T *q, const T *k, const T *v, long q_stride, long k_st
                 for (long d = 0; d < dim; d++) keys[head + d * size + offset] = k[i * k_stride + h * dim + d];
                 memcpy(values + head + offset * dim, v + i * v_stride + h * dim, dim * sizeof(T));
             }
-        float *scores = get_workspace(ROWS * (stride + dim));
+        float *scores = reserve(&for_scores, ROWS * (stride + dim) * sizeof(float));
         failed |= !scores;
 #pragma omp for schedule(dynamic)
         for (long item = 0; item < tiles[num_seqs] * kv_heads; item++) {
@@ -383,4 +390,43 @@ int paged_attention(const T *q, const T *k, const T *v, long q_stride, long k_st
     }
     free(tiles);
     return failed;
+}
+
+// The weights of a decoder layer; a bias or a head norm that it does not have is NULL. See `native.Layer`.
+typedef struct {
+    const T *input_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *o_bias, *post_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+    long hidden, heads, kv_heads, dim, intermediate, window;
+    float eps;
+} Layer;
+
+// A whole decoder layer, in place on x [tokens, hidden]: what `DecoderLayer.forward` says, in one call. Returns 1 if memory
+// ran out.
+int decoder_layer(const Layer *w, T *x, const T *cosines, const T *sines, T *keys, T *values, const int64_t *starts,
+                  const int64_t *seq_lens, const int64_t *table, const int64_t *slots, long num_seqs, long tokens, long block_size,
+                  long max_blocks, long max_seq_len) {
+    long q_size = w->heads * w->dim, kv_size = w->kv_heads * w->dim, qkv_size = q_size + 2 * kv_size;
+    long wide = w->hidden > w->intermediate ? w->hidden : w->intermediate;
+    long sizes[] = {wide, qkv_size, q_size + kv_size, q_size, 2 * w->intermediate};
+    T *place[5];
+    for (int i = 1; i < 5; i++) sizes[i] += sizes[i - 1];
+    T *memory = reserve(&for_activations, sizes[4] * tokens * sizeof(T));
+    if (!memory) return 1;
+    for (int i = 0; i < 5; i++) place[i] = memory + (i ? sizes[i - 1] : 0) * tokens;
+    T *normed = place[0], *qkv = place[1], *rotated = place[2], *attended = place[3], *gate_up = place[4];
+
+    rms_norm(x, w->input_norm, normed, tokens, w->hidden, 1, w->hidden, w->hidden, w->eps);
+    linear(normed, w->qkv, w->qkv_bias, NULL, qkv, tokens, qkv_size, w->hidden);
+    if (w->q_norm) rms_norm(qkv, w->q_norm, qkv, tokens * w->heads, w->dim, w->heads, qkv_size, qkv_size, w->eps);
+    if (w->k_norm) rms_norm(qkv + q_size, w->k_norm, qkv + q_size, tokens * w->kv_heads, w->dim, w->kv_heads, qkv_size, qkv_size, w->eps);
+    rotate(qkv, cosines, sines, rotated, tokens, w->heads + w->kv_heads, w->dim, qkv_size);
+    if (paged_attention(rotated, rotated + q_size, qkv + q_size + kv_size, q_size + kv_size, q_size + kv_size, qkv_size, keys, values,
+                        starts, seq_lens, table, slots, attended, num_seqs, tokens, w->heads, w->kv_heads, w->dim, block_size,
+                        max_blocks, max_seq_len, w->window, 1.0f / sqrtf(w->dim)))
+        return 1;
+    linear(attended, w->o, w->o_bias, x, x, tokens, w->hidden, q_size);
+    rms_norm(x, w->post_norm, normed, tokens, w->hidden, 1, w->hidden, w->hidden, w->eps);
+    linear(normed, w->gate_up, w->gate_up_bias, NULL, gate_up, tokens, 2 * w->intermediate, w->hidden);
+    silu_mul(gate_up, normed, tokens, w->intermediate);
+    linear(normed, w->down, w->down_bias, x, x, tokens, w->hidden, w->intermediate);
+    return 0;
 }

@@ -88,7 +88,7 @@ def linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int) ->
     out = torch.empty(x.shape[0], out_features, dtype=x.dtype)
     bias_place = None if bias is None else bias.data_ptr()
     library(x.dtype).linear(
-        x.data_ptr(), packed.data_ptr(), bias_place, out.data_ptr(), x.shape[0], out_features, in_features
+        x.data_ptr(), packed.data_ptr(), bias_place, None, out.data_ptr(), x.shape[0], out_features, in_features
     )
     return out
 
@@ -102,7 +102,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         inner, stride = 1, size
     out = torch.empty(x.shape, dtype=x.dtype)
     library(x.dtype).rms_norm(
-        x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size, size, inner, stride, eps
+        x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size, size, inner, stride, inner * size, eps
     )
     return out
 
@@ -175,16 +175,64 @@ def paged_attention(
     return out
 
 
+class Layer(ctypes.Structure):
+    """The weights of a decoder layer for `decoder_layer`; the same fields in the same order as in native.c.
+
+    It holds addresses only: whoever makes it keeps the tensors.
+    """
+
+    WEIGHTS = (
+        "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "o_bias", "post_norm",
+        "gate_up", "gate_up_bias", "down", "down_bias",
+    )  # fmt: skip
+    SIZES = ("hidden", "heads", "kv_heads", "dim", "intermediate", "window")
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in WEIGHTS),
+        *((name, ctypes.c_long) for name in SIZES),
+        ("eps", ctypes.c_float),
+    )
+
+    @classmethod
+    def of(cls, weights: dict[str, Tensor | None], sizes: dict[str, int], eps: float) -> Layer:
+        """`weights` by name, packed where they are matrices; `window` is 0 where there is none."""
+        places = {name: None if weights[name] is None else weights[name].data_ptr() for name in cls.WEIGHTS}
+        return cls(**places, **{name: sizes[name] for name in cls.SIZES}, eps=eps)
+
+
+def decoder_layer(
+    layer: Layer,
+    hidden: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    slot_mapping: Tensor,
+    max_seq_len: int,
+) -> None:
+    """All of a decoder layer, in place on hidden [num_tokens, hidden_size]. Index tensors as for `paged_attention`."""
+    failed = library(hidden.dtype).decoder_layer(
+        layer, hidden.data_ptr(), cos.data_ptr(), sin.data_ptr(), keys.data_ptr(), values.data_ptr(),
+        query_start_loc.data_ptr(), seq_lens.data_ptr(), block_table.data_ptr(), slot_mapping.data_ptr(),
+        seq_lens.shape[0], hidden.shape[0], keys.shape[3], block_table.shape[1], max_seq_len,
+    )  # fmt: skip
+    if failed:
+        raise MemoryError(f"no memory for a layer of {hidden.shape[0]} tokens and {max_seq_len} positions")
+
+
 def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """Tell ctypes what each function takes, so that plain numbers can be passed: an object a number takes longer."""
     p, n, f = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
-    loaded.linear.argtypes = (p, p, p, p, n, n, n)
-    loaded.rms_norm.argtypes = (p, p, p, n, n, n, n, f)
+    loaded.linear.argtypes = (p, p, p, p, p, n, n, n)
+    loaded.rms_norm.argtypes = (p, p, p, n, n, n, n, n, f)
     loaded.silu_mul.argtypes = (p, p, n, n)
     loaded.rotary_angles.argtypes = (p, p, p, f, p, p, n, n)
     loaded.rotate.argtypes = (p, p, p, p, n, n, n, n)
     loaded.gumbel_noise.argtypes = (p, p, p, p, n, n)
     loaded.paged_attention.argtypes = (p,) * 3 + (n,) * 3 + (p,) * 7 + (n,) * 9 + (f,)
+    loaded.decoder_layer.argtypes = (ctypes.POINTER(Layer),) + (p,) * 9 + (n,) * 5
     return loaded
 
 

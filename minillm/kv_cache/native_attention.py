@@ -49,6 +49,13 @@ class NativeAttention:
         )
 
 
+    def run_layer(self, weights: native.Layer, hidden: Tensor, rotary: tuple[Tensor, Tensor], layer: int, batch: ForwardBatch):
+        """A whole decoder layer in one call, in place on `hidden` [num_tokens, hidden_size]."""
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        index = (batch.query_start_loc, batch.seq_lens, batch.block_table, batch.slot_mapping)
+        native.decoder_layer(weights, hidden, *rotary, keys, values, *map(_plain, index), batch.max_seq_len)
+
+
 def _heads_side_by_side(x: Tensor) -> Tensor:
     """x [num_tokens, heads, head_dim] as the kernel reads it: any distance from token to token, none within."""
     head_dim = x.shape[2]

@@ -8,11 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minillm.kernels import native
 from minillm.model.attention import AttentionBackend
 from minillm.model.batch import ForwardBatch
 from minillm.model.config import ModelConfig
 from minillm.model.layers import CosSin, Linear, RMSNorm, Rotary, SwiGLU, apply_rotary, empty_parameter
 
+WHOLE_UP_TO = 256  # tokens; with more the calls cost nothing beside the work, and the memory between them would grow
 CACHE_BYTES = 16 * 2**20  # weights that a usual last-level cache holds from one step to the next
 
 
@@ -48,6 +50,8 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear):
                 module.prepare(in_cache)
+        for layer in self.layers:
+            layer.prepare(self.config)
         return self
 
     def _fingerprint(self) -> str:
@@ -78,8 +82,33 @@ class DecoderLayer(nn.Module):
         self.self_attn = SelfAttention(config, index, dtype, device)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size, config.mlp_bias, dtype, device)
+        self.whole: native.Layer | None = None
+
+    def prepare(self, config: ModelConfig) -> None:
+        """After the weights are packed: where the CPU's kernels have them all, the layer can run as a whole."""
+        attn, mlp = self.self_attn, self.mlp
+        linears = {"qkv": attn.qkv_proj, "o": attn.o_proj, "gate_up": mlp.gate_up_proj, "down": mlp.down_proj}
+        if any(linear.panels is None or linear.panels.shape[1] * linear.panels.shape[3] != linear.in_features for linear in linears.values()):
+            return
+        weights = {name: linear.panels for name, linear in linears.items()}
+        weights |= {f"{name}_bias": linear.bias for name, linear in linears.items()}
+        weights |= {"input_norm": self.input_layernorm.weight, "post_norm": self.post_attention_layernorm.weight}
+        weights |= {name: norm and norm.weight for name, norm in (("q_norm", attn.q_norm), ("k_norm", attn.k_norm))}
+        sizes = dict(
+            hidden=config.hidden_size,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            dim=config.head_dim,
+            intermediate=config.intermediate_size,
+            window=config.layer_windows[attn.index] or 0,
+        )
+        self.whole = native.Layer.of(weights, sizes, config.rms_norm_eps)
 
     def forward(self, hidden: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
+        """[num_tokens, hidden_size] in and out; the input may be overwritten."""
+        if self.whole is not None and hidden.shape[0] <= WHOLE_UP_TO and hasattr(attention, "run_layer"):
+            attention.run_layer(self.whole, hidden, rotary, self.self_attn.index, batch)  # the same, in one call: chapter 14
+            return hidden
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, attention, batch)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
