@@ -76,7 +76,7 @@ def test_the_licence_is_the_one_that_is_declared():
 
 def test_git_ignores_nothing_that_the_wheel_needs():
     """hatchling leaves out of the wheel what git ignores."""
-    needed = [path for folder in ("zoo", "bench") for path in (ROOT / "minillm" / folder).rglob("*")
+    needed = [path for folder in ("zoo", "bench", "kernels") for path in (ROOT / "minillm" / folder).rglob("*")
               if path.is_file() and "__pycache__" not in path.parts]
     ignored = subprocess.run(["git", "check-ignore", *map(str, needed)], cwd=ROOT, capture_output=True, text=True).stdout.split()
     assert needed and not ignored

@@ -109,7 +109,7 @@ class Targets:
 
 
 def goodput(records: Iterable[RequestRecord], targets: Targets, seconds: float) -> float:
-    """Requests a second that met every target (DistServe, Zhong et al. 2024)."""
+    """Requests a second that met every target, as `vllm bench serve` reports it."""
     return sum(targets.met_by(record) for record in records) / seconds
 
 
