@@ -58,8 +58,16 @@ class Checker:
             self.parts[part](case)
         except CheckFailed:
             raise
+        except AttributeError as error:
+            if isinstance(student, type) and isinstance(error.obj, student):
+                case.fail(f"{student.__name__} has no {error.name!r}; the statement asks for it", cause=error)
+            case.fail(_cannot_go_on(error), cause=error)
         except Exception as error:   # the checker tripped over what the student's code returned
-            case.fail(f"the check could not go on with what it was given: {type(error).__name__}: {error}", cause=error)
+            case.fail(_cannot_go_on(error), cause=error)
         if not case.comparisons:
             raise RuntimeError(f"the checker {self.name}: {part} compared nothing")
         print(f"✓ {self.name}: {part}")
+
+
+def _cannot_go_on(error: Exception) -> str:
+    return f"the check could not go on with what it was given: {type(error).__name__}: {error}"

@@ -1,12 +1,16 @@
 """One run of one check: calls the student's code, compares, and says what went wrong first. Built in chapter 00."""
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from minillm.book.checks.compare import Difference, first_difference, same, short
+from minillm.book.checks.compare import Difference, first_difference, kind_of, kind_wanted, same, short
+
+_NEVER_PLURAL = ("bias", "axis", "loss", "mass")
 
 
 class CheckFailed(AssertionError):
@@ -60,14 +64,22 @@ class Case:
         self.comparisons += 1
         self._report(first_difference(got, expected, atol, rtol), what, hint)
 
+    def is_a(self, got: Any, kind: Any, what: str = "the result", *, of: Any = None, hint: str | None = None) -> None:
+        """`got` is of a Python type or of a torch dtype (True is no int, int32 is not int64), its elements of type `of`."""
+        self.comparisons += 1
+        if kind_of(got) != kind_wanted(kind):
+            self.fail(f"{what} must be {kind_wanted(kind)}; got {kind_of(got)}: {short(got)}", hint=hint)
+        for index, element in enumerate(got if of else ()):
+            self.is_a(element, of, f"{what}, element {index},", hint=hint)
+
     def true(self, condition: Any, message: str, *, hint: str | None = None) -> None:
         """`condition` holds; `message` says what is wrong where it does not."""
         self.comparisons += 1
         if not bool(condition):
             self.fail(message, hint=hint)
 
-    def raises(self, kind: type[Exception], function: Callable, *args: Any, hint: str | None = None, **kwargs: Any) -> None:
-        """`function(*args)` raises `kind`, as the statement asks."""
+    def raises(self, kind: type[Exception], function: Callable, *args: Any, hint: str | None = None, **kwargs: Any) -> Exception:
+        """`function(*args)` raises `kind`, as the statement asks; returns what it raised."""
         self.comparisons += 1
         name = getattr(function, "__qualname__", None) or type(function).__name__
         self._calls.append(f"{name}({', '.join(short(a) for a in args)})")
@@ -75,13 +87,22 @@ class Case:
             result = function(*args, **kwargs)
         except kind as error:
             if not (isinstance(error, NotImplementedError) and kind is not NotImplementedError):
-                return
+                return error
             self.fail(f"{name} is not written yet: it raises NotImplementedError", cause=error, hint="")
         except NotImplementedError as error:
             self.fail(f"{name} is not written yet: it raises NotImplementedError", cause=error, hint="")
         except Exception as error:
             self.fail(f"{name} raised {type(error).__name__}: {error}; expected {kind.__name__}", cause=error, hint=hint)
         self.fail(f"{name} returned {short(result)}; expected it to raise {kind.__name__}", hint=hint)
+
+    @contextlib.contextmanager
+    def hinting(self, hint: str) -> Iterator[None]:
+        """`hint` stands under every failure inside, also where the student's code raises."""
+        before, self.hint = self.hint, hint
+        try:
+            yield
+        finally:
+            self.hint = before
 
     def randn(self, *shape: int):
         """Normal random numbers, float32, from this case's seed."""
@@ -100,7 +121,7 @@ class Case:
         lines = [f"{self.title}: {message}"]
         if self._calls:
             earlier = len(self._calls) - 4
-            shown = ([f"... {earlier} earlier calls"] if earlier > 0 else []) + self._calls[-4:]
+            shown = ([f"... {earlier} earlier call{'s' if earlier > 1 else ''}"] if earlier > 0 else []) + self._calls[-4:]
             lines += [f"  {'called:' if i == 0 else '':<9} {call}" for i, call in enumerate(shown)]
         hint = self.hint if hint is None else hint
         lines += [f"  {'hint:':<9} {hint}"] if hint else []
@@ -110,7 +131,8 @@ class Case:
         if difference is None:
             return
         place = f" at {difference.place}" if difference.place else ""
-        lines = [f"{what} is wrong{place}: {difference.problem}" if difference.problem else f"{what} is wrong{place}",
+        wrong = f"{what} {_is_or_are(what)} wrong{place}"
+        lines = [f"{wrong}: {difference.problem}" if difference.problem else wrong,
                  f"  {'expected:':<9} {difference.expected}", f"  {'got:':<9} {difference.got}"]
         self.fail("\n".join(lines), hint=hint)
 
@@ -131,3 +153,10 @@ def _data(value: Any) -> Any:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return value.detach() if hasattr(value, "detach") else value
     return value if isinstance(value, (int, float, str, bytes, bool, type(None))) else None
+
+
+def _is_or_are(what: str) -> str:
+    """The verb for "the logits after an empty output" and for "the mask [row, token]"; a name such as num_tokens is one thing."""
+    head = re.split(r"[\[,]| \(| (?:of|in|for|with|after|before|at|where|when|that|to) ", what.rsplit("\n", 1)[-1].strip())[0].strip()
+    word = head.rsplit(" ", 1)[-1]
+    return "are" if word.isalpha() and word.endswith("s") and not word.endswith("ss") and word not in _NEVER_PLURAL else "is"

@@ -1,7 +1,6 @@
 """Checks of chapter 03: cache bytes, a doubling cache, a ring, a repaired generator, a ring that rewinds. Built in chapter 03.
 
-What a student's cache holds beyond its valid positions is overwritten with NaN before it may attend: whoever reads
-it, sees it. The references are in `ch03_oracle`.
+The caches are driven in `ch03_drives`, the references are in `ch03_oracle`.
 """
 from __future__ import annotations
 
@@ -10,7 +9,8 @@ from collections.abc import Callable
 import torch
 
 from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch03_oracle import Past, Recorder, attended, random_qkv, said
+from minillm.book.checks.ch03_drives import drive_doubling, drive_rewind, drive_ring, generated
+from minillm.book.checks.ch03_oracle import Recorder, said
 from minillm.book.chips import Html, table
 
 _BACKENDS = ("minillm.model.attention.causal_attention", "minillm.kv_cache.contiguous.ContiguousKVCache",
@@ -35,7 +35,9 @@ check_rewindable_ring = Checker(
 @check_cache_bytes.part("example")
 def _bytes_example(case: Case) -> None:
     llama_2_7b = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096, "torch_dtype": "float16"}
-    case.equal(case.call(llama_2_7b, 1), 524_288, "the size for one token of Llama-2-7B")
+    got = case.call(llama_2_7b, 1)
+    case.equal(got, 524_288, "the size for one token of Llama-2-7B")
+    case.is_a(got, int, "the size")
     gpt_oss = {"num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "hidden_size": 2880,
                "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 12, "dtype": "bfloat16"}
     case.equal(case.call(gpt_oss, 8192), 12 * 2 * 8 * 64 * 2 * (128 + 8192), "the size for 8,192 tokens of gpt-oss-20b")
@@ -46,8 +48,9 @@ def _bytes_edges(case: Case) -> None:
     base = {"num_hidden_layers": 3, "num_attention_heads": 6, "hidden_size": 48, "torch_dtype": "bfloat16"}
     one = 3 * 2 * 6 * 8 * 2
     case.equal(case.call(base, 0), 0, "the size for no tokens")
-    case.equal(case.call(base | {"num_key_value_heads": None, "head_dim": None}, 5), 5 * one, "the size with null entries",
-               hint="null in the file is None here, and means the same as a missing entry.")
+    for entry in ("num_key_value_heads", "head_dim", "layer_types"):
+        with case.hinting(f"{entry} is null in this file, so it is there and is None: that means the same as a missing entry."):
+            case.equal(case.call({entry: None} | base, 5), 5 * one, f"the size with {entry}: null")
     case.equal(case.call(base | {"head_dim": 20}, 5), 5 * 3 * 2 * 6 * 20 * 2, "the size with a head_dim of its own",
                hint="head_dim need not be hidden_size / num_attention_heads.")
     case.equal(case.call(base | {"dtype": "float32"}, 5), 2 * 5 * one, "the size with dtype and torch_dtype",
@@ -80,6 +83,7 @@ def _bytes_random(case: Case) -> None:
         got = case.call(config, tokens, override) if override else case.call(config, tokens)
         told = f"{kept:,} positions in all layers together, {kv_heads} KV heads of {head_dim}, {override or dtype}"
         case.equal(got, expected, "the size in bytes", hint=told)
+        case.is_a(got, int, "the size")
 
 
 @check_doubling_cache.part("example")
@@ -95,12 +99,13 @@ def _doubling_example(case: Case) -> None:
 
 @check_doubling_cache.part("edges")
 def _doubling_edges(case: Case) -> None:
-    _drive_doubling(case, [4, 4, 8], capacity=4)  # full to the brim, and then one doubling each
-    _drive_doubling(case, [1, 23, 1], capacity=2)  # more than one doubling at once
-    _drive_doubling(case, [1] * 7, capacity=1)
-    _drive_doubling(case, [3, 5], heads=6, kv_heads=1)
-    _drive_doubling(case, [2, 2, 5], heads=8, kv_heads=2)
-    _drive_doubling(case, [5, 1, 1], heads=3, kv_heads=3, scale=20.0)
+    drive_doubling(case, [4, 4, 8], capacity=4)  # full to the brim, and then one doubling each
+    with case.hinting("A chunk may need more than one doubling: double until it fits."):
+        drive_doubling(case, [1, 23, 1], capacity=2)
+    drive_doubling(case, [1] * 7, capacity=1)
+    drive_doubling(case, [3, 5], heads=6, kv_heads=1)
+    drive_doubling(case, [2, 2, 5], heads=8, kv_heads=2)
+    drive_doubling(case, [5, 1, 1], heads=3, kv_heads=3, scale=20.0)
     two = [case.run(case.student, 2, 4, 4) for _ in range(2)]
     case.run(two[0].append, torch.ones(2, 2, 4), torch.ones(2, 2, 4))
     case.equal((two[0].length, two[1].length), (2, 0), "the pair of lengths of two caches, one of them used,")
@@ -111,30 +116,7 @@ def _doubling_random(case: Case) -> None:
     for _ in range(12):
         kv_heads = case.randint(1, 4)
         chunks = [case.rng.choice((1, 1, 1, 2, 3, 9)) for _ in range(case.randint(2, 9))]
-        _drive_doubling(case, chunks, kv_heads * case.randint(1, 4), kv_heads, case.randint(2, 9), case.randint(1, 6))
-
-
-def _drive_doubling(case: Case, chunks: list[int], heads: int = 2, kv_heads: int = 2, head_dim: int = 4, capacity: int = 4,
-                    scale: float = 1.0) -> None:
-    cache, past = case.run(case.student, kv_heads, head_dim, capacity), Past(kv_heads, head_dim)
-    case.equal(list(cache.keys.shape), [kv_heads, capacity, head_dim], "the shape of keys in a new cache")
-    for count in chunks:
-        q, k, v = random_qkv(case, count, heads, kv_heads, head_dim, scale)
-        address, room = cache.keys.data_ptr(), capacity >= past.length + count
-        past.append(k, v)
-        case.run(cache.append, k, v)
-        k.fill_(7.0), v.fill_(7.0)
-        while capacity < past.length:
-            capacity *= 2
-        case.equal(cache.length, past.length, "length")
-        case.equal([list(cache.keys.shape), list(cache.values.shape)], [[kv_heads, capacity, head_dim]] * 2,
-                   f"the pair of shapes of keys and values at length {past.length}")
-        case.true(not room or cache.keys.data_ptr() == address, f"the storage was replaced at length {past.length}, although there was room",
-                  hint="Write in place while the capacity suffices.")
-        for name, held, expected in (("keys", cache.keys, past.k), ("values", cache.values, past.v)):
-            case.close(held[:, :past.length], expected.transpose(0, 1), f"{name}[:, :{past.length}] [KV head, position, dimension]")
-        cache.keys[:, past.length:], cache.values[:, past.length:] = torch.nan, torch.nan
-        attended(case, case.run(cache.attend, q), q, past)
+        drive_doubling(case, chunks, kv_heads * case.randint(1, 4), kv_heads, case.randint(2, 9), case.randint(1, 6))
 
 
 @check_ring_cache.part("example")
@@ -145,18 +127,20 @@ def _ring_example(case: Case) -> None:
         means.append(float(case.run(ring.step, torch.zeros(1, 1, 1), ones, value * ones)))
     case.close(means, [1.0, 1.5, 2.0, 5.0], "the list of outputs for queries of zeros, window 3, values 1, 2, 3, 10",
                hint="The fourth query sees the values 2, 3 and 10.")
-    case.equal(list(ring.positions()), [3, 1, 2], "positions() after 4 tokens", hint="Position 3 has taken slot 3 % 3 = 0.")
+    case.equal(ring.positions(), [3, 1, 2], "positions() after 4 tokens", hint="Position 3 has taken slot 3 % 3 = 0.")
+    case.is_a(ring.positions(), list, "what positions() returns", of=int)
     case.close(ring.values.flatten(), torch.tensor([10.0, 2.0, 3.0]), "values, slot by slot,")
 
 
 @check_ring_cache.part("edges")
 def _ring_edges(case: Case) -> None:
-    _drive_ring(case, 5, [1, 1])  # never full
-    _drive_ring(case, 4, [4, 1])  # exactly full, then one more
-    _drive_ring(case, 4, [3, 3, 3])  # chunks that go over the end of the ring
-    _drive_ring(case, 3, [8, 1, 7])  # chunks longer than the window
-    _drive_ring(case, 1, [1, 1, 3])  # every query sees itself only
-    _drive_ring(case, 4, [2] * 6, heads=6, kv_heads=2)
+    drive_ring(case, 5, [1, 1])  # never full
+    drive_ring(case, 4, [4, 1])  # exactly full, then one more
+    drive_ring(case, 4, [3, 3, 3])  # chunks that go over the end of the ring
+    drive_ring(case, 3, [8, 1, 7])  # chunks longer than the window
+    drive_ring(case, 1, [1, 1, 3])  # every query sees itself only
+    drive_ring(case, 4, [2] * 6, heads=6, kv_heads=2)
+    drive_ring(case, 7, [3, 50, 1], heads=4, kv_heads=4, head_dim=32)
 
 
 @check_ring_cache.part("random")
@@ -164,73 +148,41 @@ def _ring_random(case: Case) -> None:
     for _ in range(12):
         kv_heads = case.randint(1, 3)
         chunks = [case.rng.choice((1, 1, 2, 3, 5, 12)) for _ in range(case.randint(2, 9))]
-        _drive_ring(case, case.randint(1, 8), chunks, kv_heads * case.randint(1, 4), kv_heads)
-
-
-def _drive_ring(case: Case, window: int, chunks: list[int], heads: int = 2, kv_heads: int = 2, head_dim: int = 4) -> None:
-    ring, past = case.run(case.student, window, kv_heads, head_dim), Past(kv_heads, head_dim)
-    case.equal(list(ring.positions()), [-1] * window, "positions() of an empty ring")
-    ring.keys[:], ring.values[:] = torch.nan, torch.nan
-    address = ring.keys.data_ptr()
-    for count in chunks:
-        q, k, v = random_qkv(case, count, heads, kv_heads, head_dim)
-        past.append(k, v)
-        attended(case, case.run(ring.step, q, k, v), q, past, window)
-        slots = [max((p for p in range(past.length) if p % window == slot), default=-1) for slot in range(window)]
-        case.equal(list(ring.positions()), slots, f"positions() with window={window} after {past.length} tokens")
-        case.equal(list(ring.keys.shape), [window, kv_heads, head_dim], "the shape of keys")
-        case.true(ring.keys.data_ptr() == address, "the storage was replaced; the ring keeps its slots and overwrites them")
-        for slot, position in enumerate(slots):
-            if position >= 0:
-                case.close(torch.stack([ring.keys[slot], ring.values[slot]]), torch.stack([past.k[position], past.v[position]]),
-                           f"the key and value in slot {slot}, which holds position {position} (window={window}, {past.length} tokens)")
+        drive_ring(case, case.randint(1, 8), chunks, kv_heads * case.randint(1, 4), kv_heads)
 
 
 @check_repair_positions.part("example")
 def _repair_example(case: Case) -> None:
-    _generated(case, [3, 1, 4, 1, 5], 4, 0)
+    generated(case, [3, 1, 4, 1, 5], 4, 0)
 
 
 @check_repair_positions.part("edges")
 def _repair_edges(case: Case) -> None:
-    _generated(case, [7], 3, 1)
-    _generated(case, [7, 2, 9], 1, 2)
-    _generated(case, [7, 2, 9], 0, 3)
+    generated(case, [7], 3, 1)
+    generated(case, [7, 2, 9], 1, 2)
+    generated(case, [7, 2, 9], 0, 3)
     for seed in range(4, 12):  # an end-of-sequence id that comes up early, late, or never
-        _generated(case, [1, 2], 6, seed, eos_id=said([1, 2], 6, seed)[seed % 6])
+        generated(case, [1, 2], 6, seed, eos_id=said([1, 2], 6, seed)[seed % 6])
+    zero_comes = next(seed for seed in range(10**4) if 0 in said([1, 2], 6, seed)[:5])
+    generated(case, [1, 2], 6, zero_comes, eos_id=0, hint="0 is a token id as good as any: compare with None to see whether there is an eos_id.")
 
 
 @check_repair_positions.part("random")
 def _repair_random(case: Case) -> None:
     for _ in range(20):
         prompt = [case.randint(0, Recorder.VOCAB) for _ in range(case.randint(1, 12))]
-        _generated(case, prompt, case.randint(0, 9), case.randint(0, 10**6), case.rng.choice((None, case.randint(0, Recorder.VOCAB))))
+        generated(case, prompt, case.randint(0, 9), case.randint(0, 10**6), case.rng.choice((None, case.randint(0, Recorder.VOCAB))))
 
 
 def trace_of(generate: Callable, prompt_ids: list[int], max_tokens: int) -> Html:
     """Run a generator on a small model that records each call, and show what it asked for and what was cached then."""
-    recorder = Recorder(seed=0)
+    recorder = Recorder(seed=0, max_calls=100)
     generate(recorder, prompt_ids, max_tokens)
     rows = []
     for number, (start, token_ids, cached) in enumerate(recorder.calls, 1):
         written = ", ".join(str(start + i) for i in range(len(token_ids)))
         rows.append([number, str(token_ids), written, f"up to {cached - 1}" if cached else "none"])
     return table(rows, ["call", "token_ids", "written at positions", "positions cached before"])
-
-
-def _generated(case: Case, prompt: list[int], max_tokens: int, seed: int, eos_id: int | None = None) -> None:
-    recorder, expected = Recorder(seed), said(prompt, max_tokens, seed, eos_id)
-    got = case.run(case.student, recorder, prompt, max_tokens, eos_id)
-    text, cached = prompt + expected, 0
-    for number, (start, token_ids, _) in enumerate(recorder.calls, 1):
-        case.equal(start, cached, f"start in call {number} (positions cached before it: {cached})")
-        wanted = text[cached:max(len(prompt), cached + 1)]
-        case.equal(token_ids, wanted, f"token_ids in call {number}, at position {start}",
-                   hint="The first call brings the whole prompt, every later one the token that was just chosen.")
-        cached += len(wanted)
-    case.equal(len(recorder.calls), len(expected), f"the number of calls for {len(expected)} new tokens",
-               hint="Each call gives one token. Logits that nobody reads need not be computed.")
-    case.equal(got, expected, "the list of new token ids")
 
 
 @check_rewindable_ring.part("example")
@@ -249,13 +201,16 @@ def _rewind_example(case: Case) -> None:
 
 @check_rewindable_ring.part("edges")
 def _rewind_edges(case: Case) -> None:
-    _drive_rewind(case, 3, 2, [3, 3, -2, 1, 1, -1, 4])
-    _drive_rewind(case, 4, 3, [9, -1, -2, 2, -1, 6, -3, 1])
-    _drive_rewind(case, 1, 1, [1, -1, 1, 1, -1, 1])
-    _drive_rewind(case, 3, 2, [7, -2, 1, -2, 1], refused={3})  # two back, one forward: two more back would be three
-    _drive_rewind(case, 3, 2, [2, -3, -2, 5, -1, -2, 2], refused={1, 5})
-    _drive_rewind(case, 2, 0, [4, -1, 1, -99, 3], refused={1, 3})
-    _drive_rewind(case, 5, 4, [20, -4, 11, -4, 3], heads=4, kv_heads=2)
+    drive_rewind(case, 3, 2, [3, 3, -2, 1, 1, -1, 4])
+    drive_rewind(case, 4, 3, [9, -1, -2, 2, -1, 6, -3, 1])
+    drive_rewind(case, 1, 1, [1, -1, 1, 1, -1, 1])
+    drive_rewind(case, 3, 2, [7, -2, 1, -2, 1], refused={3})  # two back, one forward: two more back would be three
+    drive_rewind(case, 3, 2, [2, -3, -2, 5, -1, -2, 2], refused={1, 5})
+    drive_rewind(case, 2, 0, [4, -1, 1, -99, 3], refused={1, 3})
+    drive_rewind(case, 5, 4, [20, -4, 11, -4, 3], heads=4, kv_heads=2)
+    with case.hinting("k = 0 is allowed: nothing is taken back."):
+        drive_rewind(case, 3, 1, [0, 4, 0, 0, -1, 0, 2])
+    drive_rewind(case, 7, 2, [3, 50, -2, 1], heads=4, kv_heads=4, head_dim=32)
     case.raises(ValueError, case.run(case.student, 2, 2, 1, 1).rewind, -1, hint="A negative count is an error.")
 
 
@@ -274,27 +229,4 @@ def _rewind_random(case: Case) -> None:
                     refused.add(index)
                 else:
                     length += moves[-1]
-        _drive_rewind(case, window, slack, moves, refused)
-
-
-def _drive_rewind(case: Case, window: int, slack: int, moves: list[int], refused: set[int] = frozenset(), heads: int = 2,
-                  kv_heads: int = 2, head_dim: int = 4) -> None:
-    """Moves are chunks to append (positive) and rewinds (negative); those at the indices in `refused` must raise."""
-    ring, past, high, slots = case.run(case.student, window, slack, kv_heads, head_dim), Past(kv_heads, head_dim), 0, window + slack
-    case.equal(list(ring.keys.shape), [slots, kv_heads, head_dim], "the shape of keys [window + slack, KV heads, dimension]")
-    ring.keys[:], ring.values[:] = torch.nan, torch.nan
-    for index, move in enumerate(moves):
-        if index in refused:
-            told = f"length {past.length}, farthest ever {high}, slack {slack}: what is needed may be overwritten already."
-            case.raises(ValueError, ring.rewind, -move, hint=told)
-        elif move < 0:
-            case.run(ring.rewind, -move)
-            past.k, past.v = past.k[:move], past.v[:move]
-            for position in range(past.length, high):
-                ring.keys[position % slots] = ring.values[position % slots] = torch.nan
-        else:
-            q, k, v = random_qkv(case, move, heads, kv_heads, head_dim)
-            past.append(k, v)
-            high = max(high, past.length)
-            attended(case, case.run(ring.step, q, k, v), q, past, window)
-        case.equal(ring.length, past.length, f"length after moves {moves[:index + 1]}")
+        drive_rewind(case, window, slack, moves, refused)

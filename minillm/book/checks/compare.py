@@ -29,7 +29,7 @@ def first_difference(got: Any, expected: Any, atol: float = 0.0, rtol: float = 0
         got = got.item()
     if _number_equal(got, expected, atol, rtol):
         return None
-    problem = f"a {_kind(got)}, not a {_kind(expected)}" if _kind(got) != _kind(expected) else ""
+    problem = f"{_a(_kind(got))}, not {_a(_kind(expected))}" if _kind(got) != _kind(expected) else ""
     return Difference(place, short(expected), short(got), problem)
 
 
@@ -50,9 +50,21 @@ def short(value: Any, limit: int = 120) -> str:
     return text if len(text) <= limit else f"{text[:limit - 3]}..."
 
 
+def kind_of(value: Any) -> str:
+    """What a value is, for a sentence: "an int", "None", "a float32 tensor"."""
+    if _is_array(value) and hasattr(value, "detach"):
+        return _a(f"{str(value.dtype).replace('torch.', '')} tensor")
+    return _a(_kind(value))
+
+
+def kind_wanted(kind: Any) -> str:
+    """`kind_of` every value of a Python type or of a torch dtype."""
+    return _a(kind.__name__) if isinstance(kind, type) else _a(f"{str(kind).replace('torch.', '')} tensor")
+
+
 def _array_difference(got, expected, atol, rtol, place) -> Difference | None:
     if not _is_array(got):
-        return Difference(place, short(expected), short(got), f"a {_kind(got)}, not a {_kind(expected)}")
+        return Difference(place, short(expected), short(got), f"{_a(_kind(got))}, not {_a(_kind(expected))}")
     if tuple(got.shape) != tuple(expected.shape):
         return Difference(place, f"shape {list(expected.shape)}", f"shape {list(got.shape)}", "another shape")
     if _family(got) != _family(expected):
@@ -82,7 +94,7 @@ def _mismatch(left, right, atol, rtol):
 
 def _mapping_difference(got, expected, atol, rtol, place) -> Difference | None:
     if not isinstance(got, Mapping):
-        return Difference(place, short(expected), short(got), f"a {_kind(got)}, not a dict")
+        return Difference(place, short(expected), short(got), f"{_a(_kind(got))}, not a dict")
     for key in expected:
         if key not in got:
             return Difference(place, f"a key {key!r}", f"keys {short(list(got))}", "a key is missing")
@@ -94,11 +106,15 @@ def _mapping_difference(got, expected, atol, rtol, place) -> Difference | None:
 
 def _sequence_difference(got, expected, atol, rtol, place) -> Difference | None:
     if not isinstance(got, Sequence) or isinstance(got, (str, bytes)):
-        return Difference(place, short(expected), short(got), f"a {_kind(got)}, not a {_kind(expected)}")
+        return Difference(place, short(expected), short(got), f"{_a(_kind(got))}, not {_a(_kind(expected))}")
     found = _first(first_difference(g, e, atol, rtol, f"{place}[{i}]") for i, (g, e) in enumerate(zip(got, expected)))
     if found is None and len(got) != len(expected):
-        return Difference(place, f"{len(expected)} elements: {short(expected)}", f"{len(got)} elements: {short(got)}", "another length")
+        return Difference(place, _sized(expected), _sized(got), "another length")
     return found
+
+
+def _sized(values: Sequence) -> str:
+    return f"{len(values)} element{'' if len(values) == 1 else 's'}: {short(values)}"
 
 
 def _first(differences) -> Difference | None:
@@ -135,6 +151,10 @@ def _kind(value: Any) -> str:
     if _is_array(value):
         return "tensor" if hasattr(value, "detach") else "array"
     return "None" if value is None else type(value).__name__
+
+
+def _a(kind: str) -> str:
+    return kind if kind == "None" else f"an {kind}" if kind[0] in "aeio" else f"a {kind}"
 
 
 def _rounded(value: Any) -> Any:

@@ -15,11 +15,14 @@ _WRAPPERS = (functools.partial, functools.partialmethod)
 
 
 def refuse_reference(student: object, name: str, forbid: tuple[str, ...] = (), allow: tuple[str, ...] = ()) -> None:
-    """Raise CheckFailed when `student` is, wraps or derives from something of the package."""
-    found = reference_behind(student, allow) or _forbidden_call(student, forbid)
+    """Raise CheckFailed when `student` is, wraps or derives from something of the package, or calls what is forbidden."""
+    found = reference_behind(student, allow)
     if found:
-        raise CheckFailed(f"{name}: this is the package's {found}, or made from it. Write your own; "
-                          "the exercise asks for a variant, so the package's version would not pass anyway.")
+        raise CheckFailed(f"{name}: this is the package's {found}, or made from it. Write your own.")
+    called = forbidden_call(student, forbid)
+    if called:
+        raise CheckFailed(f"{name}: this uses the package's {called}, here or in a function that it calls. "
+                          "That is the part to write yourself.")
 
 
 def reference_behind(obj: object, allow: tuple[str, ...] = ()) -> str | None:
@@ -80,20 +83,53 @@ def _filled(cell: types.CellType) -> bool:
         return False
 
 
-def _forbidden_call(student: object, forbid: tuple[str, ...]) -> str | None:
-    """The first name in `forbid` that the student's own functions mention, also as an attribute of a module."""
-    functions = [student] if inspect.isfunction(student) else [f for _, f in inspect.getmembers(student, inspect.isfunction)]
-    for function in functions:
-        for code in _codes(function.__code__):
-            for dotted in forbid:
-                module, _, name = dotted.rpartition(".")
-                values = [function.__globals__.get(n) for n in code.co_names]
-                mentioned = any(getattr(v, "__module__", None) == module and getattr(v, "__name__", None) == name for v in values)
-                reached = name in code.co_names and any(isinstance(v, types.ModuleType) and v.__name__.split(".")[0] == _PACKAGE for v in values)
-                imported = name in code.co_names and module in code.co_names
-                if mentioned or reached or imported:
-                    return dotted
+def forbidden_call(student: object, forbid: tuple[str, ...]) -> str | None:
+    """The first name in `forbid` that the student's code mentions, also in functions and classes of its own that it names."""
+    waiting, seen = [student], {}  # seen keeps the objects alive, so that no id is given twice
+    while waiting and forbid:
+        item = waiting.pop()
+        if id(item) in seen or _is_reference(item):
+            continue
+        seen[id(item)] = item
+        if isinstance(item, types.FunctionType):
+            found = _mentioned(item, forbid)
+            if found:
+                return found
+            waiting += _named(item)
+        waiting += list(_under(item))
     return None
+
+
+def _mentioned(function: types.FunctionType, forbid: tuple[str, ...]) -> str | None:
+    """The first name in `forbid` that stands in this function, also as an attribute of a module or in an import."""
+    for code in _codes(function.__code__):
+        values = [function.__globals__.get(name) for name in code.co_names]
+        modules = [name for name in code.co_names if name.split(".")[0] == _PACKAGE]
+        reached = any(isinstance(v, types.ModuleType) and v.__name__.split(".")[0] == _PACKAGE for v in values)
+        for dotted in forbid:
+            module, _, name = dotted.rpartition(".")
+            mentioned = any(getattr(v, "__module__", None) == module and getattr(v, "__name__", None) == name for v in values)
+            imported = any(f"{module}.".startswith(f"{m}.") for m in modules)
+            if mentioned or (name in code.co_names and (reached or imported)):
+                return dotted
+    return None
+
+
+def _named(function: types.FunctionType) -> Iterator[object]:
+    """What a function names in its own module and could call: other functions, classes, instances of these, partials."""
+    for code in _codes(function.__code__):
+        for name in code.co_names:
+            value = function.__globals__.get(name)
+            plain = inspect.unwrap(value) if callable(value) else value
+            if isinstance(plain, types.FunctionType):
+                if plain.__globals__ is function.__globals__:
+                    yield plain
+            elif isinstance(value, _WRAPPERS):
+                yield value
+            else:
+                kind = value if isinstance(value, type) else type(value)
+                if kind.__module__ == function.__globals__.get("__name__"):
+                    yield kind
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
