@@ -127,6 +127,6 @@ def bench_simulator(model: Model = "tinyworld",
     with errors_in_one_line():
         from . import serving
 
-        with progress("measuring", 1 + repeats + 1) as advance:
+        with progress("measuring", 2 * (repeats + 1)) as advance:
             measured = serving.run_simulator(model, repeats, device, command_line(), on_run=advance)
         show([serving.simulator_table(measured)], measured, save)

@@ -129,24 +129,25 @@ def run_simulator(model: str = "tinyworld", repeats: int = measure.MIN_REPEATS, 
         replay(engine, to_requests(trace, vocab_size, time_scale=0))
         return engine.runner, clock()
 
-    recorded, _ = real(fitting)
-    recorded, _ = real(fitting)  # the first one warmed the machine up
-    cost = CostModel.fit(recorded.features, recorded.seconds)
-    on_run("fitted")
-    runs = []
+    steps: dict[str, list[StepRecorder]] = {"fitted": [], "engine": []}
 
-    def timed() -> float:
-        runs.append(real(judged))
-        return runs[-1][1]
+    def timed(name: str, trace) -> float:
+        recorded, seconds = real(trace)
+        steps[name].append(recorded)
+        return seconds
 
-    times = measure.interleave({"engine": timed}, repeats, device=where, on_run=on_run)
+    # In turns, so that a machine that slows down for a while slows both.
+    times = measure.interleave({name: lambda name=name, trace=trace: timed(name, trace)
+                                for name, trace in (("fitted", fitting), ("engine", judged))}, repeats, device=where, on_run=on_run)
+    warm = steps["fitted"][1:]  # the first round warmed the machine up
+    cost = CostModel.fit([step for run in warm for step in run.features], [taken for run in warm for taken in run.seconds])
     clock = VirtualClock()
     engine = Engine(scheduler=Scheduler(KVCacheManager(2000, enable_prefix_caching=False), **settings), runner=SimulatedRunner(cost, clock), clock=clock)
     engine.runner = StepRecorder(engine.runner)
     started = time.perf_counter()
     replay(engine, to_requests(judged, vocab_size, time_scale=0))
     own_seconds = time.perf_counter() - started
-    if engine.runner.summaries != runs[-1][0].summaries:
+    if engine.runner.summaries != steps["engine"][-1].summaries:
         raise RuntimeError("the simulator took other steps than the engine")
     figures = {"engine_seconds": times["engine"].median, "spread": times["engine"].spread, "simulated_seconds": clock.now,
                "error": clock.now / times["engine"].median - 1, "seconds_to_simulate": own_seconds,
