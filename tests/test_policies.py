@@ -73,9 +73,20 @@ def test_fair_lifts_the_counter_of_a_user_who_returns():
     policy.add(worker)
     policy.charge(worker, 1000)
     policy.add(ask("a again", user="a"))
-    assert policy.counters["a"] == 1000  # absence saved nothing up
+    assert policy.counters["a"] == 5 + 1000  # absence saved nothing up
     policy.add(ask("c", user="c"))
-    assert policy.counters["c"] == 1000
+    assert policy.counters["c"] == 5 + 1000
+
+
+def test_fair_lifts_to_the_counter_of_who_left_last_when_nobody_is_there():
+    policy = Fair()
+    regular = ask("a", user="a")
+    policy.add(regular)
+    policy.charge(regular, 100_000)
+    policy.leave(regular)
+    policy.add(ask("b", user="b"))  # after an idle moment
+    policy.add(ask("a again", user="a"))
+    assert policy.counters == {"a": 100_000, "b": 100_000}  # or a would wait until b had had as much
 
 
 def test_fair_keeps_no_account_of_those_who_left():

@@ -135,18 +135,20 @@ class Fair:
     """The user who got least goes first: a counter of tokens for each (VTC, Sheng et al. 2024, with weight 1).
 
     Recomputed tokens are not charged: being preempted is not the user's doing. Someone who returns after a pause is
-    lifted to the smallest counter of those present, so that absence saves nothing up.
+    lifted to the smallest counter of those present, or if nobody is, to that of the user who left last, so that absence
+    saves nothing up.
     """
 
     def __init__(self):
         self.counters: dict[str, float] = {}
         self.queues: dict[str, deque[Request]] = {}  # users with waiting requests
         self.present: dict[str, int] = {}  # requests of each user that wait or run
+        self.last_counter = 0.0  # of the user who left last
 
     def add(self, request: Request) -> None:
         user = request.user
         if not self.present.get(user):
-            floor = min((self.counters[other] for other in self.present if self.present[other]), default=0.0)
+            floor = min((self.counters[other] for other in self.present if self.present[other]), default=self.last_counter)
             self.counters[user] = max(self.counters.get(user, 0.0), floor)
         self.join(request)
         self.queues.setdefault(user, deque()).append(request)
@@ -161,6 +163,7 @@ class Fair:
         self.present[request.user] -= 1
         if not self.present[request.user]:
             del self.present[request.user]
+            self.last_counter = self.counters[request.user]
 
     def peek(self) -> Request | None:
         for user in sorted(self.queues, key=lambda user: (self.counters[user], self.queues[user][0].arrival_time)):
