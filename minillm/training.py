@@ -15,7 +15,6 @@ Four things make a small model learn these tasks within hours on two CPU cores:
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 import time

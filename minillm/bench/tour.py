@@ -3,8 +3,6 @@ from __future__ import annotations
 
 from typing import Callable
 
-import torch
-
 from ..device import resolve_device
 from ..model.checkpoint import load_config, resolve_model
 from . import measure

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +18,12 @@ from minillm.engine.config import EngineConfig
 from minillm.engine.detokenizer import Detokenizer
 from minillm.engine.engine import Engine, TokenDelta
 from minillm.engine.inputs import InputProcessor, Prompt
+from minillm.engine.memory import max_model_len_of, served_model_len
 from minillm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
+from minillm.engine.progress import progress_bar
 from minillm.engine.request import Request
 from minillm.kv_cache import persist
 from minillm.model.checkpoint import load_model, load_tokenizer, resolve_model
-from minillm.model.decoder import Decoder
 from minillm.sampling.beam import Beam, beam_search
 from minillm.sampling.params import SamplingParams, check_int
 from minillm.trace import Trace
@@ -74,9 +73,9 @@ class LLM:
         self.model = load_model(path, dtype, device)
         self.tokenizer = load_tokenizer(path)
         self.trace = Trace(enabled=False)
-        model_len = _max_model_len(max_model_len, self.model)
+        model_len = max_model_len_of(self.config, self.model)
         self.engine = Engine(self.model, config=self.config, trace=self.trace)
-        self.max_model_len = _served_model_len(self.config, self.engine, model_len)
+        self.max_model_len = served_model_len(self.config, self.engine.kv_cache, model_len)
         eos_token_ids = frozenset(self.model.config.eos_token_ids)
         vocab_size = self.model.config.vocab_size
         self.inputs = InputProcessor(self.tokenizer, vocab_size, self.max_model_len, eos_token_ids, seed, self.engine.clock)
@@ -152,7 +151,7 @@ class LLM:
 
     def _serve(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         collectors = [OutputCollector(request, self._decode, self._decode_one) for request in requests]
-        with _progress(len(requests), use_tqdm) as advance:
+        with progress_bar(len(requests), use_tqdm) as advance:
             try:
                 for request, collector in zip(requests, collectors):
                     self._submit(request, collector)
@@ -253,55 +252,6 @@ class LLM:
 
     def _decode_one(self, token_id: int) -> str:
         return self.tokenizer.backend_tokenizer.decode([token_id], skip_special_tokens=False)
-
-
-@contextmanager
-def _progress(total: int, use_tqdm: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar of finished requests with tokens a second, or nothing; gives a function (requests, tokens) that moves it."""
-    if not use_tqdm:
-        yield lambda requests, tokens: None
-        return
-    from tqdm.auto import tqdm
-
-    num_tokens, start = 0, time.monotonic()
-    with tqdm(total=total, desc="Requests", dynamic_ncols=True) as bar:
-
-        def advance(requests: int, tokens: int) -> None:
-            nonlocal num_tokens
-            num_tokens += tokens
-            bar.set_postfix_str(f"{num_tokens / (time.monotonic() - start):.0f} tokens/s", refresh=False)
-            bar.update(requests)
-
-        yield advance
-        bar.refresh()
-
-
-def _max_model_len(asked: int | None, model: Decoder) -> int:
-    limit = model.config.max_position_embeddings
-    if asked is not None and asked > limit:
-        raise ValueError(f"max_model_len={asked} exceeds the model's max_position_embeddings={limit}")
-    return asked or limit
-
-
-def _served_model_len(config: EngineConfig, engine: Engine, model_len: int) -> int:
-    """The longest request that the cache and the budget can serve. Raises ValueError if that is less than was asked."""
-    kv_cache, budget = engine.kv_cache, config.max_num_batched_tokens
-    if not config.enable_chunked_prefill and budget < model_len:
-        raise ValueError(
-            f"max_num_batched_tokens={budget} is less than max_model_len={model_len}, and a prompt may not be cut; "
-            f"raise the one, lower the other, or set enable_chunked_prefill=True"
-        )
-    num_blocks, block_size = kv_cache.pool.num_blocks, kv_cache.block_size
-    if kv_cache.blocks_needed(model_len, min(model_len, budget)) <= num_blocks:
-        return model_len
-    if config.max_model_len is not None:
-        raise ValueError(
-            f"max_model_len={model_len} needs {kv_cache.blocks_needed(model_len, min(model_len, budget))} blocks of "
-            f"{block_size} tokens, the cache has {num_blocks}; lower max_model_len, or raise num_kv_blocks"
-        )
-    if (longest := num_blocks * block_size) < 2:
-        raise ValueError(f"num_kv_blocks={num_blocks} of block_size={block_size} hold no prompt and an answer; raise either")
-    return longest
 
 
 def _refuse_later(**arguments: tuple[Any, int]) -> None:

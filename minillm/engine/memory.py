@@ -75,6 +75,36 @@ def sliding_window(model: Decoder) -> int | None:
     return None if None in windows else max(windows)
 
 
+def max_model_len_of(config: EngineConfig, model: Decoder) -> int:
+    """What was asked for, or what the model was made for. Raises ValueError for more than that."""
+    asked = config.max_model_len
+    limit = model.config.max_position_embeddings
+    if asked is not None and asked > limit:
+        raise ValueError(f"max_model_len={asked} exceeds the model's max_position_embeddings={limit}")
+    return asked or limit
+
+
+def served_model_len(config: EngineConfig, kv_cache: KVCacheManager, model_len: int) -> int:
+    """The longest request that the cache and the budget can serve. Raises ValueError if that is less than was asked."""
+    budget = config.max_num_batched_tokens
+    if not config.enable_chunked_prefill and budget < model_len:
+        raise ValueError(
+            f"max_num_batched_tokens={budget} is less than max_model_len={model_len}, and a prompt may not be cut; "
+            f"raise the one, lower the other, or set enable_chunked_prefill=True"
+        )
+    num_blocks, block_size = kv_cache.pool.num_blocks, kv_cache.block_size
+    if kv_cache.blocks_needed(model_len, min(model_len, budget)) <= num_blocks:
+        return model_len
+    if config.max_model_len is not None:
+        raise ValueError(
+            f"max_model_len={model_len} needs {kv_cache.blocks_needed(model_len, min(model_len, budget))} blocks of "
+            f"{block_size} tokens, the cache has {num_blocks}; lower max_model_len, or raise num_kv_blocks"
+        )
+    if (longest := num_blocks * block_size) < 2:
+        raise ValueError(f"num_kv_blocks={num_blocks} of block_size={block_size} hold no prompt and an answer; raise either")
+    return longest
+
+
 def _fitting_blocks(model: Decoder, config: EngineConfig, block_bytes: int) -> int:
     """As many as the memory holds, but no more than `max_num_seqs` of the longest requests could fill."""
     max_model_len = config.max_model_len or model.config.max_position_embeddings

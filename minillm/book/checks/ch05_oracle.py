@@ -6,7 +6,7 @@ requests of its own, both are told the same tokens, and after every call the two
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -12,7 +12,6 @@ from minillm.book.checks import Case, Checker
 from minillm.book.checks.ch09_drives import POLICIES, Pair, drive, name_of, named, serve
 from minillm.book.checks.ch09_fair import check_fair_queue
 from minillm.book.checks.ch09_oracle import BOUND, Patient, ask, given_queues, run_race, small_engine, small_trace, steps_of
-from minillm.engine.request import Request
 from minillm.engine.workload import to_requests
 
 __all__ = ["check_ageing_key", "check_beat_it", "check_fair_queue", "check_patient_queue", "race"]
