@@ -6,12 +6,13 @@ import math
 import shutil
 import threading
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
 
 from minillm import LLM
-from minillm.bench import decode, ladder, measure, tasks, tour
+from minillm.bench import decode, ladder, llama_cpp, measure, tasks, tour
 from minillm.kv_cache.contiguous import ContiguousAttention
 from minillm.zoo import corpus
 
@@ -78,7 +79,8 @@ def test_committed_results_have_every_field():
 # decode
 
 
-def test_decode_checks_the_outputs_and_writes_every_figure():
+def test_decode_checks_the_outputs_and_writes_every_figure(monkeypatch):
+    monkeypatch.setattr(llama_cpp, "installed", lambda: False)
     done = []
     workload = decode.Workload("toy", ("float32", "bfloat16"), prompt_tokens=4, output_tokens=6)
     measured = decode.run(workload, "cpu", shapes={"toy": TOY}, on_run=done.append)
@@ -95,6 +97,25 @@ def test_decode_checks_the_outputs_and_writes_every_figure():
         assert all(seconds > 0 for seconds in figures["parts"].values()), figures["parts"]
     assert len(done) == 1 + 2 * (2 * 6 + 1)
     assert len(decode.tables(measured)) == 3
+
+
+def test_llama_cpp_says_the_same_where_it_is_installed(toy, tmp_path):
+    pytest.importorskip("llama_cpp", reason="needs llama.cpp: pip install -e '.[compare]'")
+    path = llama_cpp.write_gguf(toy, decode.load_config(toy), torch.float32, tmp_path / "float32.gguf")
+    theirs = list(islice(llama_cpp.LlamaCpp(path, 1, 64)([5, 6, 7]), 30))
+    assert theirs == ladder.record("", ladder.with_engine()(str(toy), CPU, torch.float32), [5, 6, 7], 30, ignore_eos=True).token_ids
+    measured = decode.run(decode.Workload("toy", ("float32",), prompt_tokens=4, output_tokens=8), "cpu", shapes={"toy": TOY})
+    figures = measured["figures"]["float32"]
+    assert figures["llama_cpp_agreeing_tokens"] == 8 and len(measured["samples_seconds"]["float32/llama.cpp"]) == 5
+    assert figures["speedup_over_llama_cpp"] == pytest.approx(
+        figures["minillm_tokens_per_second"] / figures["llama_cpp_tokens_per_second"])
+
+
+def test_only_a_plain_llama_is_written_for_llama_cpp(toy, tmp_path):
+    config = replace(decode.load_config(toy), qkv_bias=True)
+    with pytest.raises(ValueError, match="only a plain Llama"):
+        pytest.importorskip("gguf")
+        llama_cpp.write_gguf(toy, config, torch.float32, tmp_path / "x.gguf")
 
 
 def test_decode_refuses_to_time_engines_that_disagree(monkeypatch):

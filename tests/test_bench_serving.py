@@ -19,7 +19,7 @@ def test_throughput_checks_the_outputs_and_writes_every_figure(monkeypatch):
     done = []
     measured = throughput.run(TOY_WORKLOAD, "cpu", shapes={"toy": TOY}, on_run=done.append)
     assert json.loads(json.dumps(measured)).keys() == measured.keys() and measured["name"] == "throughput-toy"
-    assert len(done) == throughput.num_rounds(TOY_WORKLOAD)
+    assert len(done) == throughput.num_rounds(TOY_WORKLOAD, torch.device("cpu"))
     f = measured["figures"]
     assert f["agreeing_tokens"] == 5 * throughput.CHECKED_TOKENS
     assert set(f["transformers_once"]) == {f"{name}, batch {size}" for name in ("sdpa", "eager") for size in (1, 4)}

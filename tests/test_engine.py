@@ -1,46 +1,17 @@
-"""The engine: the bugs small engines really had, forks, aborts, refusals, failures, injected parts, the prefix cache on disk."""
+"""The engine: forks, aborts, refusals, failures, what it is made with, injected parts."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from block_memory import BlockMemory
+from small_engine import ask, engine_of, serve
 from tiny import VOCAB_SIZE, save_tiny_llama
 
 from minillm import LLM, SamplingParams
 from minillm.engine.engine import Engine
-from minillm.engine.request import Request, RequestStatus
+from minillm.engine.request import RequestStatus
 from minillm.engine.scheduler import Scheduler
-from minillm.engine.simulator import VirtualClock
 from minillm.kv_cache.manager import KVCacheManager
-
-
-def engine_of(num_blocks=20, block_size=4, max_num_seqs=4, budget=100, host=0, **scheduler_settings) -> Engine:
-    kv_cache = KVCacheManager(num_blocks, block_size, num_host_blocks=host)
-    scheduler = Scheduler(kv_cache, max_num_seqs, budget, **scheduler_settings)
-    return Engine(scheduler=scheduler, runner=BlockMemory(block_size), clock=VirtualClock())
-
-
-def ask(name: str, prompt: list[int], max_tokens: int = 4, n: int = 1) -> Request:
-    return Request(name, prompt, SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=True), max_tokens, arrival_time=0.0)
-
-
-def serve(engine: Engine, *requests: Request) -> list[list[tuple]]:
-    """Run to the end; for every step its rows as (id, start, tokens)."""
-    for request in requests:
-        engine.add_request(request)
-    steps, execute = [], engine.runner.execute
-
-    def recorded(output):
-        steps.append([(row.request.request_id, row.start, row.num_tokens) for row in output.rows])
-        return execute(output)
-
-    engine.runner.execute = recorded
-    while engine.has_unfinished:
-        engine.step()
-        engine.scheduler.check_integrity()
-    engine.runner.execute = execute
-    return steps
 
 
 @pytest.fixture(scope="module")
@@ -53,66 +24,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def llm(folder) -> LLM:
     return LLM(folder, device="cpu")
-
-
-# The bugs that small engines really had
-
-
-def test_bug_stale_prefix_hash_after_preemption():
-    """A preempted request goes on with other tokens in the same places: what was hashed before must not name them."""
-    engine = engine_of(num_blocks=8)
-    first, second = ask("a", list(range(10)), 14), ask("b", list(range(20, 29)), 14)
-    serve(engine, first, second)
-    assert first.num_preemptions + second.num_preemptions > 0
-    texts = [request.token_ids for request in (first, second)]
-    later = [ask(f"again{i}", text[:-1]) for i, text in enumerate(texts)]  # BlockMemory checks every page that is hit
-    serve(engine, *later)
-    assert sum(request.num_cached_tokens for request in later) > 0
-
-
-def test_bug_zero_length_prefill_on_a_full_hit():
-    engine, prompt = engine_of(), list(range(12))  # exactly three blocks
-    serve(engine, ask("cold", prompt))
-    warm = ask("warm", prompt)
-    steps = serve(engine, warm)
-    assert steps[0] == [("warm", 8, 4)] and warm.num_cached_tokens == 8  # the last block is computed again, not nothing
-
-
-def test_bug_only_one_request_may_be_cut_into_chunks():
-    engine = engine_of(budget=10)
-    steps = serve(engine, ask("a", list(range(14)), 2), ask("b", list(range(30, 44)), 2), ask("c", list(range(50, 62)), 2))
-    assert steps[:4] == [[("a", 0, 10)], [("a", 10, 4), ("b", 0, 6)], [("a", 14, 1), ("c", 0, 1), ("b", 6, 8)], [("b", 14, 1), ("c", 1, 9)]]
-
-
-def test_bug_top_k_of_another_row(llm):
-    prompts = ["the cat", "日本", "the mat, the mat"] * 2
-    params = [SamplingParams(temperature=1.5, top_k=k, seed=i, max_tokens=12, ignore_eos=True) for i, k in enumerate((1, 300, 3, 2, 0, 50))]
-    together = llm.generate(prompts, params, use_tqdm=False)
-    for prompt, one, output in zip(prompts, params, together):
-        assert llm.generate(prompt, one, use_tqdm=False)[0].outputs[0].token_ids == output.outputs[0].token_ids
-
-
-def test_bug_a_request_longer_than_all_blocks_hangs():
-    engine = engine_of(num_blocks=5)
-    good = ask("good", [1, 2, 3], 5)
-    engine.add_request(good)
-    with pytest.raises(ValueError, match="30 prompt tokens and max_tokens=6 need 9 blocks, the cache has 5"):
-        engine.add_request(ask("too long", list(range(30)), 6))
-    with pytest.raises(ValueError, match="'good' is in use"):
-        engine.add_request(ask("good", [1]))
-    serve(engine)
-    assert good.finish_reason == "length" and good.num_preemptions == 0
-
-
-def test_bug_a_prefix_hit_read_from_the_wrong_pages(llm, folder):
-    """The hit blocks are not where a fresh request's would be, and another request owns those."""
-    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-    texts = ["the cat sat on the mat, then the naïve cat ate " + tail for tail in ("10 crêpes", "the mat", "日本")]
-    fresh = [LLM(folder, device="cpu").generate(text, params, use_tqdm=False)[0].outputs[0].token_ids for text in texts]
-    llm.generate([texts[0], "something else entirely, long enough to own blocks " * 2], params, use_tqdm=False)
-    again = llm.generate(texts[::-1], params, use_tqdm=False)
-    assert [output.outputs[0].token_ids for output in again] == fresh[::-1]
-    assert all(output.metrics.num_cached_tokens >= 16 for output in again)
 
 
 # Forks, aborts, refusals, failures
@@ -153,6 +64,26 @@ def test_an_abort_frees_the_blocks_at_once_and_disturbs_nobody():
     assert other.finish_reason == "length" and engine.kv_cache.pool.num_free == 20
 
 
+def test_an_abort_of_many_looks_through_the_requests_once(llm, monkeypatch):
+    """Ten thousand aborted requests must not cost ten thousand times ten thousand."""
+    looks = []
+
+    class Watched(dict):
+        def values(self):
+            looks.append(len(self))
+            return super().values()
+
+    def interrupted():
+        looks.clear()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm.engine.scheduler, "requests", Watched())
+    monkeypatch.setattr(llm.engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["the cat"] * 50, SamplingParams(n=2, max_tokens=4), use_tqdm=False)
+    assert looks == [50] and not llm.engine.has_unfinished
+
+
 def test_a_stream_that_nobody_reads_any_more_frees_its_blocks(llm):
     params = SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True)
     stream = llm.stream("the cat", params)
@@ -177,6 +108,36 @@ def test_a_failing_step_aborts_what_was_in_flight_and_the_engine_serves_on(llm, 
     assert not llm.engine.has_unfinished and not llm.engine.kv_cache.pool.cached
     assert llm.generate("the cat", params, use_tqdm=False)[0].outputs[0].token_ids == healthy
     llm.engine.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("breaks", ["evict_all is missing", "free raises"])
+def test_the_error_of_a_failing_step_reaches_the_caller_whatever_else_breaks(breaks):
+    engine = engine_of()
+    first, second = ask("a", [1] * 9), ask("b", [2] * 9)
+    engine.add_request(first), engine.add_request(second)
+    engine.step()
+    if breaks == "free raises":
+        engine.kv_cache.free = lambda request: 1 / 0
+    else:
+
+        class SmallPool:
+            """Somebody's own, with what a step needs and no more."""
+
+            def __init__(self, pool):
+                for name in ("num_blocks", "num_free", "ref_cnt", "block_hash", "allocate", "touch", "free", "cache", "lookup"):
+                    setattr(self, name, getattr(pool, name))
+
+        engine.kv_cache.pool = SmallPool(engine.kv_cache.pool)
+
+    def fails(output):
+        raise MemoryError("the first error")
+
+    engine.runner.execute = fails
+    with pytest.raises(MemoryError, match="the first error") as raised:
+        engine.step()
+    said = {"free raises": ["ZeroDivisionError"] * 2, "evict_all is missing": ["no attribute 'evict_all'"]}[breaks]
+    assert len(raised.value.__notes__) == len(said) and all(map(str.__contains__, raised.value.__notes__, said))
+    assert first.finish_reason == second.finish_reason == "abort"
 
 
 def test_a_broken_pool_is_found():
@@ -223,28 +184,6 @@ def test_salted_requests_share_nothing_with_others(llm):
     assert cached(cache_salt="ann") == 0 and cached(cache_salt="ann") > 0 and cached(cache_salt="bob") == 0
     with pytest.raises(TypeError, match=r"prompts\[0\]: cache_salt=''"):
         cached(cache_salt="")
-
-
-def test_beams_share_blocks_and_copy_what_they_write(llm):
-    llm.trace.enabled = True
-    llm.trace.clear()
-    llm.engine.kv_cache.pool.evict_all()
-    prompt = {"prompt_token_ids": [7 + i % 40 for i in range(100)]}
-    llm.beam_search(prompt, beam_width=4, max_tokens=10, ignore_eos=True)
-    llm.trace.enabled = False
-    assert sum(llm.trace.totals("tokens").values()) <= 100 + 4 * 10 + 10  # the prompt once, not for every beam
-    assert sum(llm.trace.totals("copies").values()) > 0
-    assert max(llm.trace.totals("blocks used").values()) <= 6 + 4 * 2  # 100 tokens in blocks of 16, and the beams' own ends
-    assert not llm.engine.has_unfinished
-
-
-def test_beams_say_the_same_when_memory_is_short(folder, llm):
-    prompt = {"prompt_token_ids": list(range(10, 30))}
-    roomy = llm.beam_search(prompt, beam_width=4, max_tokens=12, ignore_eos=True)[0].outputs
-    for mode, host in (("recompute", 0), ("swap", 10**6)):
-        tight = LLM(folder, device="cpu", block_size=4, num_kv_blocks=12, preemption_mode=mode, host_kv_bytes=host)
-        short = tight.beam_search(prompt, beam_width=4, max_tokens=12, ignore_eos=True)[0].outputs
-        assert [beam.token_ids for beam in short] == [beam.token_ids for beam in roomy]
 
 
 # What an LLM is made with
@@ -305,41 +244,3 @@ def test_parts_of_ones_own_are_used(llm):
         Engine(llm.model, drafter=object())
     with pytest.raises(ValueError, match="model=None needs a runner"):
         Engine()
-
-
-# The prefix cache on disk
-
-
-def test_the_prefix_cache_survives_a_restart(folder, tmp_path):
-    prompt = "the cat sat on the mat, then the naïve cat ate 10 crêpes " * 2
-    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    first, second = LLM(folder, device="cpu"), LLM(folder, device="cpu")
-    path = tmp_path / "cache.safetensors"
-    with pytest.raises(ValueError, match="empty: nothing to save"):
-        first.save_prefix_cache(path)
-    said = first.generate(prompt, params, use_tqdm=False)[0]
-    saved = first.save_prefix_cache(path)
-    assert saved == len(first.engine.kv_cache.pool.cached) > 2
-    assert second.load_prefix_cache(path) == saved and second.load_prefix_cache(path) == 0  # known already
-    second.engine.scheduler.check_integrity()
-    [warm] = second.generate(prompt, params, use_tqdm=False)
-    assert warm.metrics.num_cached_tokens >= 16 * (saved - 1) and warm.outputs[0].token_ids == said.outputs[0].token_ids
-    tiny = LLM(folder, device="cpu", num_kv_blocks=2)
-    assert tiny.load_prefix_cache(path) == 2  # as many as it holds
-
-
-def test_a_cache_of_another_model_or_layout_or_a_broken_file_is_refused(folder, tmp_path):
-    llm = LLM(folder, device="cpu")
-    llm.generate("the cat sat on the mat, the mat, the mat, the mat", SamplingParams(max_tokens=2), use_tqdm=False)
-    path = tmp_path / "cache.safetensors"
-    llm.save_prefix_cache(path)
-    with pytest.raises(ValueError, match="block_size is '16', this engine has '8'"):
-        LLM(folder, device="cpu", block_size=8).load_prefix_cache(path)
-    save_tiny_llama(tmp_path / "other", seed=1)
-    with pytest.raises(ValueError, match="model is '"):
-        LLM(str(tmp_path / "other"), device="cpu").load_prefix_cache(path)
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match="damaged"):
-        llm.load_prefix_cache(path)
-    with pytest.raises(ValueError, match="nowhere"):
-        llm.load_prefix_cache(tmp_path / "nowhere")

@@ -24,7 +24,9 @@ AXES = {
     "prefix": ("off", "cold", "warm"),
     "preemption": ("recompute", "swap"),
     "window": (None, 9),
-    "attention": ("torch", "native"),
+    "attention": ("torch", "native", "triton"),
+    "steps": ("eager", "recorded"),
+    "scheduling": ("in turn", "ahead"),
 }
 MAX_TOKENS, NEVER = 20, VOCAB_SIZE - 1
 SHARED = [3 + i * 7 % 90 for i in range(32)]  # two blocks of 16, and a prompt that is a full hit
@@ -63,7 +65,7 @@ def oracle(tmp_path_factory) -> dict[int | None, tuple[Path, list[list[int]]]]:
     found = {}
     for window in AXES["window"]:
         kind = dict(model_type="llama") if window is None else dict(model_type="mistral", sliding_window=window)
-        model = make_model(1, vocab_size=VOCAB_SIZE, num_hidden_layers=2, eos_token_id=NEVER, **kind)
+        model = make_model(1, vocab_size=VOCAB_SIZE, num_hidden_layers=2, head_dim=16, eos_token_id=NEVER, **kind)
         folder = tmp_path_factory.mktemp(f"window-{window}")
         model.save_pretrained(folder)
         byte_tokenizer().save_pretrained(folder)
@@ -91,6 +93,8 @@ def settings_of(case: dict) -> dict:
         preemption_mode=case["preemption"],
         host_kv_bytes=10**7 if case["preemption"] == "swap" else 0,
         attention_backend=case["attention"],
+        enforce_eager=case["steps"] == "eager",
+        async_scheduling=case["scheduling"] == "ahead",
     )
 
 

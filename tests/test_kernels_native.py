@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -234,3 +235,25 @@ def test_what_was_compiled_is_kept_and_used_again(tmp_path, monkeypatch):
     [kept] = tmp_path.rglob("*.so")
     written = kept.stat().st_mtime_ns
     assert native.library.__wrapped__(torch.float32) is not None and kept.stat().st_mtime_ns == written
+
+
+def test_a_folder_that_others_can_write_to_is_passed_over(tmp_path, monkeypatch):
+    """Whatever lies there could be anybody's, and loading it runs it."""
+    open_to_all, own = tmp_path / "cache" / "minillm", tmp_path / "tmp" / f"minillm-{os.getuid()}"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    for mode in (0o777, 0o770):
+        open_to_all.mkdir(parents=True, exist_ok=True)
+        open_to_all.chmod(mode)
+        assert native.library.__wrapped__(torch.float32) is not None
+        assert [path.parent for path in tmp_path.rglob("*.so")] == [own] and own.stat().st_mode & 0o777 == 0o700
+    own.chmod(0o722)
+    assert native.library.__wrapped__(torch.float32) is None
+
+
+def test_a_folder_of_somebody_else_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    somebody = os.getuid() + 1
+    monkeypatch.setattr(native.os, "getuid", lambda: somebody)
+    assert native.library.__wrapped__(torch.float32) is None and list(tmp_path.rglob("*.so")) == []

@@ -10,10 +10,10 @@ from minillm import LLM
 from minillm.engine.engine import Engine
 from minillm.engine.metrics import Percentiles, RequestRecord, Targets, goodput, percentile, report
 from minillm.engine.policies import make_policy
-from minillm.engine.scheduler import Scheduler
+from minillm.engine.scheduler import Scheduler, SchedulerOutput
 from minillm.engine.simulator import CostModel, SimulatedRunner, StepRecorder, VirtualClock, replay, simulated_engine
 from minillm.engine.workload import TRACE_BLOCK, TraceRequest, poisson_trace, read_trace, shared_prefix_trace, to_requests, write_trace
-from minillm.kv_cache.manager import KVCacheManager
+from minillm.kv_cache.manager import BlockMoves, KVCacheManager
 
 COST = CostModel(per_step=2e-3, per_prefill_token=1e-4, per_decode=2e-4)
 
@@ -61,6 +61,12 @@ def test_the_simulator_takes_the_engines_own_steps(policy, mode):
     assert engine_times == simulator_times
     assert len(engine.summaries) > 100
     assert sum(request.num_preemptions for request in finished) > 0 and sum(request.num_cached_tokens for request in finished) > 0
+
+
+@pytest.mark.parametrize("kind", ["swap_out", "copies", "swap_in"])
+def test_steps_that_move_other_blocks_are_not_the_same(kind):
+    still, moving, elsewhere = (SchedulerOutput(moves=BlockMoves(**{kind: moves})) for moves in ([], [(1, 2)], [(1, 3)]))
+    assert len({still.summary(), moving.summary(), elsewhere.summary()}) == 3
 
 
 def test_the_cost_model_finds_the_costs_that_made_the_times():

@@ -1,6 +1,7 @@
 """`minillm bench ...`: one command a measurement. Built in chapter 00."""
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
@@ -31,12 +32,12 @@ def bench_decode(
         prompt_tokens: Annotated[int, typer.Option(min=1)] = 64, output_tokens: Annotated[int, typer.Option(min=3)] = 64,
         repeats: Annotated[int, typer.Option(help="Of each engine, in turns; at least 5.")] = 5,
         device: Device = "auto", save: Save = None) -> None:
-    """Decode at batch 1, minillm against transformers, and where the rest of a step goes."""
+    """Decode at batch 1: minillm, transformers, llama.cpp where it is installed; and where the rest of a step goes."""
     with errors_in_one_line():
-        from . import decode
+        from . import decode, llama_cpp
 
         workload = decode.Workload(shape, tuple(dtype or decode.Workload.dtypes), prompt_tokens, output_tokens, repeats)
-        rounds = len(workload.dtypes) * (2 * (repeats + 1) + 1) + 1
+        rounds = len(workload.dtypes) * ((2 + llama_cpp.installed()) * (repeats + 1) + 1) + 1
         with progress("measuring", rounds) as advance:
             measured = decode.run(workload, device, command_line(), on_run=advance)
         show(decode.tables(measured), measured, save)
@@ -77,18 +78,21 @@ def bench_ladder(model: Model = "tinyworld", max_tokens: Annotated[int, typer.Op
 
 @bench.command("throughput")
 def bench_throughput(
-        shape: Annotated[str, typer.Option(help="tinyworld (the bundled model) or smollm2-135m (random weights).")] = "tinyworld",
+        shape: Annotated[str, typer.Option(help="tinyworld (the bundled model), or with random weights smollm2-135m, qwen3-0.6b, "
+                                                "qwen2-0.5b, llama-3.1-8b.")] = "tinyworld",
         requests: Annotated[int, typer.Option(min=1)] = 16,
-        longest: Annotated[int, typer.Option(min=16, help="Prompts and outputs have 16 to this many tokens.")] = 256,
+        shortest: Annotated[int, typer.Option(min=1, help="Prompts and outputs have this many tokens at least.")] = 16,
+        longest: Annotated[int, typer.Option(min=16, help="And at most this many.")] = 256,
         dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
         repeats: Annotated[int, typer.Option(help="Of each engine, in turns; at least 5.")] = 5,
         device: Device = "auto", save: Save = None) -> None:
     """Many requests at once: minillm against the best that transformers.generate reaches, and what scheduling costs."""
     with errors_in_one_line():
+        from ..device import resolve_device
         from . import throughput
 
-        workload = throughput.Workload(shape, requests, longest, dtype, repeats)
-        with progress("measuring", throughput.num_rounds(workload)) as advance:
+        workload = throughput.Workload(shape, requests, shortest, longest, dtype, repeats)
+        with progress("measuring", throughput.num_rounds(workload, resolve_device(device))) as advance:
             measured = throughput.run(workload, device, command_line(), on_run=advance)
         show(throughput.tables(measured), measured, save)
 
@@ -130,3 +134,61 @@ def bench_simulator(model: Model = "tinyworld",
         with progress("measuring", 2 * (repeats + 1)) as advance:
             measured = serving.run_simulator(model, repeats, device, command_line(), on_run=advance)
         show([serving.simulator_table(measured)], measured, save)
+
+
+@bench.command("step")
+def bench_step(
+        shape: Annotated[str, typer.Option(help="A shape with random weights: smollm2-135m, tinyworld, qwen3-0.6b, qwen2-0.5b.")] = "smollm2-135m",
+        dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+        batch: Annotated[int, typer.Option(min=1, help="Sequences that decode together.")] = 1,
+        output_tokens: Annotated[int, typer.Option(min=3)] = 64,
+        repeats: Annotated[int, typer.Option(help="Of each rung, in turns; at least 5.")] = 5,
+        device: Device = "auto", save: Save = None) -> None:
+    """The ablation ladder: the same step with one more optimisation on each rung."""
+    with errors_in_one_line():
+        from ..device import resolve_device
+        from . import step
+
+        workload = step.Workload(shape, dtype, batch, output_tokens=output_tokens, repeats=repeats)
+        with progress("climbing", len(step.rungs_for(resolve_device(device))) * (repeats + 2)) as advance:
+            measured = step.run(workload, device, command_line(), on_run=advance)
+        show(step.tables(measured), measured, save)
+
+
+@bench.command("kernels")
+def bench_kernels(
+        family: Annotated[Optional[list[str]], typer.Option(help="elementwise, matmul, prefill, decode (GPU); linear, c-decode (CPU). "
+                                                                 "May be given again; those of the device by default.")] = None,
+        dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+        scale: Annotated[int, typer.Option(min=1, help="Shrinks every case, for the interpreter: 64.")] = 1,
+        repeats: Annotated[int, typer.Option(help="Of each candidate, in turns; at least 5.")] = 5,
+        device: Device = "auto", save: Save = None) -> None:
+    """Every kernel alone, against torch's own and against the limit; outputs checked first."""
+    with errors_in_one_line():
+        from ..device import resolve_device, resolve_dtype
+        from . import kernels
+
+        workload, where = kernels.Workload(tuple(family or ()), dtype, scale, repeats), resolve_device(device)
+        count = len(kernels.cases_of(workload.families, scale, where, resolve_dtype(dtype, where)))
+        with progress("measuring", count) as advance:
+            measured = kernels.run(workload, device, command_line(), on_run=advance)
+        show(kernels.tables(measured), measured, save)
+
+
+@bench.command("gpu")
+def bench_gpu(
+        out: Annotated[Path, typer.Option(help="Folder for results, logs and the summary.")],
+        only: Annotated[Optional[list[str]], typer.Option(help="Parts whose names begin so; may be given again.")] = None,
+        toy: Annotated[bool, typer.Option(help="A few small parts, on any machine: does the command itself work?")] = False,
+        device: Device = "cuda") -> None:
+    """All that needs a GPU: the checks, then every measurement, each a process of its own."""
+    with errors_in_one_line():
+        from ..device import resolve_device
+        from . import console, gpu
+
+        resolve_device(device)
+        with progress("running", len([p for p in gpu.parts_of(out, toy, device) if not only or p.name.startswith(tuple(only))])) as advance:
+            summary = gpu.run(out, toy, device, tuple(only or ()), advance)
+        console.out.print(gpu.table(summary))
+        if any(part["ended"] != "passed" for part in summary["parts"].values()):
+            raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Decoding at batch 1, against `transformers` and against the memory's limit. Built in chapter 00.
+"""Decoding at batch 1, against `transformers`, llama.cpp where it is installed, and the memory's limit. Built in chapter 00.
 
 To make one token every weight is read once, and every key and value of the text so far: a decode step can take no
 less than those bytes over the bandwidth. `run` measures the bandwidth first, checks that both engines say the same
@@ -12,6 +12,7 @@ import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Callable, Iterator
 
@@ -24,12 +25,12 @@ from ..model.config import ModelConfig
 from ..model.decoder import Decoder
 from ..model.layers import Linear, RMSNorm, Rotary
 from ..zoo import tokenizer as bpe
-from . import ladder, measure
+from . import ladder, llama_cpp, measure
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama by its sizes; its weights are random, for speed does not depend on them."""
+    """A model by its sizes; its weights are random, for speed does not depend on them."""
 
     vocab_size: int
     hidden_size: int
@@ -37,11 +38,16 @@ class Shape:
     num_layers: int
     num_heads: int
     num_kv_heads: int
+    head_dim: int | None = None  # hidden_size / num_heads
+    family: str = "llama"  # as transformers names it
 
 
 SHAPES = {
     "smollm2-135m": Shape(49152, 576, 1536, 30, 9, 3),
     "tinyworld": Shape(1024, 256, 704, 4, 8, 4),
+    "qwen3-0.6b": Shape(151936, 1024, 3072, 28, 16, 8, head_dim=128, family="qwen3"),
+    "qwen2-0.5b": Shape(151936, 896, 4864, 24, 14, 2, family="qwen2"),
+    "llama-3.1-8b": Shape(128256, 4096, 14336, 32, 32, 8),
 }
 
 
@@ -92,11 +98,28 @@ def compare(path: Path, config: ModelConfig, workload: Workload, device: torch.d
     if dtype == torch.float32 and agreeing < workload.output_tokens:
         raise RuntimeError(f"transformers and minillm disagree from token {agreeing} on, in float32: no point in timing")
 
+    peer = None
+    if llama_cpp.installed() and device.type == "cpu" and config.model_type == "llama":
+        peer = llama_cpp.LlamaCpp(llama_cpp.write_gguf(path, config, dtype, path.parent / f"{name}.gguf"),
+                                  torch.get_num_threads(), 2 * (len(prompt) + workload.output_tokens))
+        peer_said = list(islice(peer(prompt), workload.output_tokens))
+        peer_agrees = _common_prefix(peer_said, said["minillm"].token_ids)
+        if dtype == torch.float32 and peer_agrees < workload.output_tokens // 4:  # it rounds otherwise, so not to the end
+            raise RuntimeError(f"llama.cpp and minillm disagree from token {peer_agrees} on, in float32: no point in timing")
+
     def seconds_per_token(engine: str) -> float:
+        if engine == "llama.cpp":
+            tokens = peer(prompt)
+            next(tokens)
+            started = time.perf_counter()
+            for _ in islice(tokens, workload.output_tokens - 1):
+                pass
+            return (time.perf_counter() - started) / (workload.output_tokens - 1)
         run = ladder.record(engine, engines[engine], prompt, workload.output_tokens, ignore_eos=True)
         return (run.said[-1].seconds - run.ttft) / (len(run.token_ids) - 1)
 
-    times = measure.interleave({engine: lambda engine=engine: seconds_per_token(engine) for engine in engines},
+    timed = [*engines, "llama.cpp"] if peer else engines
+    times = measure.interleave({engine: lambda engine=engine: seconds_per_token(engine) for engine in timed},
                                workload.repeats, device=device, on_run=lambda engine: on_run(f"{name} {engine}"))
     floor = bytes_per_token(config, dtype, workload) / ceilings.bandwidth
     ours, theirs = times["minillm"], times["transformers"]
@@ -109,6 +132,11 @@ def compare(path: Path, config: ModelConfig, workload: Workload, device: torch.d
         "transformers_share_of_limit": floor / theirs.median,
         "parts": take_apart(path, name, device, prompt, workload.output_tokens),
     }
+    if peer:
+        peer.close()
+        figures |= {"llama_cpp_agreeing_tokens": peer_agrees, "llama_cpp_tokens_per_second": 1 / times["llama.cpp"].median, "llama_cpp_spread": times["llama.cpp"].spread,
+                    "llama_cpp_share_of_limit": floor / times["llama.cpp"].median,
+                    "speedup_over_llama_cpp": times["llama.cpp"].median / ours.median}
     on_run(f"{name} parts")
     return figures, times
 
@@ -181,17 +209,17 @@ def write_random_checkpoint(shape: Shape, folder: Path, seed: int = 0) -> Path:
     Weights are drawn wider than usual: then the layers, and not the embedding of the last token, decide what comes
     next, and two engines that agree on the tokens agree on the arithmetic.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=shape.vocab_size, hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size,
+    config = AutoConfig.for_model(
+        shape.family, head_dim=shape.head_dim or shape.hidden_size // shape.num_heads, vocab_size=shape.vocab_size, hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size,
         num_hidden_layers=shape.num_layers, num_attention_heads=shape.num_heads, num_key_value_heads=shape.num_kv_heads,
-        max_position_embeddings=2048, rms_norm_eps=1e-5, rope_theta=100_000.0, tie_word_embeddings=True,
+        max_position_embeddings=4096, rms_norm_eps=1e-5, rope_theta=100_000.0, tie_word_embeddings=True,
         initializer_range=2 * shape.hidden_size**-0.5, bos_token_id=0, eos_token_id=1)
     with ladder.no_progress_bars():
-        LlamaForCausalLM(config).save_pretrained(folder)
-    bpe.wrap(bpe.learn(vocab_size=min(1024, shape.vocab_size), num_documents=200), 2048).save_pretrained(folder)
+        AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
+    bpe.wrap(bpe.learn(vocab_size=min(1024, shape.vocab_size), num_documents=200), 4096).save_pretrained(folder)
     return folder
 
 
@@ -212,7 +240,11 @@ def tables(measured: dict) -> list:
         for engine, of_limit, times in (("transformers", "transformers_share_of_limit", "1"),
                                         ("minillm", "share_of_limit", f"{f['speedup']:.2f}")):
             speed.add_row("", engine, f"{f[f'{engine}_tokens_per_second']:,.1f}", f"{f[f'{engine}_spread'] / 2:.0%}",
-                          f"{f[of_limit]:.0%}", f"{times}×", end_section=engine == "minillm")
+                          f"{f[of_limit]:.0%}", f"{times}×", end_section=engine == "minillm" and "llama_cpp_spread" not in f)
+        if "llama_cpp_spread" in f:
+            speed.add_row("", "llama.cpp", f"{f['llama_cpp_tokens_per_second']:,.1f}", f"{f['llama_cpp_spread'] / 2:.0%}",
+                          f"{f['llama_cpp_share_of_limit']:.0%}", f"{f['speedup'] / f['speedup_over_llama_cpp']:.2f}×",
+                          end_section=True)
     parts = Table("part of our step", *measured["figures"], title="Where a step goes, ms a token")
     for part in next(iter(measured["figures"].values()))["parts"]:
         spent = [f["parts"] for f in measured["figures"].values()]

@@ -24,15 +24,17 @@ from . import ladder, measure
 from .decode import SHAPES, Shape, write_random_checkpoint
 
 BATCH_SIZES, IMPLEMENTATIONS = (1, 4, 8, 16), ("sdpa", "eager")
+CONTINUOUS = "continuous batching"
 TEMPERATURE = 0.6
-CHECKED_TOKENS = 16  # of every request, greedily, before anything is timed
-SPANS = ("schedule", "build batch", "update", "move blocks", "forward", "sample")
+CHECKED_REQUESTS, CHECKED_TOKENS = 16, 16  # greedily, all requests in one batch of ours, before anything is timed
+SPANS = ("schedule", "build batch", "update", "move blocks", "forward", "sample", "wait")
 
 
 @dataclass(frozen=True)
 class Workload:
     shape: str = "tinyworld"
     requests: int = 16
+    shortest: int = 16
     longest: int = 256
     dtype: str = "float32"
     repeats: int = measure.MIN_REPEATS
@@ -42,12 +44,19 @@ class Workload:
         """Prompts first, then output lengths, from one stream of random numbers."""
         rng = random.Random(self.seed)
         most = min(10_000, vocab_size - 1)
-        prompts = [[rng.randint(0, most) for _ in range(rng.randint(16, self.longest))] for _ in range(self.requests)]
-        return prompts, [rng.randint(16, self.longest) for _ in range(self.requests)]
+        prompts = [[rng.randint(0, most) for _ in range(rng.randint(self.shortest, self.longest))] for _ in range(self.requests)]
+        return prompts, [rng.randint(self.shortest, self.longest) for _ in range(self.requests)]
 
 
-def num_rounds(workload: Workload) -> int:
-    return 2 + len(BATCH_SIZES) * len(IMPLEMENTATIONS) + 2 * (workload.repeats + 1)
+def settings_of(device: torch.device) -> list[str]:
+    """How transformers is tried: by padded batches, and on a GPU, where that pays, by its own continuous batching."""
+    if device.type == "cuda":
+        return ["sdpa, batch 64", CONTINUOUS]
+    return [f"{implementation}, batch {batch_size}" for implementation in IMPLEMENTATIONS for batch_size in BATCH_SIZES]
+
+
+def num_rounds(workload: Workload, device: torch.device) -> int:
+    return 2 + len(settings_of(device)) + (2 if device.type == "cpu" else 1) * (workload.repeats + 1)
 
 
 def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench throughput",
@@ -70,17 +79,17 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
         agreeing = check(ours, theirs, prompts, dtype)
         on_run("outputs checked")
         pilot = {}
-        for implementation in IMPLEMENTATIONS:
-            for batch_size in BATCH_SIZES:
-                started = time.perf_counter()
-                theirs.run(implementation, batch_size)
-                pilot[f"{implementation}, batch {batch_size}"] = time.perf_counter() - started
-                on_run(f"transformers {implementation}, batch {batch_size}")
+        for setting in settings_of(where):
+            started = time.perf_counter()
+            useful = theirs.run(setting)
+            pilot[setting] = (time.perf_counter() - started) * sum(lengths) / useful
+            on_run(f"transformers {setting}")
         best = min(pilot, key=pilot.get)
-        implementation, batch_size = best.split(", batch ")
-        times = measure.interleave(
-            {f"transformers {best}": lambda: theirs.run(implementation, int(batch_size)), "minillm": ours.run},
-            workload.repeats, device=where, on_run=on_run)
+        candidates = {f"transformers {best}": lambda: theirs.run(best), "minillm": ours.run}
+        if where.type == "cuda":  # minutes each, for a ratio that one run shows
+            candidates.pop(f"transformers {best}")
+        times = measure.interleave(candidates, workload.repeats, device=where, on_run=on_run)
+        times.setdefault(f"transformers {best}", measure.Samples((pilot[best],)))
         shares = ours.shares()
         on_run("parts of a step")
         gc.collect()
@@ -99,12 +108,12 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
 
 def check(ours: Ours, theirs: Theirs, prompts: list[list[int]], dtype: torch.dtype) -> int:
     """How many greedy tokens agree, of CHECKED_TOKENS a request, all requests in one batch here and one by one there."""
-    expected = [theirs.greedy(prompt, CHECKED_TOKENS) for prompt in prompts]
-    said = ours.greedy(CHECKED_TOKENS)
+    expected = [theirs.greedy(prompt, CHECKED_TOKENS) for prompt in prompts[:CHECKED_REQUESTS]]
+    said = ours.greedy(CHECKED_TOKENS)[:CHECKED_REQUESTS]
     agreeing = sum(a == b for one, other in zip(said, expected) for a, b in zip(one, other))
     if dtype == torch.float32 and said != expected:
-        raise RuntimeError(f"transformers and minillm disagree on {len(prompts) * CHECKED_TOKENS - agreeing} of "
-                           f"{len(prompts) * CHECKED_TOKENS} greedy tokens, in float32: no point in timing")
+        raise RuntimeError(f"transformers and minillm disagree on {len(said) * CHECKED_TOKENS - agreeing} of "
+                           f"{len(said) * CHECKED_TOKENS} greedy tokens, in float32: no point in timing")
     return agreeing
 
 
@@ -148,10 +157,29 @@ class Theirs:
             self.models = {name: AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=name).to(device).eval()
                            for name in IMPLEMENTATIONS}
 
-    def run(self, implementation: str, batch_size: int) -> None:
-        for start in range(0, len(self.prompts), batch_size):
-            batch = self.prompts[start:start + batch_size]
-            self._generate(implementation, batch, max(self.lengths[start:start + batch_size]), do_sample=True)
+    def run(self, setting: str) -> int:
+        """All requests by one setting; how many tokens of use it made (continuous batching takes one length for all)."""
+        if setting == CONTINUOUS:
+            return self._generate_batch()
+        implementation, _, batch_size = setting.partition(", batch ")
+        for start in range(0, len(self.prompts), int(batch_size)):
+            batch = self.prompts[start:start + int(batch_size)]
+            self._generate(implementation, batch, max(self.lengths[start:start + int(batch_size)]), do_sample=True)
+        return sum(self.lengths)
+
+    def _generate_batch(self) -> int:
+        """transformers' continuous batching: of equal answers as long as ours are on average."""
+        from transformers import GenerationConfig
+
+        count = sum(self.lengths) // len(self.lengths)
+        model = self.models["sdpa"]
+        config = GenerationConfig(max_new_tokens=count, do_sample=True, temperature=TEMPERATURE, top_k=0, top_p=1.0, pad_token_id=0,
+                                  eos_token_id=model.config.vocab_size)
+        outputs = model.generate_batch(self.prompts, generation_config=config, progress_bar=False)
+        made = sum(len(output.generated_tokens) for output in outputs.values())
+        if made != count * len(self.prompts):
+            raise RuntimeError(f"transformers' continuous batching made {made} tokens instead of {count * len(self.prompts)}")
+        return made
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         return self._generate("sdpa", [prompt], count, do_sample=False)[0, len(prompt):].tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import linecache
 import sys
 import types
 from collections.abc import Iterator
@@ -106,6 +107,8 @@ def _as_main_module() -> Iterator[types.ModuleType]:
 
 
 def _raised(source: str, name: str, module: types.ModuleType) -> Exception | None:
+    # A notebook's cells can be looked up by their file name, which is how Triton reads a kernel.
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     try:
         exec(compile(source, name, "exec"), module.__dict__)
     except Exception as error:   # the outcome is the result; the caller judges it

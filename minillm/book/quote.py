@@ -7,7 +7,7 @@ import inspect
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 
 def show(obj, *, only: str | list[str] | None = None, between: tuple[str, str] | None = None,
@@ -77,6 +77,8 @@ class Quote:
 
 def _source_of(obj) -> tuple[str, str]:
     """Dedented source and a caption such as `minillm/model/layers.py · RMSNorm.forward`."""
+    if isinstance(getattr(obj, "fn", None), FunctionType):
+        obj = obj.fn  # the function under @triton.jit
     try:
         source, file = inspect.getsource(obj), inspect.getsourcefile(obj)
     except (TypeError, OSError) as error:

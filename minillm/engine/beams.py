@@ -3,6 +3,9 @@
 The search itself is chapter 01's. It asks for the next token's log-probabilities of a few texts, each one token
 longer than one it asked for last time. That one's request goes on with the token; where two texts continue the same
 one, the second forks off it, and what nobody continues is dropped.
+
+A beam whose token has come rests, and keeps its blocks and its place in the batch. Where that leaves the others no room,
+beams at rest end, and begin again from their tokens when the search continues them.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ Beam = tuple[int, ...]  # the tokens of a beam after the prompt
 
 
 class BeamRequests:
-    """The requests behind the beams of one prompt. `wait` runs the engine until tokens of theirs arrive."""
+    """The requests behind the beams of one prompt. `wait` runs a step of the engine and returns their new tokens."""
 
     def __init__(
         self,
@@ -36,7 +39,6 @@ class BeamRequests:
         # The search decides what comes next; all the engine is asked for is what it needs to decide.
         params = replace(request.params, logprobs=min(2 * beam_width, vocab_size), ignore_eos=True, stop_token_ids=None)
         request.params, request.stop_token_ids = params, frozenset()
-        request.max_tokens += 1  # the token after the last one is never taken, only weighed
         self.live: dict[Beam, Request] = {(): request}
         self.rows: dict[str, Tensor] = {}
         self._names = count(1)
@@ -47,8 +49,11 @@ class BeamRequests:
             self._continue(beams)
         self.rows = {}
         while len(self.rows) < len(beams):
-            for delta in self.wait():
+            arrived = self.wait()
+            for delta in arrived:
                 self._take(delta)
+            if not arrived:
+                self._make_room()
         return torch.stack([self.rows[self.live[beam].request_id] for beam in beams])
 
     def _take(self, delta: TokenDelta) -> None:
@@ -60,13 +65,21 @@ class BeamRequests:
         row[list(delta.logprobs)] = torch.tensor([entry.logprob for entry in delta.logprobs.values()])
         self.rows[request.request_id] = row
 
+    def _make_room(self) -> None:
+        """If all that runs is at rest, end one beam of which nothing more is wanted for now."""
+        if any(request.num_computed_tokens < request.num_tokens for request in self.scheduler.running):
+            return
+        rested = [one for one in self.live.values() if one.request_id in self.rows and not one.is_finished]
+        if rested:
+            self.scheduler.finish(rested[-1], "stop")
+
     def _continue(self, beams: list[Beam]) -> None:
         parents = [self.live[beam[:-1]] for beam in beams]
         kept: dict[Beam, Request] = {}
         for index, (beam, parent) in enumerate(zip(beams, parents)):
             # The last of a parent's beams takes the request itself, the others fork off while it is unchanged.
             last = parent not in parents[index + 1 :]
-            kept[beam] = parent if last else self.scheduler.fork(parent, next(self._names))
+            kept[beam] = parent if last and not parent.is_finished else self.scheduler.fork(parent, next(self._names))
         for request in set(self.live.values()) - set(kept.values()):
             self.scheduler.finish(request, "stop")
         for beam, request in kept.items():

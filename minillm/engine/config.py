@@ -17,10 +17,8 @@ CHOICES = {
 }
 FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager")
 
-# What is served today, and the chapter that brings the other values. `enforce_eager` needs no entry while both of
-# its values describe what happens: nothing is compiled yet.
+# What is served today, and the chapter that brings the other values.
 SERVED = {
-    "attention_backend": (("auto", "torch", "native"), 13),
     "quantization": ((None,), 15),
     "kv_cache_dtype": (("auto",), 17),
     "speculative_config": ((None,), 18),
@@ -58,6 +56,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     enforce_eager: bool = False
+    async_scheduling: bool | None = None
     seed: int = 0
 
     def __post_init__(self):
@@ -77,6 +76,8 @@ class EngineConfig:
         for name in FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} is not allowed; allowed: True or False")
+        if self.async_scheduling not in (None, True, False):
+            raise TypeError(f"async_scheduling={self.async_scheduling!r} is not allowed; allowed: True, False, or None for the device's choice")
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not allowed; allowed: {', '.join(allowed)}")

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from minillm.engine.config import EngineConfig
-from minillm.engine.memory import build_attention, build_cache, build_manager
+from minillm.engine.memory import build_attention, build_cache, build_graphs, build_manager
 from minillm.engine.policies import make_policy
 from minillm.engine.request import Request
-from minillm.engine.runner import ModelRunner
+from minillm.engine.runner import LaunchedStep, ModelRunner
 from minillm.engine.scheduler import KVCache, SampledToken, Scheduler, SchedulerOutput
 from minillm.model.decoder import Decoder
 from minillm.sampling.logprobs import Logprob
@@ -82,21 +83,26 @@ class Engine:
         if runner is None:
             cache = build_cache(model, self.kv_cache)
             attention = build_attention(model, cache, config.attention_backend)
-            runner = ModelRunner(model, cache, attention, sampler, self.trace)
+            graphs = build_graphs(model, attention, self.kv_cache, config)
+            runner = ModelRunner(model, cache, attention, sampler, self.trace, graphs)
         self.runner = runner
+        on_gpu = model is not None and model.device.type == "cuda"
+        self.overlap = on_gpu and hasattr(runner, "launch") if config.async_scheduling is None else config.async_scheduling
+        self.in_flight: LaunchedStep | None = None  # a step that was launched and whose tokens nobody has seen
         self.num_steps = 0
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self.scheduler.requests)
+        return bool(self.scheduler.requests) or self.in_flight is not None
 
     def add_request(self, request: Request) -> None:
         """Queue a request. Raises ValueError at once for one that could never be served; the others go on."""
         self.scheduler.add(request)
 
-    def abort(self, request: Request) -> None:
-        """End a request at any moment, its samples too; its blocks are free at once."""
-        for one in [r for r in self.scheduler.requests.values() if r.group_id == request.group_id]:
+    def abort(self, *requests: Request) -> None:
+        """End requests at any moment, their samples too; their blocks are free at once."""
+        groups = {request.group_id for request in requests}
+        for one in [r for r in self.scheduler.requests.values() if r.group_id in groups]:
             self.scheduler.finish(one, "abort")
 
     def step(self) -> list[TokenDelta]:
@@ -107,29 +113,68 @@ class Engine:
         """
         self.trace.begin_step()
         try:
-            with self.trace.span("schedule"):
-                output = self.scheduler.schedule()
-            sampled = self.runner.execute(output)
-            with self.trace.span("update"):
-                added = self.scheduler.update(output, sampled)
-        except BaseException:
-            self._abandon()
+            added = self._step_ahead() if self.overlap else self._step()
+        except BaseException as error:
+            self._abandon(error)
             raise
         self.num_steps += 1
-        if self.trace.enabled:
-            self._count(output)
         now = self.clock()
         for request, _ in added:
             request.token_times.append(now)
-        if not self.scheduler.requests:
+        if not self.has_unfinished:
             self.scheduler.check_integrity()
         return [TokenDelta(request, token.token_id, token.logprobs, request.finish_reason) for request, token in added]
 
-    def _abandon(self) -> None:
-        for request in list(self.scheduler.requests.values()):
-            self.scheduler.finish(request, "abort")
-        self.kv_cache.pool.evict_all()
+    def _step(self) -> list[tuple[Request, SampledToken]]:
+        with self.trace.span("schedule"):
+            output = self.scheduler.schedule()
+        sampled = self.runner.execute(output)
+        with self.trace.span("update"):
+            added = self.scheduler.update(output, sampled)
+        if self.trace.enabled:
+            self._count(output)
+        return added
+
+    def _step_ahead(self) -> list[tuple[Request, SampledToken]]:
+        """Launch the next step, then see to the tokens of the one before, which the device computed meanwhile.
+
+        The launched step may turn out to hold a request that has just ended: that token is dropped (chapter 14). A step
+        whose tokens the host needs first (penalties, log-probabilities, samples about to split off) is waited for.
+        """
+        with self.trace.span("schedule"):
+            output = self.scheduler.schedule()
+        launched = self.runner.launch(output)
+        self.scheduler.advance(output)
+        if self.trace.enabled:
+            self._count(output)
+        added = self._take_in_flight()
+        self.in_flight = launched if output.rows else None
+        if not self.scheduler.requests or any(row.needs_host for row in output.rows):
+            added += self._take_in_flight()
+        return added
+
+    def _take_in_flight(self) -> list[tuple[Request, SampledToken]]:
+        step, self.in_flight = self.in_flight, None
+        if step is None:
+            return []
+        sampled = step.wait()
+        with self.trace.span("update"):
+            return self.scheduler.update(step.output, sampled)
+
+    def _abandon(self, error: BaseException) -> None:
+        """Put away what was in flight. `error` is what the caller has to see: what fails here becomes a note on it."""
+        ends = [self.scheduler.drop_in_flight] if self.in_flight is not None else []
+        self.in_flight = None
+        ends += [partial(self.scheduler.finish, request, "abort") for request in self.scheduler.requests.values()]
+        for action in (*ends, self._forget):
+            try:
+                action()
+            except Exception as another:
+                error.add_note(f"while the failed step was put away: {another!r}; make a new engine")
+
+    def _forget(self) -> None:
         self.kv_cache.take_moves()
+        self.kv_cache.pool.evict_all()
 
     def _count(self, output: SchedulerOutput) -> None:
         """What the figures and the metrics of the book are drawn from."""

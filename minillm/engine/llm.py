@@ -64,6 +64,7 @@ class LLM:
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         enforce_eager: bool = False,
+        async_scheduling: bool | None = None,
         seed: int = 0,
     ):
         arguments = dict(locals())
@@ -193,7 +194,7 @@ class LLM:
         for request in requests:
             self._collectors.pop(request.group_id, None)
             self._waiting_deltas.pop(request.group_id, None)
-            self.engine.abort(request)
+        self.engine.abort(*requests)
 
     def _step(self) -> list[TokenDelta]:
         """One step of the engine, for whoever has requests under way: streams and calls take turns."""
@@ -222,10 +223,10 @@ class LLM:
         deltas = self._waiting_deltas[request.group_id] = deque()
 
         def wait() -> list[TokenDelta]:
-            while not deltas:
-                self._step()
-            metrics.first_token_time = metrics.first_token_time or self.engine.clock()
+            self._step()
             arrived = list(deltas)
+            if arrived and metrics.first_token_time is None:
+                metrics.first_token_time = self.engine.clock()
             deltas.clear()
             return arrived
 

@@ -8,11 +8,14 @@ import torch
 
 from minillm.device import available_memory
 from minillm.engine.config import EngineConfig
+from minillm.engine.graphs import DecodeGraphs, bucket_sizes
 from minillm.kernels import native
+from minillm.kernels.language import MODE
 from minillm.kv_cache.manager import KVCacheManager
 from minillm.kv_cache.native_attention import NativeAttention
 from minillm.kv_cache.paged import PagedKVCache, bytes_per_block
 from minillm.kv_cache.torch_attention import TorchAttention
+from minillm.kv_cache.triton_attention import TritonAttention
 from minillm.model.attention import AttentionBackend
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
@@ -57,11 +60,26 @@ def build_cache(model: Decoder, manager: KVCacheManager) -> PagedKVCache:
 
 
 def build_attention(model: Decoder, cache: PagedKVCache, backend: str = "auto") -> AttentionBackend:
-    """The backend named `backend` over `cache`; "auto" is the CPU's own kernel where there is one."""
+    """The backend named `backend` over `cache`; "auto" is our Triton kernels on a GPU, our C kernels on a CPU where there
+    is a compiler, and torch elsewhere."""
     windows = model.config.layer_windows
+    compiled = MODE == "compiled" and cache.keys[0].is_cuda and 16 <= model.config.head_dim <= 256
+    if backend == "triton" or (backend == "auto" and compiled):
+        return TritonAttention(cache, windows, model.config.num_heads)
     if backend == "native" or (backend == "auto" and native.serves(cache.keys[0])):
         return NativeAttention(cache, windows)
     return TorchAttention(cache, windows, model.config.num_heads)
+
+
+def build_graphs(
+    model: Decoder, attention: AttentionBackend, kv_cache: KVCacheManager, config: EngineConfig
+) -> DecodeGraphs | None:
+    """The recorded decode steps, where the backend can be recorded and `enforce_eager` does not forbid it."""
+    if config.enforce_eager or not isinstance(attention, TritonAttention):
+        return None
+    held = kv_cache.pool.num_blocks * kv_cache.block_size
+    longest = min(config.max_model_len or model.config.max_position_embeddings, held)
+    return DecodeGraphs(model, attention, kv_cache.block_size, longest, bucket_sizes(config.max_num_seqs))
 
 
 def block_bytes_of(model: Decoder, block_size: int) -> int:
@@ -134,7 +152,7 @@ def _free_on_gpu(model: Decoder, config: EngineConfig) -> int:
     manager = KVCacheManager(-(-num_tokens // config.block_size), config.block_size, enable_prefix_caching=False)
     cache = build_cache(model, manager)
     own = torch.cuda.memory_allocated(model.device) - before
-    attention = TorchAttention(cache, model.config.layer_windows, model.config.num_heads)
+    attention = build_attention(model, cache, config.attention_backend)
     slots = torch.arange(config.block_size, config.block_size + num_tokens, device=model.device)
     table = torch.arange(1, manager.pool.num_blocks + 1, device=model.device)[None]
     batch = replace(ForwardBatch.single([0] * num_tokens, device=model.device), slot_mapping=slots, block_table=table)

@@ -59,6 +59,7 @@ class Request:
         self.token_ids = list(prompt_token_ids)
         self.output_token_ids: list[int] = []
         self.num_computed_tokens = 0
+        self.num_in_flight = 0  # tokens that launched steps will sample, and nobody has seen (chapter 14)
         self.status = RequestStatus.WAITING
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
@@ -73,7 +74,12 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        return len(self.token_ids) + self.num_in_flight
+
+    @property
+    def ends_in_flight(self) -> bool:
+        """Whether a token on its way is sure to be the last, so that nothing after it need be computed."""
+        return self.num_in_flight > 0 and len(self.output_token_ids) + self.num_in_flight >= self.max_tokens
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from minillm.engine.graphs import DecodeGraphs, token_at
 from minillm.engine.scheduler import SampledToken, ScheduledRequest, SchedulerOutput
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.model.attention import AttentionBackend
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
 from minillm.sampling.logprobs import gather_logprobs
-from minillm.sampling.sampler import Sampler, SamplingMetadata, SamplingRow
+from minillm.sampling.sampler import Sampler, SamplerOutput, SamplingMetadata, SamplingRow
 from minillm.trace import Trace
 
 
@@ -31,30 +32,41 @@ class ModelRunner:
         attention: AttentionBackend,
         sampler: Sampler | None = None,
         trace: Trace | None = None,
+        graphs: DecodeGraphs | None = None,
     ):
         self.model, self.cache, self.attention = model, cache, attention
         self.sampler = sampler or Sampler()
         self.trace = trace or Trace(enabled=False)
+        self.graphs = graphs
         self._sampled_rows: list[ScheduledRequest] = []  # of the last step
+        self._sampled: Tensor | None = None  # and their tokens, on the device
         self._metadata: SamplingMetadata | None = None
 
     def execute(self, output: SchedulerOutput) -> list[list[SampledToken]]:
         """Compute a step. For each row as many sampled tokens as it wants samples; prompt log-probabilities, where
         they are wanted, go to the request itself.
         """
+        return self.launch(output).wait()
+
+    def launch(self, output: SchedulerOutput) -> LaunchedStep:
+        """Start a step. A GPU computes it while the caller goes on; `wait` for its tokens, and launch at most one other
+        step before. A row may need the token that the last launched step samples: it never leaves the device.
+        """
         if output.moves:
             with self.trace.span("move blocks"):
                 self.cache.move(output.moves)
         if not output.rows:
-            return []
+            return LaunchedStep(output, None, self.trace)
         with self.trace.span("build batch"):
-            batch, scored = self.build_batch(output.rows)
+            recorded = self.graphs is not None and self.graphs.serves(output.rows)
+            batch, scored = (self.graphs.fill(output.rows), []) if recorded else self.build_batch(output.rows)
+            self._feed_sampled(batch.token_ids, output.rows)
         with self.trace.span("forward"):
-            logits = self.model.forward(batch, self.attention)
+            logits = self.graphs.run(batch)[: len(output.rows)] if recorded else self.model.forward(batch, self.attention)
         with self.trace.span("sample"):
             num_last = len(logits) - sum(count for _, count in scored)
             self._score_prompts(logits[num_last:], scored)
-            return self._sample(output.rows, logits[:num_last])
+            return LaunchedStep(output, self._sample(output.rows, logits[:num_last]), self.trace)
 
     def build_batch(self, rows: list[ScheduledRequest]) -> tuple[ForwardBatch, list[tuple[ScheduledRequest, int]]]:
         """The flat batch of `rows`. Its logits are those of the last token of every row that samples, then those that
@@ -65,7 +77,7 @@ class ModelRunner:
         for row in rows:
             request, start, count, table = row.request, row.start, row.num_tokens, row.block_ids
             if count == 1:
-                token_ids.append(request.token_ids[start])
+                token_ids.append(token_at(row, start))
                 positions.append(start)
                 slots.append(table[start // block_size] * block_size + start % block_size)
                 continue
@@ -99,23 +111,36 @@ class ModelRunner:
             max_query_len=max(lengths),
             logits_indices=self._tensor(wanted),
             max_seq_len=max(seq_lens),
+            num_decodes=lengths.count(1),
         )
         return batch, scored
 
-    def _sample(self, rows: list[ScheduledRequest], logits: Tensor) -> list[list[SampledToken]]:
+    def _feed_sampled(self, token_ids: Tensor, rows: list[ScheduledRequest]) -> None:
+        """Put the tokens that the last launched step samples, and the host has not seen, where this step reads them."""
+        late = [index for index, row in enumerate(rows) if row.start >= len(row.request.token_ids)]  # among the first rows
+        if not late:
+            return
+        places = {row.request.request_id: place for place, row in enumerate(self._sampled_rows)}
+        sources = [places[rows[index].request.request_id] for index in late]
+        if late == sources == list(range(len(late))):  # the same sequences in the same order, as in most steps
+            token_ids[: len(late)] = self._sampled[: len(late)]
+        else:
+            token_ids[self._tensor(late)] = self._sampled[self._tensor(sources)]
+
+    def _sample(self, rows: list[ScheduledRequest], logits: Tensor) -> SamplerOutput | None:
         """Draw for the rows that sample; logits has one row for each of them."""
         sampling = [row for row in rows if row.samples]
         if not sampling:
-            return [[] for _ in rows]
+            self._sampled_rows = []
+            return None
         if len(logits) != sum(row.samples for row in sampling):  # a prompt about to fork: one logits row, n draws
             repeats = self._tensor([row.samples for row in sampling])
             logits = logits.repeat_interleave(repeats, dim=0)
         metadata = self._sampling_metadata(sampling)
         sampled = self.sampler.sample(logits, metadata)
         metadata.advance(sampled.token_ids)
-        token_ids = sampled.token_ids.tolist()
-        tokens = iter(map(SampledToken, token_ids, sampled.logprobs or [None] * len(token_ids)))
-        return [[next(tokens) for _ in range(row.samples)] for row in rows]
+        self._sampled = sampled.token_ids
+        return sampled
 
     def _sampling_metadata(self, sampling: list[ScheduledRequest]) -> SamplingMetadata:
         """Built anew when other requests sample than in the last step; else what `advance` kept up to date."""
@@ -133,6 +158,7 @@ class ModelRunner:
                     row.request.prompt_token_ids,
                     row.request.output_token_ids,
                     row.request.stop_token_ids,
+                    row.start + row.num_tokens - row.request.num_prompt_tokens,
                 )
                 for row in sampling
                 for sample in range(row.samples)
@@ -154,3 +180,29 @@ class ModelRunner:
     def _tensor(self, values: list[int] | np.ndarray) -> Tensor:
         array = np.asarray(values, dtype=np.int64)
         return torch.from_numpy(array).to(self.model.device)
+
+
+class LaunchedStep:
+    """A step on its way."""
+
+    def __init__(self, output: SchedulerOutput, sampled: SamplerOutput | None, trace: Trace):
+        self.output, self.trace = output, trace
+        self.logprobs = sampled and sampled.logprobs
+        self.token_ids = sampled and sampled.token_ids
+        self.copied: torch.cuda.Event | None = None
+        if sampled is not None and self.token_ids.is_cuda:  # on their way to the host as soon as they are there
+            self.token_ids = torch.empty(sampled.token_ids.shape, dtype=torch.int64, pin_memory=True)
+            self.token_ids.copy_(sampled.token_ids, non_blocking=True)
+            self.copied = torch.cuda.Event()
+            self.copied.record()
+
+    def wait(self) -> list[list[SampledToken]]:
+        """The sampled tokens, for each row as many as it wanted samples."""
+        if self.token_ids is None:
+            return [[] for _ in self.output.rows]
+        with self.trace.span("wait"):
+            if self.copied is not None:
+                self.copied.synchronize()
+            token_ids = self.token_ids.tolist()
+        tokens = iter(map(SampledToken, token_ids, self.logprobs or [None] * len(token_ids)))
+        return [[next(tokens) for _ in range(row.samples)] for row in self.output.rows]

@@ -46,6 +46,12 @@ class ScheduledRequest(NamedTuple):
     block_ids: list[int]  # its table, this step's blocks included
     samples: int  # 0 inside a prompt, 1 at the end of the tokens there are, n when the prompt is about to fork
 
+    @property
+    def needs_host(self) -> bool:
+        """Whether the next step cannot be planned before this one's tokens are known."""
+        params = self.request.params
+        return self.samples > 1 or params.has_penalties or params.logprobs is not None or params.prompt_logprobs is not None
+
 
 @dataclass
 class SchedulerOutput:
@@ -62,7 +68,8 @@ class SchedulerOutput:
     def summary(self) -> tuple:
         """Plain values that two engines can be compared by."""
         rows = tuple((row.request.request_id, row.start, row.num_tokens, tuple(row.block_ids)) for row in self.rows)
-        return rows, tuple(request.request_id for request in self.preempted), tuple(self.moves.copies)
+        preempted = tuple(request.request_id for request in self.preempted)
+        return rows, preempted, tuple(self.moves.swap_out), tuple(self.moves.copies), tuple(self.moves.swap_in)
 
 
 class SampledToken(NamedTuple):
@@ -92,10 +99,11 @@ class Scheduler:
         self.trace = trace or Trace(enabled=False)
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}  # all that have not finished
+        self.leaving: dict[str, Request] = {}  # finished, but a step in flight still writes to their blocks
 
     def add(self, request: Request) -> None:
         """Put a request into the queue. Raises ValueError if its id is taken, or if it could never be served."""
-        if request.request_id in self.requests:
+        if request.request_id in self.requests or request.request_id in self.leaving:
             raise ValueError(f"request_id={request.request_id!r} is in use; every request needs its own")
         most = request.num_prompt_tokens + request.max_tokens
         needed = self.kv_cache.blocks_needed(most, min(most, self.max_num_batched_tokens))
@@ -131,6 +139,12 @@ class Scheduler:
         output.moves = self.kv_cache.take_moves()
         return output
 
+    def advance(self, output: SchedulerOutput) -> None:
+        """Take a launched step for computed, so that the next one can be scheduled before its tokens are known."""
+        for row in output.rows:
+            row.request.num_computed_tokens = row.start + row.num_tokens
+            row.request.num_in_flight += row.samples
+
     def update(self, output: SchedulerOutput, sampled: list[list[SampledToken]]) -> list[tuple[Request, SampledToken]]:
         """Take what the step computed: for each row its sampled tokens, as many as it wanted samples.
 
@@ -139,11 +153,14 @@ class Scheduler:
         added: list[tuple[Request, SampledToken]] = []
         for row, tokens in zip(output.rows, sampled):
             request = row.request
+            request.num_in_flight = max(0, request.num_in_flight - row.samples)
             if request.is_finished:
-                continue  # aborted while the step ran
-            request.num_computed_tokens = row.start + row.num_tokens
-            request.max_computed_tokens = max(request.max_computed_tokens, request.num_computed_tokens)
-            self.kv_cache.cache_blocks(request)
+                self._leave(request)  # it ended while the step ran, and what the step made of it is dropped
+                continue
+            request.max_computed_tokens = max(request.max_computed_tokens, row.start + row.num_tokens)
+            if request.status is RequestStatus.RUNNING:  # else it was preempted while the step ran
+                request.num_computed_tokens = max(request.num_computed_tokens, row.start + row.num_tokens)
+                self.kv_cache.cache_blocks(request)
             if not tokens:
                 continue
             children = [self.fork(request, index) for index in range(1, len(tokens))]
@@ -156,15 +173,24 @@ class Scheduler:
         return added
 
     def finish(self, request: Request, reason: str) -> None:
-        """End a request at any moment and free its blocks at once; nothing happens if it has ended."""
+        """End a request at any moment; nothing happens if it has ended. Its blocks are free at once, or when the step
+        in flight that writes to them is done."""
         if request.is_finished:
             return
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
         request.status, request.finish_reason = RequestStatus.FINISHED, reason
-        self.kv_cache.free(request)
         del self.requests[request.request_id]
         self.waiting.leave(request)
+        self.leaving[request.request_id] = request
+        self._leave(request)
+
+    def drop_in_flight(self) -> None:
+        """Nothing that was launched will be taken in any more."""
+        for request in (*self.requests.values(), *self.leaving.values()):
+            request.num_in_flight = 0
+        for request in list(self.leaving.values()):
+            self._leave(request)
 
     def fork(self, parent: Request, index: int) -> Request:
         """Split sample `index` off an unfinished request, as far as it has come. The two share their blocks.
@@ -200,8 +226,12 @@ class Scheduler:
         waiting = [request.request_id for request in self.waiting]
         if len(set(waiting)) != len(waiting) or running & set(waiting) or running | set(waiting) != set(self.requests):
             raise RuntimeError(f"running {sorted(running)} and waiting {sorted(waiting)} are not {sorted(self.requests)}")
-        if set(self.kv_cache.tables) != running:
-            raise RuntimeError(f"blocks are owned by {sorted(self.kv_cache.tables)}, running are {sorted(running)}")
+        if set(self.kv_cache.tables) != (owners := running | set(self.leaving)):
+            raise RuntimeError(f"blocks are owned by {sorted(self.kv_cache.tables)}, running are {sorted(owners)}")
+
+    def _leave(self, request: Request) -> None:
+        if not request.num_in_flight and self.leaving.pop(request.request_id, None):
+            self.kv_cache.free(request)
 
     def _admit(self, output: SchedulerOutput, budget: int) -> None:
         while budget and len(self.running) < self.max_num_seqs and (request := self.waiting.peek()) is not None:
@@ -220,7 +250,7 @@ class Scheduler:
             budget -= self._schedule(output, request, count)
 
     def _num_new_tokens(self, request: Request, num_computed: int, budget: int) -> int:
-        count = request.num_tokens - num_computed
+        count = 0 if request.ends_in_flight else request.num_tokens - num_computed
         if request.params.prompt_logprobs is not None:
             count = min(count, PROMPT_LOGPROBS_CHUNK)
         if count <= budget:

@@ -19,6 +19,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -50,11 +51,13 @@ def library(dtype: torch.dtype = torch.float32) -> ctypes.CDLL | None:
     for folder in (_cache_folder(), Path(tempfile.gettempdir()) / f"minillm-{os.getuid()}"):
         path = folder / f"native-{key}.so"
         try:
+            if not _is_ours(folder):
+                continue
             if not path.exists():
                 _compile(compiler, flags, path)
             return _declare(ctypes.CDLL(str(path)))
         except (OSError, subprocess.CalledProcessError):
-            continue  # a folder that cannot be written to, or a compiler without OpenMP: the twins serve
+            continue  # a folder that we cannot write to, or a compiler without OpenMP: the twins serve
     return None
 
 
@@ -237,7 +240,6 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, unfinished = tempfile.mkstemp(suffix=".so", dir=path.parent)
     os.close(handle)
     try:
@@ -250,6 +252,14 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
 
 def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "minillm"
+
+
+def _is_ours(folder: Path) -> bool:
+    """Make `folder` if need be; whether nobody else can write into it. What lies there is loaded and run, and a name
+    under /tmp is anybody's to take first."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    named, reached = folder.lstat(), folder.stat()  # perhaps a link, and where it leads
+    return named.st_uid == reached.st_uid == os.getuid() and not reached.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _cpu() -> str:

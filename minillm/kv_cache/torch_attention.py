@@ -49,9 +49,13 @@ class TorchAttention:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         if plan.num_decodes:
             out[: plan.num_decodes] = decode_attention(q[: plan.num_decodes], keys, values, plan.decodes)
-        for group in plan.prefill_groups:
-            out[group.rows] = prefill_attention(q, keys, values, group)[group.places]
+        self.prefill(q, layer, batch, out)
         return out
+
+    def prefill(self, q: Tensor, layer: int, batch: ForwardBatch, out: Tensor) -> None:
+        """The rows of `out` that belong to sequences bringing several tokens; their keys and values are in their slots."""
+        for group in self._plan(self.layer_windows[layer], batch).prefill_groups:
+            out[group.rows] = prefill_attention(q, self.cache.keys[layer], self.cache.values[layer], group)[group.places]
 
     def _plan(self, window: int | None, batch: ForwardBatch) -> Plan:
         plan = self._plans.get(window)

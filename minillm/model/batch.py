@@ -35,6 +35,7 @@ class ForwardBatch:
     max_query_len: int
     logits_indices: Tensor  # [num_logits], the tokens whose logits are wanted
     max_seq_len: int
+    num_decodes: int | None = None  # sequences that bring one token, which stand first; whoever needs it may count
 
     @property
     def num_tokens(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from minillm.kernels.sampling import sample as draw
 from minillm.sampling import filters
 from minillm.sampling.logprobs import Logprob, gather_logprobs
 from minillm.sampling.noise import gumbel_noise
@@ -25,7 +26,13 @@ class SamplerOutput:
 
 
 class Sampler:
-    """Chooses tokens. Keeps no state: a row's token depends on its logits and its own request only."""
+    """Chooses tokens. Keeps no state: a row's token depends on its logits and its own request only.
+
+    `fused` draws in our own kernels (chapter 14), which neither sort nor write the noise down; None does so on a GPU.
+    """
+
+    def __init__(self, fused: bool | None = None):
+        self.fused = fused
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, metadata: SamplingMetadata) -> SamplerOutput:
@@ -42,6 +49,8 @@ class Sampler:
         logits = metadata.adjust(logits)
         if metadata.all_greedy:
             return logits.argmax(dim=-1)  # of equal logits the smallest id
+        if logits.is_cuda and self.fused is None or self.fused:
+            return metadata.draw_fused(logits)
         noise = gumbel_noise(metadata.seeds, metadata.positions, metadata.vocabulary)
         sampled = noise.add_(metadata.filter(logits)).argmax(dim=-1)
         return torch.where(metadata.is_greedy, logits.argmax(dim=-1), sampled) if metadata.any_greedy else sampled
@@ -56,6 +65,7 @@ class SamplingRow:
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
     stop_token_ids: frozenset[int]  # end-of-sequence ids too: banned until `min_tokens` are there
+    position: int | None = None  # of the token to draw among the outputs, where some are drawn but not known here yet
 
 
 class SamplingMetadata:
@@ -66,7 +76,8 @@ class SamplingMetadata:
         self.params = [row.params for row in rows]
         self.vocab_size = vocab_size
         self.device = device
-        self.positions = self._tensor([len(row.output_token_ids) for row in rows])  # [num_rows]
+        positions = [len(row.output_token_ids) if row.position is None else row.position for row in rows]
+        self.positions = self._tensor(positions)  # [num_rows]
         self._build_draw()
         self._build_penalties()
         self._build_bias()
@@ -92,6 +103,11 @@ class SamplingMetadata:
         if self.top_p is not None:
             logits = filters.top_p_filter(logits, self.top_p)
         return logits
+
+    def draw_fused(self, logits: Tensor) -> Tensor:
+        """What `filter`, the noise and both argmaxes say, in three launches."""
+        temperature = self.temperature.view(-1)
+        return draw(logits, temperature, self.seeds, self.positions, self.is_greedy, self.min_p, self.top_k, self.top_p)
 
     def advance(self, token_ids: Tensor) -> None:
         """Every row has got its next token. token_ids int64 [num_rows]."""

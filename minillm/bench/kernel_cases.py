@@ -1,0 +1,243 @@
+"""What `minillm bench kernels` measures: each kernel's shapes, its peers, and the bytes and operations they cannot avoid.
+Built in chapter 12.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..kernels import native
+from ..kernels.activation import silu_mul, torch_silu_mul
+from ..kernels.flash_attention import flash_attention
+from ..kernels.language import MODE
+from ..kernels.matmul import matmul
+from ..kernels.norm import add_rms_norm, rms_norm, torch_add_rms_norm, torch_rms_norm
+from ..kernels.paged_decode import choose_num_splits, paged_decode
+from ..kernels.paged_prefill import gather_pages, paged_prefill
+from ..kv_cache.torch_attention import DecodePlan, decode_attention
+
+
+@dataclass
+class Case:
+    """One shape of one kernel. `make` gives the inputs; each candidate takes them and returns the output."""
+
+    name: str
+    make: Callable[[], tuple]
+    candidates: dict[str, Callable[..., Tensor]]  # ours first
+    num_bytes: int  # that have to move
+    flops: int = 0
+    tolerance: float = 2e-2
+    unchecked: str = ""  # a candidate that is given other inputs on purpose
+
+    @property
+    def ours(self) -> str:
+        return next(iter(self.candidates))
+
+
+FAMILIES = {"cuda": ("elementwise", "matmul", "prefill", "decode"), "cpu": ("linear", "c-decode")}
+
+
+def cases_of(families: tuple[str, ...], scale: int, device: torch.device, dtype: torch.dtype) -> list[Case]:
+    """Raises ValueError for a family that is unknown, or that has nothing to run on here."""
+    build = {"elementwise": elementwise_cases, "matmul": matmul_cases, "prefill": prefill_cases, "decode": decode_cases,
+             "linear": linear_cases, "c-decode": c_decode_cases}
+    families = families or FAMILIES[device.type]
+    if unknown := set(families) - build.keys():
+        raise ValueError(f"families={sorted(unknown)} are unknown; choose among {', '.join(build)}")
+    if device.type == "cpu" and set(families) & set(FAMILIES["cuda"]) and (MODE != "interpreted" or scale < 16):
+        raise ValueError(f"families={sorted(families)} are Triton kernels: they need a GPU, or the interpreter and a scale of 16 at least")
+    if set(families) & set(FAMILIES["cpu"]) and (device.type != "cpu" or native.library(dtype) is None):
+        raise ValueError(f"families={sorted(families)} are C kernels: they need a CPU with a C compiler, float32 or bfloat16")
+    return [case for family in families for case in build[family](scale, device, dtype)]
+
+
+def elementwise_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[Case]:
+    tokens, hidden = 8192 // scale, 4096 // scale
+    size = dtype.itemsize * tokens * hidden
+    random = partial(torch.randn, device=device, dtype=dtype)
+    weight = random(hidden)
+    return [
+        Case(f"rms_norm {tokens} x {hidden}", lambda: (random(tokens, hidden), weight, 1e-6),
+             {"minillm": rms_norm, "twin": torch_rms_norm, "F.rms_norm": lambda x, w, eps: F.rms_norm(x, (hidden,), w, eps)}, 2 * size),
+        Case(f"add_rms_norm {tokens} x {hidden}", lambda: (random(tokens, hidden), random(tokens, hidden), weight, 1e-6),
+             {"minillm": add_rms_norm, "twin": torch_add_rms_norm}, 4 * size),
+        Case(f"silu_mul {tokens} x {hidden}", lambda: (random(tokens, 2 * hidden),), {"minillm": silu_mul, "twin": torch_silu_mul}, 3 * size),
+    ]
+
+
+def matmul_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[Case]:
+    cases = []
+    for m, n, k in ((4096, 4096, 4096), (16, 4096, 4096)):
+        m, n, k = max(1, m // scale), n // scale, k // scale
+        make = lambda m=m, n=n, k=k: (torch.randn(m, k, device=device, dtype=dtype), torch.randn(k, n, device=device, dtype=dtype))  # noqa: E731
+        cases.append(Case(f"matmul {m} x {n} x {k}", make, {"minillm": matmul, "torch": torch.matmul},
+                          dtype.itemsize * (m * k + k * n + m * n), 2 * m * n * k))
+    return cases
+
+
+def prefill_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[Case]:
+    """Causal self-attention of one sequence, head_dim 128, 16 query heads on 8 KV heads."""
+    heads, kv_heads, dim = (16, 8, 128) if scale == 1 else (2, 1, 32)
+    cases = []
+    for length in (1024, 4096, 16384):
+        length = max(16, length // scale)
+        starts = torch.tensor([0, length], device=device)
+
+        def make(length=length):
+            return tuple(torch.randn(length, count, dim, device=device, dtype=dtype) for count in (heads, kv_heads, kv_heads))
+
+        candidates = {"minillm": lambda q, k, v, starts=starts, length=length: flash_attention(q, k, v, starts, length),
+                      "minillm, paged": _over_pages(length, heads, kv_heads, dim, device, dtype)}
+        candidates |= {f"SDPA {name}": partial(_sdpa, backend) for name, backend in _sdpa_backends(device).items()}
+        if device.type == "cuda":
+            candidates["FlexAttention"] = _flex(length, device)
+        pairs = length * (length + 1) // 2
+        num_bytes = dtype.itemsize * length * dim * 2 * (heads + kv_heads)
+        cases.append(Case(f"causal prefill {length}", make, candidates, num_bytes, 4 * heads * pairs * dim))
+    return cases
+
+
+def _over_pages(length: int, heads: int, kv_heads: int, dim: int, device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor]:
+    """The same attention with keys and values in pages; writing them there is not part of it."""
+    blocks = -(-length // 16)
+    table = (torch.randperm(blocks, device=device) + 1)[None]
+    starts, seq_lens = torch.tensor([0, length], device=device), torch.tensor([length], device=device)
+    cache: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if k.data_ptr() not in cache:
+            padded = (F.pad(x, (0, 0, 0, 0, 0, blocks * 16 - length)).view(blocks, 16, kv_heads, dim) for x in (k, v))
+            keys, values = (torch.zeros(blocks + 1, *shape, device=device, dtype=dtype)
+                            for shape in ((kv_heads, dim, 16), (kv_heads, 16, dim)))
+            k_pages, v_pages = padded
+            keys[table[0]], values[table[0]] = k_pages.permute(0, 2, 3, 1), v_pages.transpose(1, 2)
+            cache[k.data_ptr()] = keys, values
+        return paged_prefill(q, *cache[k.data_ptr()], starts, seq_lens, table, length)
+
+    return attend
+
+
+def _sdpa_backends(device: torch.device) -> dict:
+    from torch.nn.attention import SDPBackend
+
+    if device.type == "cuda":
+        return {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+    return {"math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
+
+
+def _sdpa(backend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    from torch.nn.attention import sdpa_kernel
+
+    with sdpa_kernel(backend):
+        out = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), is_causal=True, enable_gqa=True)
+    return out[0].transpose(0, 1)
+
+
+def _flex(length: int, device: torch.device) -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask = create_block_mask(lambda b, h, query, key: key <= query, None, None, length, length, device=device.type)
+    compiled = torch.compile(flex_attention, dynamic=False)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return compiled(*(x.transpose(0, 1)[None] for x in (q, k, v)), block_mask=mask, enable_gqa=True)[0].transpose(0, 1)
+
+    return attend
+
+
+def decode_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[Case]:
+    """One token a sequence over at least 1 GB of pages at full scale; few long sequences and many short ones."""
+    heads, kv_heads, dim = (16, 8, 128) if scale == 1 else (4, 2, 32)
+    sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    cases = []
+    for num_seqs, length in ((1, 262_144), (16, 16_384), (256, 1024)):
+        num_seqs, length = max(1, num_seqs // min(scale, 16)), max(32, length // scale // 16 * 16)
+        blocks = length // 16
+
+        def make(num_seqs=num_seqs, length=length, blocks=blocks):
+            shape = (num_seqs * blocks + 1, kv_heads)
+            keys = torch.randn(*shape, dim, 16, device=device, dtype=dtype)
+            values = torch.randn(*shape, 16, dim, device=device, dtype=dtype)
+            table = (torch.randperm(num_seqs * blocks, device=device) + 1).view(num_seqs, blocks)
+            return torch.randn(num_seqs, heads, dim, device=device, dtype=dtype), keys, values, table
+
+        seq_lens = torch.full((num_seqs,), length, device=device)
+        splits = choose_num_splits(num_seqs, kv_heads, length, sms)
+        candidates = {"minillm": lambda q, keys, values, table, n=splits, lens=seq_lens: paged_decode(q, keys, values, lens, table, n),
+                      "minillm, pages in order": lambda q, keys, values, table, n=splits, lens=seq_lens:
+                          paged_decode(q, keys, values, lens, torch.arange(1, table.numel() + 1, device=device).view(table.shape), n),
+                      "SDPA, gathered": lambda q, keys, values, table, length=length: _gathered(q, keys, values, table, length)}
+        if splits > 1:
+            candidates["minillm, one split"] = lambda q, keys, values, table, lens=seq_lens: paged_decode(q, keys, values, lens, table, 1)
+        num_bytes = 2 * dtype.itemsize * num_seqs * length * kv_heads * dim
+        cases.append(Case(f"paged decode {num_seqs} x {length}, {splits} splits", make, candidates, num_bytes,
+                          4 * num_seqs * heads * length * dim, unchecked="minillm, pages in order"))
+    return cases
+
+
+def _gathered(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: int) -> Tensor:
+    pages = [gather_pages(keys, values, row, length) for row in table]
+    k, v = (torch.stack(parts).transpose(1, 2) for parts in zip(*pages))  # [num_seqs, kv_heads, length, dim]
+    return F.scaled_dot_product_attention(q[:, :, None], k, v, enable_gqa=True)[:, :, 0]
+
+
+def c_decode_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[Case]:
+    """One token a sequence over pages in host memory: SmolLM2-135M's heads, 9 on 3 of 64 dimensions."""
+    cases = []
+    for num_seqs, length in ((1, 8192), (16, 2048), (64, 512)):
+        num_seqs, length = max(1, num_seqs // scale), max(32, length // scale // 16 * 16)
+        blocks = length // 16
+
+        def make(num_seqs=num_seqs, blocks=blocks):
+            keys, values = (torch.randn(num_seqs * blocks + 1, 3, *shape).to(dtype) for shape in ((64, 16), (16, 64)))
+            table = (torch.randperm(num_seqs * blocks) + 1).view(num_seqs, blocks)
+            return torch.randn(num_seqs, 9, 64).to(dtype), keys, values, table
+
+        lens = torch.full((num_seqs,), length)
+        candidates = {"minillm, C": partial(_in_place, lens), "minillm, torch": partial(_embedding_bags, lens),
+                      "SDPA, gathered": lambda q, keys, values, table, length=length: _gathered(q, keys, values, table, length)}
+        cases.append(Case(f"C paged decode {num_seqs} x {length}", make, candidates, 2 * dtype.itemsize * num_seqs * length * 3 * 64,
+                          4 * num_seqs * 9 * length * 64))
+    return cases
+
+
+def _in_place(lens: Tensor, q: Tensor, keys: Tensor, values: Tensor, table: Tensor) -> Tensor:
+    """The C kernel also writes a token: here it writes back what stands in each sequence's last slot."""
+    last = table[:, -1]
+    k, v = keys[last, :, :, 15].contiguous(), values[last, :, 15].contiguous()
+    return native.paged_attention(q, k, v, keys, values, torch.arange(len(q) + 1), lens, table, last * 16 + 15, int(lens[0]), None)
+
+
+def _embedding_bags(lens: Tensor, q: Tensor, keys: Tensor, values: Tensor, table: Tensor) -> Tensor:
+    """`minillm.kv_cache.torch_attention`, its plan made anew each time, as it is once a step for all layers."""
+    counts = (lens.numpy() + 15) // 16
+    cache = SimpleNamespace(keys=[keys])
+    plan = DecodePlan(table.numpy(), counts, q.shape[1], cache, q.device)
+    plan.mask = torch.zeros(len(q), 1, table.shape[1] * 16)
+    return decode_attention(q, keys, values, plan)
+
+
+def linear_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[Case]:
+    """y = x Wᵀ of SmolLM2-135M's largest layers, few rows and many."""
+    cases = []
+    for sizes in ((49152, 576), (3072, 576), (576, 1536)):
+        out_features, in_features = (max(16, size // scale) for size in sizes)
+        for rows in (1, 8, 64, 256):
+            weight = torch.randn(out_features, in_features).to(dtype) * in_features**-0.5
+            panels, packed = native.pack(weight), torch.ops.mkldnn._reorder_linear_weight(weight, 16)
+            candidates = {
+                "minillm, C": lambda x, panels=panels, n=out_features: native.linear(x, panels, None, n),
+                "F.linear": lambda x, weight=weight: F.linear(x, weight),
+                "oneDNN, packed": lambda x, packed=packed: torch.ops.mkldnn._linear_pointwise.default(x, packed, None, "none", [], ""),
+            }
+            cases.append(Case(f"C linear {rows} x {in_features} -> {out_features}",
+                              lambda rows=rows, n=in_features: (torch.randn(rows, n).to(dtype),), candidates,
+                              dtype.itemsize * (rows * (in_features + out_features) + out_features * in_features),
+                              2 * rows * out_features * in_features))
+    return cases

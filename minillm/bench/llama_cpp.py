@@ -1,0 +1,101 @@
+"""llama.cpp as a peer: the same random weights in its own file format, decoded by its own kernels. Built in chapter 14.
+
+It is asked for through llama-cpp-python, which compiles it for this machine, and gguf, which writes its files; both
+come with `pip install 'minillm-book[compare]'`. Where they are missing, `bench decode` goes without.
+"""
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from pathlib import Path
+from typing import Iterator
+
+import numpy as np
+import torch
+
+from ..model.config import ModelConfig
+
+
+def installed() -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in ("llama_cpp", "gguf"))
+
+
+def write_gguf(folder: Path, config: ModelConfig, dtype: torch.dtype, path: Path) -> Path:
+    """Write the Llama checkpoint in `folder` to `path`, its matrices in float32 or bfloat16, norms in float32.
+
+    There is no vocabulary in it: token ids go in and come out. Raises ValueError for what is not a plain Llama.
+    """
+    import gguf
+    from safetensors.torch import load_file
+
+    if config.model_type != "llama" or config.qkv_bias or config.rope.type != "default":
+        raise ValueError(f"model_type={config.model_type!r} with its settings is not written; only a plain Llama is")
+    kinds = {torch.float32: gguf.GGMLQuantizationType.F32, torch.bfloat16: gguf.GGMLQuantizationType.BF16}
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_block_count(config.num_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope.theta)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("no_vocab")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_layers)
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            tensor = _pairs_side_by_side(tensor, config.head_dim)
+        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if tensor.dim() == 1:
+            writer.add_tensor(target, tensor.float().numpy())
+        else:
+            rows = gguf.quantize(tensor.float().numpy(), kinds[dtype])
+            writer.add_tensor(target, rows, raw_dtype=kinds[dtype])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _pairs_side_by_side(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """llama.cpp rotates dimension 2i with 2i + 1, a Hugging Face checkpoint i with i + head_dim / 2."""
+    return weight.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).reshape(weight.shape)
+
+
+class LlamaCpp:
+    """A model loaded by llama.cpp, greedy, one sequence; calling it streams tokens for ever."""
+
+    def __init__(self, path: Path, threads: int, max_tokens: int):
+        import llama_cpp
+
+        self.lib = llama_cpp
+        self.quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
+        llama_cpp.llama_log_set(self.quiet, ctypes.c_void_p(0))
+        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+        if not self.model:
+            raise RuntimeError(f"llama.cpp cannot load {path}; is it a GGUF file of a model that it knows?")
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = max_tokens, 512, 512
+        params.n_threads = params.n_threads_batch = threads
+        # In float32 the cache too, for the same tokens; otherwise the half precision that it takes by itself.
+        params.type_k = params.type_v = llama_cpp.GGML_TYPE_F32 if "float32" in path.name else llama_cpp.GGML_TYPE_F16
+        self.context = llama_cpp.llama_init_from_model(self.model, params)
+        self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+
+    def __call__(self, prompt: list[int]) -> Iterator[int]:
+        self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
+        tokens = prompt
+        while True:
+            array = (self.lib.llama_token * len(tokens))(*tokens)
+            if status := self.lib.llama_decode(self.context, self.lib.llama_batch_get_one(array, len(tokens))):
+                raise RuntimeError(f"llama_decode failed with status {status} on {len(tokens)} tokens")
+            logits = np.ctypeslib.as_array(self.lib.llama_get_logits_ith(self.context, -1), (self.vocab_size,))
+            tokens = [int(logits.argmax())]
+            yield tokens[0]
+
+    def close(self) -> None:
+        self.lib.llama_free(self.context)
+        self.lib.llama_model_free(self.model)

@@ -1,0 +1,166 @@
+"""Everything between the projection and attention: per-head norm, rotation, and the way into the cache. Built in chapter 13.
+
+One launch serves q, k and v, which lie side by side in the output of one matrix product. A program takes a tile of
+heads of one token; what it does depends on which third of the row they are from.
+
+    a token's row:   [ q heads ......................... | k heads ... | v heads ... ]
+    programs:          tile 0     tile 1     tile 2        tile 0        tile 0
+                       norm, rotate, store in place        norm, rotate,  store
+                                                           store by slot  by slot
+
+    keys   [num_blocks + 1, num_kv_heads, head_dim, block_size]     slot = block * block_size + offset
+    values [num_blocks + 1, num_kv_heads, block_size, head_dim]
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from minillm.kernels.language import next_power_of_2, tl, triton
+
+ELEMENTS = 1024  # a program's tile, heads * head_dim: eight elements a thread in four warps
+
+
+def rotate_and_store(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slot_mapping: Tensor,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    """Rotate q in place; rotate k and write it, and v, into the cache. k and v themselves stay as they are.
+
+    q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim], heads side by side, any stride
+    from token to token. cos and sin [num_tokens, 1, head_dim] as `Rotary` makes them, the sign in sin. keys and values
+    as in `PagedKVCache`, slot_mapping [num_tokens] int64. A token of slot -1 is padding: it writes nothing into the cache,
+    and its q holds nothing of use afterwards. With q_weight and k_weight [head_dim] each head of q and k is RMS-normed first (Qwen3). The
+    rotation is computed in float32 and rounded once. Any even head_dim.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads, block_size = k.shape[1], values.shape[2]
+    check(q, k, v, cos, sin, keys, values)
+    width = next_power_of_2(head_dim // 2)
+    tile = max(1, min(ELEMENTS // (2 * width), next_power_of_2(num_heads)))
+    tiles = triton.cdiv(num_heads, tile) + 2 * triton.cdiv(num_kv_heads, tile)
+    with_norm = q_weight is not None
+    rotate_and_store_kernel[(num_tokens, tiles)](
+        q, k, v, cos, sin, keys, values, slot_mapping, q_weight if with_norm else q, k_weight if with_norm else k,
+        q.stride(0), k.stride(0), v.stride(0), cos.stride(0), sin.stride(0), keys.stride(0), values.stride(0), eps,
+        Q_HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=head_dim, BLOCK_SIZE=block_size, NORM=with_norm,
+        HEADS=tile, WIDTH=width, num_warps=max(1, tile * width // 128),
+    )  # fmt: skip
+
+
+@triton.jit
+def rotate_and_store_kernel(
+    q, k, v, cos, sin, keys, values, slot_mapping, q_weight, k_weight,
+    q_token, k_token, v_token, cos_token, sin_token, key_block, value_block, eps,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    Q_TILES: tl.constexpr = (Q_HEADS + HEADS - 1) // HEADS
+    KV_TILES: tl.constexpr = (KV_HEADS + HEADS - 1) // HEADS
+    HALF: tl.constexpr = DIM // 2
+    token = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    slot = tl.load(slot_mapping + token).to(tl.int64)  # a large cache has more than 2^31 elements
+    block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE  # needed last: nothing waits for the slot until the store
+    dims = tl.arange(0, WIDTH)  # of the first half; each turns with its partner, HALF further on
+
+    if tile < Q_TILES:
+        heads = tile * HEADS + tl.arange(0, HEADS)
+        inside = (heads < Q_HEADS)[:, None] & (dims < HALF)[None, :]
+        place = q + token * q_token + heads[:, None] * DIM + dims[None, :]
+        first, second = rotate(place, inside, q_weight, cos + token * cos_token, sin + token * sin_token, eps, dims, DIM, NORM)
+        tl.store(place, first, inside)
+        tl.store(place + HALF, second, inside)
+    elif tile < Q_TILES + KV_TILES:
+        heads = (tile - Q_TILES) * HEADS + tl.arange(0, HEADS)
+        inside = (heads < KV_HEADS)[:, None] & (dims < HALF)[None, :]
+        place = k + token * k_token + heads[:, None] * DIM + dims[None, :]
+        first, second = rotate(place, inside, k_weight, cos + token * cos_token, sin + token * sin_token, eps, dims, DIM, NORM)
+        target = keys + block * key_block + (heads[:, None] * DIM + dims[None, :]) * BLOCK_SIZE + offset
+        if slot >= 0:
+            tl.store(target, first, inside)
+            tl.store(target + HALF * BLOCK_SIZE, second, inside)
+    else:
+        heads = (tile - Q_TILES - KV_TILES) * HEADS + tl.arange(0, HEADS)
+        inside = (heads < KV_HEADS)[:, None] & (dims < HALF)[None, :]
+        place = v + token * v_token + heads[:, None] * DIM + dims[None, :]
+        low, high = tl.load(place, inside, 0.0), tl.load(place + HALF, inside, 0.0)
+        target = values + block * value_block + (heads[:, None] * BLOCK_SIZE + offset) * DIM + dims[None, :]
+        if slot >= 0:
+            tl.store(target, low, inside)
+            tl.store(target + HALF, high, inside)
+
+
+@triton.jit
+def rotate(place, inside, weight, cos, sin, eps, dims, DIM: tl.constexpr, NORM: tl.constexpr):
+    """Both halves of the heads at `place`, [HEADS, WIDTH] each, normed and rotated, in float32."""
+    HALF: tl.constexpr = DIM // 2
+    there = dims < HALF
+    first = tl.load(place, inside, 0.0).to(tl.float32)
+    second = tl.load(place + HALF, inside, 0.0).to(tl.float32)
+    first_cos = tl.load(cos + dims, there, 0.0).to(tl.float32)[None, :]
+    second_cos = tl.load(cos + HALF + dims, there, 0.0).to(tl.float32)[None, :]
+    first_sin = tl.load(sin + dims, there, 0.0).to(tl.float32)[None, :]  # negative: the minus of the rotation
+    second_sin = tl.load(sin + HALF + dims, there, 0.0).to(tl.float32)[None, :]
+    if NORM:
+        dtype = place.dtype.element_ty
+        scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / DIM + eps)[:, None]
+        first_weight = tl.load(weight + dims, there, 0.0)[None, :]
+        second_weight = tl.load(weight + HALF + dims, there, 0.0)[None, :]
+        first = ((first * scale).to(dtype) * first_weight).to(tl.float32)
+        second = ((second * scale).to(dtype) * second_weight).to(tl.float32)
+    return first * first_cos + second * first_sin, second * second_cos + first * second_sin
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor) -> None:
+    """Raise ValueError unless everything lies as the kernel reads and writes it."""
+    head_dim = q.shape[2]
+    if head_dim % 2:
+        raise ValueError(f"head_dim={head_dim} is odd: the rotation turns pairs of dimensions")
+    if any((x.stride(1) != head_dim and x.shape[1] > 1) or x.stride(2) != 1 for x in (q, k, v)):
+        raise ValueError("the heads of a token must lie side by side in q, k and v; call .contiguous()")
+    if cos.stride(-1) != 1 or sin.stride(-1) != 1:
+        raise ValueError("cos and sin of a token must lie in one piece; call .contiguous()")
+    if not keys[0].is_contiguous() or not values[0].is_contiguous():
+        raise ValueError("each block of the cache must lie in one piece")
+
+
+def torch_rotate_and_store(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slot_mapping: Tensor,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    """The twin."""
+    real = slot_mapping >= 0
+    blocks, offsets = slot_mapping[real] // values.shape[2], slot_mapping[real] % values.shape[2]
+    q.copy_(torch_rotate(q, cos, sin, q_weight, eps))
+    keys[blocks, :, :, offsets] = torch_rotate(k, cos, sin, k_weight, eps)[real]
+    values[blocks, :, offsets] = v[real]
+
+
+def torch_rotate(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Heads [num_tokens, heads, head_dim], normed where there is a weight, and rotated."""
+    accurate = torch.promote_types(x.dtype, torch.float32)
+    if weight is not None:
+        wide = x.to(accurate)
+        x = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+    partner = x.roll(x.shape[-1] // 2, dims=-1)
+    return (x.to(accurate) * cos + partner.to(accurate) * sin).to(x.dtype)

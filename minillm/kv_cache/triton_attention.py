@@ -1,0 +1,109 @@
+"""TritonAttention: rotation, the write to the pages and attention over them in our own GPU kernels. Built in chapter 13.
+
+    qkv -> rotate_and_store -> paged_decode  for the sequences that bring one token, which stand first
+                            -> paged_prefill for the others
+
+Everything that the host must know (how many rows decode, the longest query, the split count) it knows from the batch
+without asking the GPU, so a step has no synchronisation and can be captured as a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from minillm.device import triton_has_tensor_cores
+from minillm.kernels.language import serves
+from minillm.kernels.paged_decode import choose_num_splits, paged_decode
+from minillm.kernels.paged_prefill import paged_prefill
+from minillm.kernels.rotary import rotate_and_store
+from minillm.kv_cache.paged import PagedKVCache
+from minillm.kv_cache.torch_attention import TorchAttention
+
+if TYPE_CHECKING:
+    from minillm.model.batch import ForwardBatch
+
+
+class TritonAttention:
+    """The AttentionBackend over a `PagedKVCache`, on a GPU, or interpreted on a CPU.
+
+    `torch_prefill` leaves prompts to `TorchAttention`: on a GPU whose tensor cores Triton cannot use (a T4) torch's
+    kernels win there, while decoding, which waits for memory, stays ours. None decides by the device. Raises
+    ValueError where no kernel can run.
+    """
+
+    def __init__(
+        self, cache: PagedKVCache, layer_windows: Sequence[int | None], num_heads: int, torch_prefill: bool | None = None
+    ):
+        keys = cache.keys[0]
+        if not serves(keys):
+            raise ValueError(
+                f"attention_backend='triton' cannot run on {keys.device}: it needs a GPU, or TRITON_INTERPRET=1 in the "
+                f"environment before the start; use attention_backend='torch'"
+            )
+        if not 16 <= keys.shape[2] <= 256:
+            raise ValueError(f"attention_backend='triton' takes head_dim 16 to 256, not {keys.shape[2]}; use 'torch'")
+        self.cache = cache
+        self.layer_windows = layer_windows
+        if torch_prefill is None:
+            torch_prefill = keys.is_cuda and not triton_has_tensor_cores(keys.device)
+        self.torch = TorchAttention(cache, layer_windows, num_heads) if torch_prefill else None
+        self.num_sms = torch.cuda.get_device_properties(keys.device).multi_processor_count if keys.is_cuda else 4
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
+        """See `minillm.model.attention.AttentionBackend`; no slot may be -1."""
+        self.cache.write(layer, k, v, batch.slot_mapping)
+        return self._attend(q if q.stride(2) == 1 else q.contiguous(), layer, batch)
+
+    def attend_fused(
+        self,
+        qkv: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        q_weight: Tensor | None,
+        k_weight: Tensor | None,
+        eps: float,
+        layer: int,
+        batch: ForwardBatch,
+    ) -> Tensor:
+        """The same from the projection on: norm of the heads where there are weights, rotation and store are one kernel.
+
+        qkv [num_tokens, heads of q, k and v, head_dim], overwritten; cos and sin in `rotary`. A slot of -1 is a row
+        that only fills up the batch.
+        """
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        num_kv_heads = keys.shape[1]
+        q, k, v = qkv.split_with_sizes([qkv.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
+        rotate_and_store(q, k, v, *rotary, keys, values, batch.slot_mapping, q_weight, k_weight, eps)
+        return self._attend(q, layer, batch)
+
+    def _attend(self, q: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
+        keys, values, window = self.cache.keys[layer], self.cache.values[layer], self.layer_windows[layer]
+        num_decodes = count_decodes(batch)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if num_decodes:
+            decodes = slice(num_decodes)
+            num_splits = choose_num_splits(num_decodes, keys.shape[1], batch.max_seq_len, self.num_sms)
+            paged_decode(
+                q[decodes], keys, values, batch.seq_lens[decodes], batch.block_table[decodes], num_splits, window, out=out[decodes]
+            )
+        if num_decodes < batch.num_tokens:
+            if self.torch is not None:
+                self.torch.prefill(q, layer, batch, out)
+            else:
+                several = slice(num_decodes, None)
+                paged_prefill(
+                    q, keys, values, batch.query_start_loc[several], batch.seq_lens[several], batch.block_table[several],
+                    batch.max_query_len, window, out=out,
+                )  # fmt: skip
+        return out
+
+
+def count_decodes(batch: ForwardBatch) -> int:
+    """How many sequences bring one token; they stand first. Asks the device only where the batch does not say."""
+    if batch.num_decodes is None:
+        several = (batch.query_start_loc.diff() > 1).nonzero()
+        batch.num_decodes = int(several[0]) if len(several) else batch.num_seqs
+    return batch.num_decodes
