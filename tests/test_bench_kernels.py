@@ -8,9 +8,10 @@ import pytest
 import torch
 from test_bench import TOY
 
-from minillm.bench import gpu, kernel_cases, kernels, step
+from minillm.bench import gpu, kernel_cases, kernels, step, switches
 from minillm.kernels import native
 from minillm.kernels.language import MODE
+from minillm.model import layers
 
 CPU = torch.device("cpu")
 WIDE = replace(TOY, head_dim=16)  # the smallest heads that the Triton kernels take
@@ -34,9 +35,9 @@ def test_every_rung_of_the_step_says_the_same_and_asks_torch_for_less():
 
 
 def test_the_switches_are_back_afterwards():
-    with step.switched_off(("C kernels", "packed weights", "whole layers")):
+    with switches.switched_off(("C kernels", "packed weights", "whole layers")):
         assert native.library() is None
-    assert native.library() is native.library() and step.layers.can_pack is not step.SWITCHES["packed weights"][2]
+    assert native.library() is native.library() and layers.can_pack is not switches.SWITCHES["packed weights"][2]
 
 
 def test_a_compiled_rung_computes_the_same(tmp_path):
@@ -46,7 +47,7 @@ def test_a_compiled_rung_computes_the_same(tmp_path):
     path = decode.write_random_checkpoint(TOY, tmp_path / "toy")
     params, said = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True), []
     for compiled in (False, True):
-        with step.switched_off(("C kernels",)):
+        with switches.switched_off(("C kernels",)):
             llm = LLM(str(path), attention_backend="torch", num_kv_blocks=8)
             if compiled:
                 step.compile_parts(llm)

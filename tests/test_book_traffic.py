@@ -294,3 +294,13 @@ def test_what_the_interpreter_does_for_a_kernel_is_no_torch_operation():
         y = silu_mul(x)
         y + 1
     assert [name for name, _, _ in eager.ops] == ["add"] and kernel.bytes_stored == 3 * 4 * 4
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no oneDNN here")
+def test_weights_packed_for_onednn_are_read_once():
+    weight = torch.randn(32, 16)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 4)
+    with record_torch_traffic() as traffic:
+        torch.ops.mkldnn._linear_pointwise.default(torch.randn(4, 16), packed, None, "none", [], "")
+    product = traffic.ops[-1]
+    assert product[1:] == (4 * (4 * 16 + 32 * 16), 4 * 4 * 32)

@@ -4,6 +4,7 @@ keep its registers, fit in shared memory, and use what the GPU has."""
 from __future__ import annotations
 
 import inspect
+import re
 from importlib.metadata import version
 
 import pytest
@@ -173,7 +174,8 @@ def test_every_kernel_builds_fits_and_keeps_its_registers(built):
             assert report.registers > 0 and report.ptx, name
             if left_to_torch(name, capability):
                 continue
-            most = 64 if "256" in name else 0  # at the largest head a few registers do not fit, once a tile
+            # A few registers do not fit at the largest head, and where a window's edge adds a third loop on an L4.
+            most = 64 if "256" in name else 32 if name == "prefill, 128, window" else 0
             assert max(report.spill_store_bytes, report.spill_load_bytes) <= most, f"{name} spills"
             assert report.shared_bytes <= most_shared, f"{name}: {report.shared_bytes} bytes of shared memory"
 
@@ -213,6 +215,19 @@ def test_attention_uses_the_tensor_cores_of_its_gpu(built):
             assert report.count("cp.async"), f"{name}: keys and values are not on their way ahead of their use"
             # 16 rows, a group's query heads, are too few for wgmma; prompts fill its 64.
             assert bool(report.count("wgmma")) == (capability == 90 and not name.startswith("decode")), name
+
+
+def test_pages_are_read_16_bytes_at_a_time(built):
+    """A mask that cut a block would make the loads of its transposed keys as narrow as an element."""
+    capability, reports = built
+    for name in ("decode, 64", "decode, 128", "decode, 128, split", "prefill, 64", "prefill, 128"):
+        if left_to_torch(name, capability):
+            continue
+        ptx = reports[name][0].ptx
+        assert "ld.global.b16" not in ptx, name
+        if capability >= 80:
+            sizes = set(re.findall(r"cp\.async\.c[ag]\.shared\.global[^\[]*\[[^\]]*\], \[[^\]]*\], (\w+)", ptx))
+            assert "0x10" in sizes or "16" in sizes, (name, sizes)
 
 
 def test_splitting_adds_one_small_kernel(built):

@@ -99,7 +99,7 @@ def prefill_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[
             candidates["FlexAttention"] = _flex(length, device)
         pairs = length * (length + 1) // 2
         num_bytes = dtype.itemsize * length * dim * 2 * (heads + kv_heads)
-        cases.append(Case(f"causal prefill {length}", make, candidates, num_bytes, 4 * heads * pairs * dim))
+        cases.append(Case(f"causal attention {length}", make, candidates, num_bytes, 4 * heads * pairs * dim))
     return cases
 
 

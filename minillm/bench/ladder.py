@@ -23,6 +23,7 @@ from ..kv_cache.contiguous import ContiguousAttention, ContiguousKVCache
 from ..model.attention import NoCacheAttention
 from ..model.batch import ForwardBatch
 from ..model.checkpoint import load_model, load_tokenizer, resolve_model
+from .switches import switched_off
 
 
 @dataclass(frozen=True)
@@ -238,6 +239,30 @@ def with_engine(num_streams: int = 1, **settings) -> Callable[[str, torch.device
     return load
 
 
+def in_torch(load: Callable[[str, torch.device, torch.dtype], Stream]) -> Callable[[str, torch.device, torch.dtype], Stream]:
+    """The same rung before Part III: torch's operations only, our C kernels switched off while it loads and speaks."""
+
+    def loaded(model: str, device: torch.device, dtype: torch.dtype) -> Stream:
+        with switched_off(("C kernels",)):
+            inner = load(model, device, dtype)
+
+        def stream(prompt_token_ids: list[int], max_tokens: int, ignore_eos: bool = False) -> Iterator[TimedText]:
+            pieces = inner(prompt_token_ids, max_tokens, ignore_eos)
+            try:
+                while True:
+                    with switched_off(("C kernels",)):  # only while this rung is at work: others may take turns with it
+                        piece = next(pieces, None)
+                    if piece is None:
+                        return
+                    yield piece
+            finally:
+                pieces.close()
+
+        return stream
+
+    return loaded
+
+
 def _detokenizer(tokenizer, prompt_token_ids: list[int]) -> Detokenizer:
     """Text as tokens come, by the engine's own detokenizer: it holds half a character back until the rest is there."""
     return Detokenizer(lambda ids: tokenizer.decode(ids, skip_special_tokens=True), prompt_token_ids)
@@ -274,11 +299,15 @@ def _decoder(model: str, device: torch.device, dtype: torch.dtype):
     return load_model(resolve_model(model), dtype, device)
 
 
+# On a GPU the plain engine is also without our Triton kernels, recorded steps and scheduling ahead.
+PLAIN = dict(attention_backend="torch", enforce_eager=True, async_scheduling=False)
+
 RUNGS: list[Rung] = [
     Rung("transformers, no cache", "01", with_transformers(use_cache=False)),
     Rung("transformers", "01", with_transformers(use_cache=True)),
-    Rung("minillm, no cache", "02", without_cache),
-    Rung("minillm, KV cache", "03", contiguous),
-    Rung("minillm, engine", "05", with_engine()),
-    Rung("minillm, 16 at once", "05", with_engine(num_streams=16), num_streams=16),
+    Rung("minillm, no cache", "02", in_torch(without_cache)),
+    Rung("minillm, KV cache", "03", in_torch(contiguous)),
+    Rung("minillm, engine", "05", in_torch(with_engine(**PLAIN))),
+    Rung("minillm, own kernels", "14", with_engine()),
+    Rung("minillm, 16 at once", "14", with_engine(num_streams=16), num_streams=16),
 ]

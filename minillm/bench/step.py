@@ -9,11 +9,9 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Callable, Iterator
-from unittest import mock
+from typing import Callable
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,6 +23,7 @@ from ..model import layers
 from ..model.checkpoint import load_config
 from . import decode, measure
 from .decode import SHAPES, Shape, write_random_checkpoint
+from .switches import switched_off
 
 
 @dataclass(frozen=True)
@@ -59,22 +58,6 @@ GPU_RUNGS = (
     Rung("+ CUDA graphs", dict(attention_backend="triton", async_scheduling=False)),
     Rung("+ scheduled ahead", dict(attention_backend="triton", async_scheduling=True)),
 )
-
-SWITCHES = {  # name -> what has to be replaced to do without
-    "C kernels": (native, "library", lambda dtype=torch.float32: None),
-    "packed weights": (layers, "can_pack", lambda weight: False),
-    "whole layers": (native.Layer, "of", classmethod(lambda cls, *args: None)),
-}
-
-
-@contextmanager
-def switched_off(names: tuple[str, ...]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for name in names:
-            owner, attribute, stand_in = SWITCHES[name]
-            stack.enter_context(mock.patch.object(owner, attribute, stand_in))
-        yield
-
 
 class Engine:
     """One rung, ready to run."""

@@ -107,15 +107,18 @@ class _Again:
 def _distinct(tree) -> list[torch.Tensor]:
     """The tensors in arguments or results; what stands there twice, as in x * x, comes once."""
     tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-    keys = [(_home(tensor), tensor.storage_offset(), tensor.shape, tensor.stride()) for tensor in tensors]
+    keys = [id(tensor) if tensor.is_mkldnn else (_home(tensor), tensor.storage_offset(), tensor.shape, tensor.stride()) for tensor in tensors]
     return [tensor for i, tensor in enumerate(tensors) if keys[i] not in keys[:i]]
 
 
 def _home(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    """Which memory a tensor lies in; weights packed for oneDNN do not say, and are never views."""
+    return id(tensor) if tensor.is_mkldnn else tensor.untyped_storage()._cdata
 
 
 def _size(tensor: torch.Tensor) -> int:
     """Bytes of the elements that are really there: a dimension of stride 0 repeats the same ones."""
+    if tensor.is_mkldnn:
+        return tensor.numel() * tensor.itemsize
     sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or size == 0]
     return math.prod(sizes) * tensor.itemsize

@@ -143,12 +143,14 @@ def _fitting_blocks(model: Decoder, config: EngineConfig, block_bytes: int) -> i
 
 
 def _free_on_gpu(model: Decoder, config: EngineConfig) -> int:
-    """What `gpu_memory_utilization` leaves beside the weights and the largest step, which is run once to be measured."""
+    """What `gpu_memory_utilization` leaves beside the weights, the largest step, which is run once to be measured, and
+    the recorded steps, of which the largest is recorded: the others share its memory."""
     torch.cuda.synchronize(model.device)
     free, total = torch.cuda.mem_get_info(model.device)
     before = torch.cuda.memory_allocated(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)
-    num_tokens = min(config.max_num_batched_tokens, model.config.max_position_embeddings)
+    longest = config.max_model_len or model.config.max_position_embeddings
+    num_tokens = min(config.max_num_batched_tokens, longest)
     manager = KVCacheManager(-(-num_tokens // config.block_size), config.block_size, enable_prefix_caching=False)
     cache = build_cache(model, manager)
     own = torch.cuda.memory_allocated(model.device) - before
@@ -158,6 +160,15 @@ def _free_on_gpu(model: Decoder, config: EngineConfig) -> int:
     batch = replace(ForwardBatch.single([0] * num_tokens, device=model.device), slot_mapping=slots, block_table=table)
     model.forward(batch, attention)
     peak = torch.cuda.max_memory_allocated(model.device) - before - own
+    sampling = 3 * 4 * config.max_num_seqs * model.config.vocab_size  # float32 logits, and what the sampler makes of them
+    recorded = 0
+    if not config.enforce_eager and isinstance(attention, TritonAttention):
+        torch.cuda.empty_cache()
+        available = torch.cuda.mem_get_info(model.device)[0]
+        graphs = DecodeGraphs(model, attention, config.block_size, longest, bucket_sizes(config.max_num_seqs)[-1:])
+        torch.cuda.synchronize(model.device)
+        recorded = max(0, available - torch.cuda.mem_get_info(model.device)[0])
+        del graphs
     del cache, attention
     torch.cuda.empty_cache()
-    return max(0, int(free - peak - (1 - config.gpu_memory_utilization) * total))
+    return max(0, int(free - peak - sampling - recorded - (1 - config.gpu_memory_utilization) * total))

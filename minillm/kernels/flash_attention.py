@@ -63,7 +63,7 @@ def choose_tiles(head_dim: int, dtype: torch.dtype, capability: int) -> tuple[in
     if dtype.itemsize == 4:  # no tensor cores in full precision: small tiles
         return (32, 32, 4, 2) if width <= 64 else (16, 32, 4, 2) if width <= 128 else (16, 16, 4, 1)
     if capability >= 90:
-        return (128, 64, 8, 3) if width <= 128 else (64, 32, 8, 2)
+        return (128, 64, 8, 2) if width <= 128 else (64, 32, 8, 2)
     return (128, 64, 8, 3) if width <= 64 else (64, 64, 8, 2) if width <= 128 else (32, 32, 8, 2)
 
 

@@ -45,7 +45,8 @@ def paged_decode(
         out = torch.empty(num_seqs, num_heads, head_dim, dtype=q.dtype, device=q.device)
     group, width = num_heads // num_kv_heads, next_power_of_2(head_dim)
     # Keys at a time: 16 KB of them, many bytes in flight and few registers; without tensor cores a product needs more.
-    tile_n = max(16, min(64, 16384 // (width * q.element_size())) // (1 if capability(q) >= 80 else 2))
+    has_tensor_cores = capability(q) >= 80 and q.element_size() == 2
+    tile_n = max(16, min(64, 8192 // width) // (1 if has_tensor_cores else 2 * q.element_size() // 2))
     part, logs = out.unsqueeze(2), q.new_empty(0, dtype=torch.float32)
     if num_splits > 1:
         part = torch.empty(num_seqs, num_heads, num_splits, head_dim, dtype=torch.float32, device=q.device)
@@ -56,7 +57,7 @@ def paged_decode(
         keys.stride(0), values.stride(0), block_table.stride(0),
         GROUP=group, ROWS=max(16, next_power_of_2(group)), HEAD_DIM=head_dim, WIDTH=width,
         BLOCK_SIZE=block_size, WINDOW=window or 0, SPLIT=num_splits > 1, TILE_N=tile_n,
-        PRECISION=dot_precision(q.dtype), num_warps=4, num_stages=3 if q.element_size() * width > 128 else 2,
+        PRECISION=dot_precision(q.dtype), num_warps=4, num_stages=2,
     )  # fmt: skip
     if num_splits > 1:
         merge_splits(part, logs, out)
@@ -99,9 +100,10 @@ def paged_decode_kernel(
         there = columns < end
         if WINDOW > 0:
             there = there & (columns >= length - WINDOW)
-        blocks = tl.load(block_table + columns // BLOCK_SIZE, there, 0).to(tl.int64)
+        held = columns // BLOCK_SIZE * BLOCK_SIZE < end  # whole blocks, so that loads of 16 bytes are not cut
+        blocks = tl.load(block_table + columns // BLOCK_SIZE, held, 0).to(tl.int64)
         offsets = columns % BLOCK_SIZE
-        wide = (dims < HEAD_DIM)[:, None] & there[None, :]
+        wide = (dims < HEAD_DIM)[:, None] & held[None, :]
         page = keys + (blocks * key_block + offsets)[None, :] + dims[:, None] * BLOCK_SIZE
         scores = tl.dot(queries, tl.load(page, wide, 0.0), input_precision=PRECISION) * scale  # [ROWS, TILE_N]
         scores = tl.where(there[None, :], scores, float("-inf"))

@@ -124,9 +124,11 @@ def walk_pages(
     for tile in range(begin, end, TILE_N):
         columns = tile + tl.arange(0, TILE_N)
         there = columns < length if MASKED else columns >= 0
-        blocks = tl.load(block_table + columns // BLOCK_SIZE, there, 0).to(tl.int64)
+        # Whole blocks of keys, so that loads of 16 bytes are not cut; `scores` hides what lies beyond.
+        held = columns // BLOCK_SIZE * BLOCK_SIZE < length if MASKED else columns // BLOCK_SIZE >= 0
+        blocks = tl.load(block_table + columns // BLOCK_SIZE, held, 0).to(tl.int64)
         offsets = columns % BLOCK_SIZE
-        wide = (dims < HEAD_DIM)[:, None] & there[None, :]
+        wide = (dims < HEAD_DIM)[:, None] & held[None, :]
         page = keys + (blocks * key_block + offsets)[None, :] + dims[:, None] * BLOCK_SIZE
         scores = tl.dot(queries, tl.load(page, wide, 0.0), input_precision=PRECISION) * scale  # [rows, TILE_N]
         if MASKED:

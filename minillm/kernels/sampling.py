@@ -51,7 +51,7 @@ def sample(
             logits, temperature, temperature if min_p is None else min_p, seeds if top_k is None else top_k,
             temperature if top_p is None else top_p, bound, last_tie, logits.stride(0), vocab_size,
             MIN_P=min_p is not None, TOP_K=top_k is not None, TOP_P=top_p is not None,
-            TILE=min(8192, next_power_of_2(vocab_size)), num_warps=16,
+            TILE=min(4096, next_power_of_2(vocab_size)), num_warps=16,
         )  # fmt: skip
     values = torch.empty(num_rows, num_pieces, dtype=torch.float32, device=device)
     tokens = torch.empty(num_rows, num_pieces, dtype=torch.int64, device=device)

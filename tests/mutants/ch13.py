@@ -39,9 +39,9 @@ def best_num_splits(seq_lens, num_kv_heads, places, tile_n, max_splits, costs):
         Mutant("sequences outermost", replace=("        for split in range(splits):\n            for length in seq_lens:\n", "        for length in seq_lens:\n            for split in range(splits):\n"), expect="all of split 0 first"),
         Mutant("tiles shared out evenly", replace=("own = max(0, min(size, tiles - split * size))", "own = tiles // splits + (split < tiles % splits)"), expect="those after it nothing"),
         Mutant("programs without work are left out", replace=("                for _ in range(num_kv_heads):\n", "                for _ in range(num_kv_heads if own else 0):\n"), expect="A program without tiles is started all the same"),
-        Mutant("negative tiles", replace=("own = max(0, min(size, tiles - split * size))", "own = min(size, tiles - split * size)"), expect="with these splits"),
-        Mutant("whole tiles only", replace=("tiles = -(-length // tile_n)", "tiles = length // tile_n"), expect="with these splits"),
-        Mutant("all places are there at the start", replace=("free = [0] * places", "free = [0] * (places + 1)"), expect="with these splits"),
+        Mutant("negative tiles", replace=("own = max(0, min(size, tiles - split * size))", "own = min(size, tiles - split * size)"), expect="with so many splits"),
+        Mutant("whole tiles only", replace=("tiles = -(-length // tile_n)", "tiles = length // tile_n"), expect="with so many splits"),
+        Mutant("all places are there at the start", replace=("free = [0] * places", "free = [0] * (places + 1)"), expect="with so many splits"),
         Mutant("one short of the limit", replace=("range(1, max_splits + 1))", "range(1, max(max_splits, 2)))"), expect="best_splits: "),
     ],
     "gather_window": [

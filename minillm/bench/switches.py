@@ -1,0 +1,26 @@
+"""Optimisations switched off for a while, so that they can be compared with nothing else changed. Built in chapter 14."""
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import Iterator
+from unittest import mock
+
+import torch
+
+from ..kernels import native
+from ..model import layers
+
+SWITCHES = {  # name -> what has to be replaced to do without
+    "C kernels": (native, "library", lambda dtype=torch.float32: None),
+    "packed weights": (layers, "can_pack", lambda weight: False),
+    "whole layers": (native.Layer, "of", classmethod(lambda cls, *args: None)),
+}
+
+
+@contextmanager
+def switched_off(names: tuple[str, ...]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name in names:
+            owner, attribute, stand_in = SWITCHES[name]
+            stack.enter_context(mock.patch.object(owner, attribute, stand_in))
+        yield

@@ -1,0 +1,242 @@
+"""Checks of chapter 14: buckets, static buffers, a trace explained, serving ahead. Built in chapter 14.
+
+The references are in `ch14_oracle`; `ch14_buffers` fills a student's buffers, with copies that land late.
+"""
+
+from __future__ import annotations
+
+from minillm.book.checks import Case, Checker
+from minillm.book.checks.ch06_oracle import bounded
+from minillm.book.checks.ch14_buffers import Trial
+from minillm.book.checks.ch14_oracle import (Ask, Bar, FakeRunner, Reading, Row, bill, bucket_cost, buckets_forwards, buckets_of_all, made_up_trace,
+                                             one_ahead, read_trace, serve_by_the_rules)
+
+__all__ = ["Ask", "Bar", "FakeRunner", "Row", "bill", "check_choose_buckets", "check_explain_trace", "check_serve_ahead", "check_static_input", "made_up_trace"]
+
+check_choose_buckets = Checker("choose_buckets", hint="The best sizes up to each size, from the smallest up; each builds on a smaller one.", forbid=("minillm.engine.graphs.bucket_sizes",))
+check_static_input = Checker("static_input", hint="Two host buffers in turns; every number of the one that is next is right before the one copy.",
+                             forbid=("minillm.engine.graphs.Inputs", "minillm.engine.graphs.HostInputs"))
+check_explain_trace = Checker("explain_trace", hint="Cut the time at every start and end: between two cuts nothing changes.")
+check_serve_ahead = Checker("serve_ahead", hint="Each turn: admit, launch, wait for the step before, free.", forbid=("minillm.engine.engine.Engine",))
+
+
+@check_choose_buckets.part("example")
+def _buckets_example(case: Case) -> None:
+    _buckets(case, {1: 40, 3: 10, 4: 30, 7: 5, 8: 20}, 12, 50)
+    _buckets(case, {2: 100, 9: 1}, 10, 4)
+
+
+@check_choose_buckets.part("edges")
+def _buckets_edges(case: Case) -> None:
+    for counts, graph, eager in (({}, 3, 5), ({5: 1}, 3, 5), ({5: 1}, 5, 3), ({5: 1}, 4, 4), ({1: 2, 2: 2, 3: 2}, 0, 9), ({1: 1, 2: 1, 3: 1, 4: 1}, 10**6, 10**6),
+                                 ({1: 4, 2: 4, 3: 4}, 4, 100), ({2: 3, 5: 1, 8: 1}, 3, 7), ({8: 2, 3: 5, 6: 2}, 6, 30), ({1: 1, 3: 2, 5: 1}, 4, 9),
+                                 ({4: 5, 9: 1}, 2, 1), ({4: 5, 9: 1}, 2, 3), ({7: 10}, 0, 0), ({1: 1, 8: 1}, 7, 100), ({5: 1, 2: 1, 1: 3}, 4, 4), ({5: 4, 4: 3, 6: 1, 3: 2}, 6, 5), ({1: 6, 2: 3, 4: 3, 8: 1}, 6, 6)):  # fmt: skip
+        _buckets(case, counts, graph, eager)
+    counts = {size: case.randint(1, 60) for size in range(1, 400, 3)}
+    _buckets(case, counts, 500, 800, large=True)
+
+
+@check_choose_buckets.part("random")
+def _buckets_random(case: Case) -> None:
+    for _ in range(60):
+        counts = {case.randint(1, 11): case.randint(1, case.rng.choice((3, 30))) for _ in range(case.randint(1, 8))}
+        _buckets(case, counts, case.randint(0, case.rng.choice((4, 40))), case.randint(0, case.rng.choice((6, 60))))
+
+
+def _buckets(case: Case, counts: dict[int, int], graph: int, eager: int, large: bool = False) -> None:
+    if large:
+        got = bounded(case, 4_000_000, f"There are {len(counts)} sizes here, so it cannot be every set of them. What is best up to a size does not depend on what follows.", case.student, counts, graph, eager)
+    else:
+        got = case.call(counts, graph, eager)
+    told = f"for counts={counts if len(counts) < 12 else f'{len(counts)} sizes'}, graph={graph}, eager={eager}"
+    case.true(isinstance(got, tuple) and len(got) == 2 and isinstance(got[0], list), f"the result is {got!r}, not (sizes, cost) with a list of sizes")
+    sizes, cost = got
+    case.is_a(sizes, list, "sizes", of=int)
+    case.true(sizes == sorted(set(sizes)) and all(size > 0 for size in sizes), f"sizes are {sizes}; expected rising numbers from 1 on, none twice")
+    right = (buckets_forwards if large else buckets_of_all)(counts, graph, eager)
+    mine, best = bucket_cost(counts, sizes, graph, eager), bucket_cost(counts, right, graph, eager)
+    facts = lambda sizes: "{}: {} padded rows, {} graphs, {} steps without one".format(sizes if len(sizes) < 20 else f"{len(sizes)} sizes", *bill(counts, sizes))
+    case.equal(cost, mine, f"cost {told}, of the sizes {sizes}\n  cost", hint=f"{facts(sizes)}. A step takes the smallest graph that holds it; only those larger than all have none.")
+    case.true(mine == best, f"sizes are {sizes} {told}, which cost {mine}; expected {right}, which cost {best}", hint=f"{facts(sizes)}. {facts(right)}.")
+    case.equal(sizes, right, f"sizes {told}\n  sizes", hint=f"Both cost {best}. Fewer graphs first, then the smaller list as Python compares lists.")
+
+
+@check_static_input.part("example")
+def _static_example(case: Case) -> None:
+    trial = Trial(case, 4, 3, 4)
+    for step in range(3):
+        trial.fill([Row(10 + step, 5 + step, [3, 7]), Row(20 + step, step, [9])])
+    trial.finish()
+
+
+@check_static_input.part("edges")
+def _static_edges(case: Case) -> None:
+    trial = Trial(case, 4, 3, 4)
+    trial.fill([Row(1, 11, [2, 5, 6]), Row(2, 9, [8, 3, 4]), Row(3, 8, [7, 9, 10]), Row(4, 0, [11])])  # full, full tables
+    trial.fill([Row(5, 3, [2])])
+    trial.fill([Row(6, 4, [12, 13])])  # the same host buffer as the first: three rows and a block fewer
+    trial.fill([])
+    trial.fill([Row(7, 0, [14]), Row(8, 1, [15]), Row(9, 2, [16])])
+    trial.fill([Row(7, 1, [14]), Row(8, 2, [15]), Row(9, 3, [16])])
+    trial.fill([Row(8, 3, [15]), Row(9, 4, [16, 2])])  # the first has ended, the others move up
+    trial.finish()
+    trial.refuses([Row(5, 0, [1 + i]) for i in range(5)])
+    one = Trial(case, 1, 1, 16)
+    for step in range(4):
+        one.fill([Row(step, 15 - step, [1 + step])])
+    one.finish()
+    two = Trial(case, 2, 2, 4)
+    for tables in (([5], [6]), ([5], [6]), ([5, 7], [6]), ([5, 7], [8]), ([5, 9], [8]), ([5, 9], [8])):  # a block comes, a request leaves, a block is copied
+        two.fill([Row(3, len(table) * 4 - 1, list(table)) for table in tables])
+    two.finish()
+
+
+@check_static_input.part("random")
+def _static_random(case: Case) -> None:
+    for _ in range(4):
+        size, columns, block_size = case.randint(1, 9), case.randint(1, 6), case.rng.choice((1, 4, 5, 16))
+        trial = Trial(case, size, columns, block_size)
+        for _ in range(12):
+            rows = []
+            for _ in range(case.randint(0, size + 1)):
+                blocks = case.rng.sample(range(1, 100), case.randint(1, columns + 1))
+                rows.append(Row(case.randint(0, 1000), case.rng.choice((len(blocks) * block_size - 1, case.randint(0, len(blocks) * block_size))), blocks))
+            trial.fill(rows)
+        trial.finish()
+
+
+@check_explain_trace.part("example")
+def _trace_example(case: Case) -> None:
+    _explains(case, [Bar("host", "schedule", 0, 0, 4), Bar("host", "launch", 0, 4, 7), Bar("device", "kernel", 0, 6, 10), Bar("host", "wait", 0, 7, 12), Bar("host", "update", 0, 12, 15),
+                     Bar("host", "schedule", 1, 15, 18), Bar("host", "launch", 1, 18, 20), Bar("device", "kernel", 1, 19, 25), Bar("host", "wait", 1, 20, 26)])  # fmt: skip
+    _explains(case, made_up_trace(2, 3, 4, 6, 5, 2))
+
+
+@check_explain_trace.part("edges")
+def _trace_edges(case: Case) -> None:
+    _explains(case, [Bar("device", "kernel", 3, 10, 20)])
+    _explains(case, [Bar("device", "a", 0, 0, 10), Bar("device", "b", 0, 4, 6), Bar("device", "c", 1, 8, 15), Bar("device", "d", 2, 30, 31)])  # two streams
+    _explains(case, [Bar("host", "step", 0, 0, 30), Bar("host", "launch", 0, 2, 5), Bar("device", "k", 0, 4, 8), Bar("host", "wait", 0, 10, 25), Bar("host", "update", 0, 12, 20),
+                     Bar("device", "k", 1, 28, 29), Bar("host", "schedule", 1, 40, 44)])  # fmt: skip
+    _explains(case, [Bar("host", "launch", 0, 0, 6), Bar("device", "k", 0, 6, 7), Bar("host", "build batch", 0, 7, 9), Bar("host", "print", 0, 9, 12), Bar("device", "k", 0, 15, 16)])
+    _explains(case, [Bar("host", "schedule", 0, 0, 50), Bar("host", "launch", 0, 0, 10), Bar("device", "k", 0, 5, 7), Bar("device", "k", 0, 60, 61), Bar("host", "wait", 0, 0, 61)])  # one moment, three bars
+    _explains(case, made_up_trace(4, 1, 10**9, 10**8, 3 * 10**8, 7), large=True)
+    _explains(case, made_up_trace(3, 5, 2, 2, 9)[::-1])  # bars come in any order
+
+
+@check_explain_trace.part("random")
+def _trace_random(case: Case) -> None:
+    for _ in range(25):
+        numbers = (case.randint(0, 12) for _ in range(2))
+        bars = made_up_trace(case.randint(1, 5), case.randint(1, 6), case.randint(1, 10), case.randint(1, 10), *numbers, graph=case.rng.random() < 0.4)
+        for bar in case.rng.sample(bars, len(bars) // 4):  # something else inside, and a second stream
+            left = case.randint(bar.start, bar.end)
+            what = "kernel" if bar.lane == "device" else case.rng.choice(("launch", "wait", "schedule", "build batch", "read mail"))
+            inside = bar._replace(what=what, start=left, end=case.randint(left + 1, bar.end + 1))
+            if all((inside.lane, inside.start, inside.end) != (other.lane, other.start, other.end) for other in bars):
+                bars.append(inside)
+        case.rng.shuffle(bars)
+        _explains(case, bars)
+
+
+def _explains(case: Case, bars: list[Bar], large: bool = False) -> None:
+    if large:
+        got = bounded(case, 100_000, "Microseconds cannot be counted one by one here. Cut the time at the bars' starts and ends.", case.student, bars)
+    else:
+        got = case.call(bars)
+    right = read_trace(bars)
+    told = f"for {len(bars)} bars of {right.elapsed:,} µs: {', '.join(f'{b.lane} {b.what} {b.step} [{b.start}, {b.end})' for b in bars[:7])}{', ...' if len(bars) > 7 else ''}"
+    case.true(isinstance(got, tuple) and len(got) == 3, f"the result is {got!r}, not (busy, gaps, speedup)")
+    busy, gaps, speedup = got
+    case.close(busy, right.busy / right.span, f"busy {told}\n  busy", hint=_why_busy(bars, right, busy))
+    gap_hint = f"Of {right.span} µs between the device's first start and its last end it is idle for {right.span - right.busy}. Each counts for what the host does then: the bar that began last of those that are open; and for 'other' where there is none."
+    case.equal(gaps, right.gaps, f"gaps {told}\n  gaps", hint=gap_hint)
+    case.close(speedup, right.elapsed / right.ahead, f"speedup {told}\n  speedup", hint=_why_speedup(right, speedup))
+
+
+def _why_busy(bars: list[Bar], right: Reading, busy: object) -> str:
+    near = lambda value: isinstance(busy, (int, float)) and abs(busy - value) < 1e-6
+    total = sum(bar.end - bar.start for bar in bars if bar.lane == "device")
+    if near(total / right.span):
+        return f"Two streams at the same time are no more than busy: {right.busy} µs, not {total}."
+    if near(right.busy / right.elapsed):
+        return f"The share is of the time between the device's first start and its last end, {right.span} µs, not of all {right.elapsed}."
+    return f"The device is busy for {right.busy} of {right.span} µs."
+
+
+def _why_speedup(right: Reading, speedup: object) -> str:
+    facts = f"Host work of the steps: {right.host}; the device's: {right.device}. That makes {right.ahead} µs ahead, {right.elapsed} now."
+    near = lambda ahead: isinstance(speedup, (int, float)) and ahead > 0 and abs(speedup - right.elapsed / ahead) < 1e-6
+    if near(sum(max(host, device) for host, device in zip(right.host, right.device))):
+        return f"While the device computes a step, the host works on the next one, not on the same. {facts}"
+    if near(right.ahead - right.host[0]):
+        return f"Nothing can hide the first step's host work. {facts}"
+    if near(one_ahead(right.awake, right.device)):
+        return f"Waiting is no work. {facts}"
+    if near(right.ahead - right.device[-1]):
+        return f"Behind the last step's kernels there is nothing to do, but they take their time too. {facts}"
+    if isinstance(speedup, (int, float)) and abs(speedup - right.span / right.ahead) < 1e-6:
+        return f"It is all of the trace that would take less time, from the first start of any bar on: {right.elapsed} µs, not {right.span}. {facts}"
+    return facts
+
+
+@check_serve_ahead.part("example")
+def _ahead_example(case: Case) -> None:
+    _serves(case, [Ask("A", 5, 0), Ask("B", 3, 0), Ask("C", 2, 0)], 2, {"A": [4, 7, 0], "B": [5, 6, 8], "C": [3, 9]})
+
+
+@check_serve_ahead.part("edges")
+def _ahead_edges(case: Case) -> None:
+    _serves(case, [], 2, {})
+    _serves(case, [Ask("A", 1, 0)], 3, {"A": [5]})
+    _serves(case, [Ask("A", 4, 0)], 1, {"A": [0]})  # stops at once: a step too many
+    _serves(case, [Ask("A", 4, 9)], 1, {"A": [1, 2, 3, 4]})
+    _serves(case, [Ask("A", 3, 7)], 1, {"A": [1, 2, 7]})  # both reasons at once: nothing is launched too many
+    _serves(case, [Ask(name, 1, 0) for name in "ABCDE"], 2, {name: [1] for name in "ABCDE"})
+    _serves(case, [Ask("A", 9, 0), Ask("B", 9, 0)], 1, {"A": [1, 0], "B": [2, 0]})  # B must wait for A's blocks
+    _serves(case, [Ask("A", 3, 0), Ask("B", 3, 5), Ask("C", 3, 0), Ask("D", 2, 0)], 3, {"A": [0], "B": [5], "C": [1, 0], "D": [1, 5]})
+    _serves(case, [Ask("A", 6, 1), Ask("B", 6, 2)], 2, {"A": [2, 2, 1], "B": [1, 1, 1, 2]})  # everybody has an own stop token
+
+
+@check_serve_ahead.part("random")
+def _ahead_random(case: Case) -> None:
+    for _ in range(40):
+        asks = [Ask(f"r{index}", case.randint(1, 8), case.randint(0, 3)) for index in range(case.randint(1, 9))]
+        _serves(case, asks, case.randint(1, 5), {ask.name: [case.randint(0, 6) for _ in range(9)] for ask in asks})
+
+
+def _serves(case: Case, asks: list[Ask], places: int, tokens: dict[str, list[int]]) -> None:
+    tokens = {name: [*said, *[6] * 12] for name, said in tokens.items()}
+    mine, other = FakeRunner(tokens), FakeRunner(tokens)
+    expected = serve_by_the_rules(asks, other, places)
+    with case.hinting(f"{case.hint} The first calls are {_told(other.log[:8])}"):
+        got = case.run(case.student, asks, mine, places)
+    told = f"for {asks} in {places} places"
+    for index, (call, right) in enumerate(zip(mine.log, other.log)):
+        if call != right:
+            before = f" after {_told(mine.log[max(0, index - 3):index])}" if index else ""
+            case.fail(f"call {index} of the runner is {_told([call])}, expected {_told([right])},{before} {told}", hint=_why_call(call, right, mine, index))
+    case.equal(len(mine.log), len(other.log), f"the number of calls of the runner {told}\n  the number of calls",
+               hint=f"The last ones are {_told(other.log[-3:])}. Serve until nobody is left, nothing is in flight, and all blocks are free.")
+    case.equal(got, expected, f"the result {told}\n  the result", hint="A token of a step that was launched before the end was known is dropped. The stop token itself belongs to the output.")
+
+
+def _why_call(call: tuple, right: tuple, runner: FakeRunner, index: int) -> str:
+    if (call[0], right[0]) == ("wait", "launch"):
+        return "The next step is launched first, then the host waits for the one before: so the device always has something to do."
+    if (call[0], right[0]) == ("launch", "wait"):
+        return f"There is nobody to launch in this turn: {', '.join(call[1])} has ended, or has no place. A place is only free when `free` was called."
+    if call[0] == right[0] == "launch":
+        more, fewer = [name for name in call[1] if name not in right[1]], [name for name in right[1] if name not in call[1]]
+        if more:
+            return f"{more[0]} needs no more tokens, or there is no place for it yet. Of max_tokens, count what is in flight too."
+        return f"{fewer[0]} is not known to have ended, and there is a place." if fewer else "In the order in which they entered."
+    if right[0] == "free":
+        return f"{right[1]} has ended and is in no step in flight: its blocks are free now, and somebody may be waiting for them."
+    if call[0] == "free":
+        return f"{call[1]} is freed in the wrong place: at the end of the turn in which no step in flight has it any more, in the order of entering."
+    return "Each turn: admit, launch, wait for the step that the turn before launched, free."
+
+
+def _told(log: list[tuple]) -> str:
+    return ", ".join(f"{name}({', '.join(what) if isinstance(what, list) else what})" for name, what in log)
