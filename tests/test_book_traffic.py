@@ -42,6 +42,12 @@ def load_row(x, row, i, row_stride, width):
 
 
 @triton.jit
+def masked_kernel(x, out, n, OTHER: tl.constexpr):
+    i = tl.arange(0, 8)
+    tl.store(out + i, tl.load(x + i, i < n, OTHER))
+
+
+@triton.jit
 def count_kernel(counts, table, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     tl.atomic_add(counts + tl.load(table + i), 1, i < 3)
@@ -124,6 +130,21 @@ def test_a_view_counts_from_its_own_first_element():
 def test_leaving_a_tensor_is_an_error_that_says_where(launch, said):
     with pytest.raises(OutOfBounds, match=said), record_traffic():
         launch()
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int32])
+def test_masked_lanes_without_other_can_be_poisoned(dtype):
+    import triton.runtime.interpreter as interpreter
+
+    before, x = interpreter.InterpreterBuilder.create_masked_load, torch.ones(8, dtype=dtype)
+    for poison, other, filled in [(False, None, 0), (True, 7, 7), (True, None, math.nan if dtype.is_floating_point else 0)]:
+        out = torch.full((8,), 2, dtype=dtype)
+        with record_traffic(poison=poison) as traffic:
+            masked_kernel[(1,)](x, out, 5, OTHER=other)
+        assert torch.equal(out[:5], x[:5]) and traffic.loads("x")[0].elements.tolist() == [0, 1, 2, 3, 4]
+        torch.testing.assert_close(out[5:], torch.full((3,), filled, dtype=dtype), equal_nan=True)
+    assert interpreter.InterpreterBuilder.create_masked_load is before
 
 
 @interpreted

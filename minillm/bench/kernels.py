@@ -2,7 +2,7 @@
 
 Outputs are compared with the PyTorch twin before anything is timed. On a GPU a candidate is timed by events around
 replays of a CUDA graph, launch cost apart, its inputs rotated among enough copies that none is still in the cache; on
-a CPU by the clock. The limit of a case is the larger of its bytes over the copy bandwidth and its operations over the
+a CPU by the clock, over calls in a row, so that what fits a CPU's cache stays there. The limit of a case is the larger of its bytes over the copy bandwidth and its operations over the
 matrix product rate, both measured in the same run.
 """
 from __future__ import annotations
@@ -72,10 +72,19 @@ def time_case(case: Case, device: torch.device, repeats: int) -> dict[str, measu
     copies = max(1, min(8, L2_BYTES // max(1, case.num_bytes) + 1)) if device.type == "cuda" else 1
     inputs = [case.make() for _ in range(copies)]
     if device.type != "cuda":
-        return measure.interleave({name: lambda run=run: run(*inputs[0]) for name, run in case.candidates.items()}, repeats)
+        return measure.interleave({name: lambda run=run: time_calls(run, inputs[0]) for name, run in case.candidates.items()}, repeats)
     graphs = {name: record(run, inputs) for name, run in case.candidates.items()}
     return measure.interleave({name: lambda replay=replay: time_replays(replay, len(inputs)) for name, replay in graphs.items()},
                               repeats, device=device)
+
+
+def time_calls(run: Callable[..., Tensor], inputs: tuple, seconds: float = 0.02) -> float:
+    """Seconds a call, from as many as take about `seconds`: one of microseconds alone would be lost in the clock."""
+    started, calls = time.perf_counter(), 0
+    while not calls or time.perf_counter() - started < seconds:
+        run(*inputs)
+        calls += 1
+    return (time.perf_counter() - started) / calls
 
 
 def record(run: Callable[..., Tensor], inputs: list[tuple]) -> Callable[[], None]:

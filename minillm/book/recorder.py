@@ -59,8 +59,9 @@ class Access:
 class Recorder:
     """Stands in for the interpreter's native functions while `in_place()` lasts; `launches` and `accesses` fill up."""
 
-    def __init__(self, interpreter, launches: list[Launch], accesses: list[Access]) -> None:
+    def __init__(self, interpreter, launches: list[Launch], accesses: list[Access], poison: bool = False) -> None:
         self.interpreter = interpreter
+        self.poison = poison
         self.launches = launches
         self.accesses = accesses
         self.native = interpreter._interpreter
@@ -82,6 +83,9 @@ class Recorder:
             (executor, "_init_args_hst", self.around_arguments(executor._init_args_hst)),
             (executor, "__call__", self.around_launch(executor.__call__)),
         ]
+        if self.poison:
+            builder = self.interpreter.InterpreterBuilder
+            hooks.append((builder, "create_masked_load", self.around_masked_load(builder.create_masked_load)))
         before = [(owner, name, getattr(owner, name)) for owner, name, _ in hooks]
         try:
             for owner, name, hook in hooks:
@@ -122,6 +126,17 @@ class Recorder:
             return host_args, host_kwargs
 
         return arguments
+
+    def around_masked_load(self, load: Callable) -> Callable:
+        """InterpreterBuilder.create_masked_load, which fills masked lanes without `other` with zeros: here, with NaN."""
+
+        def masked_load(builder, addresses, mask, other, *rest, **options):
+            loaded = load(builder, addresses, mask, other, *rest, **options)
+            if other is None and np.issubdtype(loaded.data.dtype, np.floating):
+                loaded.data = np.where(mask.data, loaded.data, loaded.data.dtype.type(np.nan))
+            return loaded
+
+        return masked_load
 
     def convert(self, argument):
         """_implicit_cvt, which turns an argument into what the kernel sees: for a tensor, a pointer."""

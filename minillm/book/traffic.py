@@ -83,17 +83,20 @@ class Traffic:
 
 
 @contextlib.contextmanager
-def record_traffic() -> Iterator[Traffic]:
+def record_traffic(*, poison: bool = False) -> Iterator[Traffic]:
     """Record every access of the kernels launched in this block, and check its bounds.
 
     Raises RuntimeError where kernels are not interpreted (`count_traffic` counts there too), and, out of the launch,
     OutOfBounds when a program leaves a tensor: a view ends where its own elements end, not where its storage does.
+
+    poison: lanes that a load masks without an `other` hold NaN (float16 to float64). On a GPU what they hold is undefined;
+    the interpreter alone makes it 0.
     """
     if MODE != "interpreted":
         raise RuntimeError(f"Triton is {MODE} here; traffic is recorded in its interpreter (TRITON_INTERPRET=1): use count_traffic")
     interpreter = importlib.import_module("triton.runtime.interpreter")
     traffic = Traffic()
-    with Recorder(interpreter, traffic.launches, traffic.accesses).in_place():
+    with Recorder(interpreter, traffic.launches, traffic.accesses, poison).in_place():
         yield traffic
 
 

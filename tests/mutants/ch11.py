@@ -3,6 +3,9 @@ from minillm.book.proofs import Mutant
 
 MUTANTS = {
     "tile_traffic": [
+        Mutant("bytes as a float", replace=("return best, cost(best)[0]", "return best, float(cost(best)[0])"), expect="Bytes are whole numbers"),
+        Mutant("a tile that is a list", replace=("return best, cost(best)[0]", "return list(best), cost(best)[0]"), expect="with a tile of the list as it stands there"),
+        Mutant("sorts the caller's list", replace=("    if not fitting:", "    tiles.sort()\n    if not fitting:"), expect="sorted(tiles) makes a new one"),
         Mutant("masked lanes are loaded too", replace=("itemsize * (m * k * columns + k * n * rows)", "itemsize * steps * tile_k * rows * columns * (tile_m + tile_n)"),
                expect="At the edges masked lanes load nothing"),
         Mutant("rows and columns changed over", replace=("m * k * columns + k * n * rows", "m * k * rows + k * n * columns"), expect="bytes_loaded with the tile"),
@@ -21,6 +24,8 @@ MUTANTS = {
         Mutant("nothing fits, and it says so loudly", replace=("        return None\n", "        raise ValueError('no tile fits')\n"), expect="raised ValueError"),
     ],
     "snake_order": [
+        Mutant("divmod", replace=("row, column = within // width, within % width", "row, column = divmod(within, width)"), expect="calls divmod"),
+        Mutant("by way of a float", replace=("number = program // (tiles_m * group)", "number = int(program / (tiles_m * group))"), expect="divides with /"),
         Mutant("groups of rows", source='''
 def snake_tile(program, tiles_m, tiles_n, group):
     number = program // (tiles_n * group)
@@ -49,7 +54,7 @@ def snake_tile(program, tiles_m, tiles_n, group):
     if row % 2 == 1:
         column = width - 1 - column
     return row, first + column
-''', expect="expected (3, 3)"),
+''', expect="count the rows of a group in the order taken"),
         Mutant("turns at the group's full width", replace=("column = width - 1 - column", "column = group - 1 - column"), expect="The last group may be narrower"),
         Mutant("column and row", replace=("return row, first + column", "return first + column, row"), expect="snake_order: example"),
         Mutant("divides with a slash", replace=("within // width, within % width", "within / width, within % width"), expect="Divide with //"),
@@ -66,6 +71,7 @@ def snake_tile(program, tiles_m, tiles_n, group):
 ''', expect="without going through those before it"),
     ],
     "split_k": [
+        Mutant("masked lanes without other", replace=('(rows < m)[:, None] & (inner < k)[None, :], 0.0)', '(rows < m)[:, None] & (inner < k)[None, :])'), expect="what it holds is undefined unless tl.load has an `other`, 0.0"),
         Mutant("forgets where k ends in a", replace=("(rows < m)[:, None] & (inner < k)[None, :], 0.0)\n        right", "(rows < m)[:, None], 0.0)\n        right"),
                expect="A lane outside of the matrix needs a mask"),
         Mutant("forgets where k ends in both", replace=("(inner < k)[None, :], 0.0)\n        right = tl.load(b + inner[:, None] * n + columns[None, :], (inner < k)[:, None] & ",
@@ -73,7 +79,7 @@ def snake_tile(program, tiles_m, tiles_n, group):
         Mutant("no mask on the columns", replace=("(inner < k)[:, None] & (columns < n)[None, :], 0.0)", "(inner < k)[:, None], 0.0)"), expect="A lane outside of the matrix needs a mask"),
         Mutant("drops the last tile of k", replace=("tiles = tl.cdiv(k, TILE)", "tiles = k // TILE"), expect="The last tile may be narrower"),
         Mutant("the longer slices last", replace=("    first = number * each + tl.minimum(number, longer)\n    last = (number + 1) * each + tl.minimum(number + 1, longer)\n",
-               "    first = number * tiles // num_slices\n    last = (number + 1) * tiles // num_slices\n"), expect="Of the slices of K, the longer ones come first"),
+               "    first = number * tiles // num_slices\n    last = (number + 1) * tiles // num_slices\n"), expect="Of the slices of k, the longer ones come first"),
         Mutant("equal slices only", replace=("    first = number * each + tl.minimum(number, longer)\n    last = (number + 1) * each + tl.minimum(number + 1, longer)\n",
                "    first = number * each\n    last = first + each\n"), expect="never loads"),
         Mutant("slices as long as the first", replace=("    first = number * each + tl.minimum(number, longer)\n    last = (number + 1) * each + tl.minimum(number + 1, longer)\n",
@@ -122,6 +128,11 @@ def split_k_matmul(a, b, num_splits):
 ''', expect="launch 1, zero_kernel, has 2 programs"),
     ],
     "last_tile": [
+        Mutant("halves into the product", replace=('tl.dot(left, right, total, input_precision="ieee")', "tl.dot(left.to(tl.float16), right.to(tl.float16), total)"), expect="Tiles go into tl.dot as they were loaded"),
+        Mutant("bfloat16 on the way", replace=("tl.dot(left, right, total", "tl.dot(left.to(tl.bfloat16).to(tl.float32), right.to(tl.bfloat16).to(tl.float32), total"), expect="Tiles go into tl.dot as they were loaded"),
+        Mutant("rounds after every turn", replace=('total, input_precision="ieee")', 'total, input_precision="ieee").to(a.dtype.element_ty).to(tl.float32)'), expect="2049 is no float16"),
+        Mutant("tl.where after a load without a mask on k", replace=("(rows < m)[:, None] & (inner < k - start)[None, :], 0.0)\n", "(rows < m)[:, None], 0.0)\n        left = tl.where((inner < k - start)[None, :], left, 0.0)\n"), expect="not a tl.where afterwards"),
+        Mutant("masked lanes without other", replace=('(rows < m)[:, None] & (inner < k - start)[None, :], 0.0)', '(rows < m)[:, None] & (inner < k - start)[None, :])'), expect="what it holds is undefined unless tl.load has an `other`, 0.0"),
         Mutant("the broken one", replace=("for start in range(0, k, TILE):", "for start in range(0, k // TILE * TILE, TILE):"), expect="never loads a[0, 32] (128 of 640 elements are missing)"),
         Mutant("one turn more, the masks as they were", replace=("        left = tl.load(a_tile, (rows < m)[:, None] & (inner < k - start)[None, :], 0.0)\n        right = tl.load(b_tile, (inner < k - start)[:, None]",
                "        left = tl.load(a_tile, (rows < m)[:, None] & (inner < k)[None, :], 0.0)\n        right = tl.load(b_tile, (inner < k)[:, None]"), expect="A lane outside of the matrix needs a mask"),
@@ -134,6 +145,8 @@ def repaired_matmul(a, b):
 ''', expect="a torch operation read or wrote numbers"),
     ],
     "fused_epilogue": [
+        Mutant("halves into the product", replace=("gate = tl.dot(left, tl.load(weight, inside, 0.0), gate", "gate = tl.dot(left.to(tl.float16), tl.load(weight, inside, 0.0).to(tl.float16), gate"), expect="rounded too early"),
+        Mutant("masked lanes without other", replace=('(rows < m)[:, None] & (inner < k)[None, :], 0.0)', '(rows < m)[:, None] & (inner < k)[None, :])'), expect="what it holds is undefined unless tl.load has an `other`, 0.0"),
         Mutant("up and gate changed over", replace=("gate / (1 + tl.exp(-gate)) * up", "up / (1 + tl.exp(-up)) * gate"), expect="the gate is the first half of the rows"),
         Mutant("without silu", replace=("gate / (1 + tl.exp(-gate)) * up", "gate * up"), expect="the output"),
         Mutant("sigmoid in place of silu", replace=("gate / (1 + tl.exp(-gate)) * up", "up / (1 + tl.exp(-gate))"), expect="the output"),

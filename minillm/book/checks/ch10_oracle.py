@@ -102,7 +102,7 @@ def record(case: Case, launcher: Callable, args: tuple) -> tuple[Traffic, OutOfB
             outside = error
         except Exception as error:  # the interpreter wraps what a kernel raised: the student wants to see that
             raised = error
-            if isinstance(innermost(error), NotImplementedError):
+            if not_written(innermost(error)):
                 raise innermost(error) from error
 
     with record_traffic() as traffic, OutsideLaunches() as torch_traffic, np.errstate(all="ignore"):
@@ -129,14 +129,24 @@ def innermost(error: Exception) -> Exception:
     return error
 
 
+def not_written(error: Exception) -> bool:
+    """Whether this is the NotImplementedError of a stub, and not one of Triton's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, NotImplementedError) and (not frames or not frames[-1].filename.startswith(_others()))
+
+
+def _others() -> tuple[str, ...]:
+    """Where the code lies that is not the student's: installed packages, Python's own library, this package."""
+    return tuple(str(Path(file).parents[up]) for file, up in ((np.__file__, 1), (traceback.__file__, 0), (__file__, 2)))
+
+
 def own_line(error: BaseException) -> str:
     """The last line of the student's own code that an error came through, before the interpreter wrapped it and since."""
-    others = tuple(str(Path(file).parents[up]) for file, up in ((np.__file__, 1), (traceback.__file__, 0), (__file__, 2)))
     frames = []
     while error is not None:
         frames += traceback.extract_tb(error.__traceback__)
         error = error.__cause__
-    own = [frame for frame in frames if not frame.filename.startswith(others)]
+    own = [frame for frame in frames if not frame.filename.startswith(_others())]
     line = own[-1].line.strip() if own and own[-1].line else ""
     return f"It happened in {own[-1].name}, line {own[-1].lineno} of the cell{line and ': '}{line}" if own else ""
 

@@ -5,6 +5,10 @@ The references are in `ch11_oracle`; `ch11_launches` runs kernels in the interpr
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
+
 import torch
 
 from minillm.book.checks import Case, Checker
@@ -63,15 +67,17 @@ def _traffic_random(case: Case) -> None:
 
 def _chooses(case: Case, m: int, n: int, k: int, itemsize: int, tiles: list[Tile], num_stages: int, shared_limit: int) -> None:
     expected = chosen_tile(m, n, k, itemsize, tiles, num_stages, shared_limit)
-    got = case.call(m, n, k, itemsize, tiles, num_stages, shared_limit)
+    with case.hinting(f"{case.hint} No argument may change: tiles.sort() sorts the caller's list, sorted(tiles) makes a new one."):
+        got = case.call(m, n, k, itemsize, tiles, num_stages, shared_limit)
     told = f"for m={m}, n={n}, k={k}, itemsize={itemsize}, num_stages={num_stages}, shared_limit={shared_limit:,}"
     if expected is None:
         need = [num_stages * (bm + bn) * bk * itemsize for bm, bn, bk in tiles]
         case.true(got is None, f"the result is {got!r} {told}; expected None", hint=f"No tile fits: they need {need} bytes of shared memory." if need else "There is no tile to choose.")
         return
-    case.true(isinstance(got, tuple) and len(got) == 2 and tuple(got[0]) in tiles, f"the result is {got!r} {told}; expected (tile, bytes_loaded)",
+    case.true(isinstance(got, tuple) and len(got) == 2 and got[0] in tiles, f"the result is {got!r} {told}; expected (tile, bytes_loaded), with a tile of the list as it stands there",
               hint=f"One of the tiles fits into shared memory: {expected[0]} needs {num_stages * (expected[0][0] + expected[0][1]) * expected[0][2] * itemsize:,} bytes.")
-    mine, right = tuple(got[0]), expected[0]
+    mine, right = got[0], expected[0]
+    case.is_a(got[1], int, f"bytes_loaded {told}", hint="Bytes are whole numbers: divide with //, not with /.")
     case.equal(got[1], walked_bytes(m, n, k, mine, itemsize), f"bytes_loaded with the tile {mine} {told}\n  bytes_loaded",
                hint=f"The grid has {-(-m // mine[0])} rows and {-(-n // mine[1])} columns of tiles. At the edges masked lanes load nothing; each program loads all of K.")
     if mine != right:
@@ -97,7 +103,9 @@ def _interpreted(case: Case, m: int, n: int, k: int, tile: Tile) -> None:
 
 @check_snake_order.part("example")
 def _snake_example(case: Case) -> None:
+    _whole_only(case)
     _snakes(case, 3, 5, 2)
+    _snakes(case, 4, 5, 2)
 
 
 @check_snake_order.part("edges")
@@ -116,6 +124,18 @@ def _snake_edges(case: Case) -> None:
 def _snake_random(case: Case) -> None:
     for _ in range(40):
         _snakes(case, case.randint(1, 12), case.randint(1, 12), case.randint(1, 6))
+
+
+def _whole_only(case: Case) -> None:
+    """No `/` and no `divmod` in the function: a kernel calls it later."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(case.student)))
+    except (OSError, TypeError, SyntaxError):
+        return  # no text to look at: its results are judged all the same
+    hint = "Divide with //, so that whole numbers stay whole. The function becomes part of a kernel, and Triton has to compile it."
+    for node in ast.walk(tree):
+        case.true(not isinstance(getattr(node, "op", None), ast.Div), f"{case.student.__name__} divides with /", hint=hint)
+        case.true(not (isinstance(node, ast.Name) and node.id == "divmod"), f"{case.student.__name__} calls divmod", hint=f"// and % instead. {hint}")
 
 
 def _snakes(case: Case, tiles_m: int, tiles_n: int, group: int) -> None:
@@ -137,8 +157,9 @@ def _snakes(case: Case, tiles_m: int, tiles_n: int, group: int) -> None:
         rooms = [room for room in range(2, tiles_m + tiles_n) if strips_loaded(order, room) > strips_loaded(expected, room)]
         costs = [f" A cache of {room} strips loads {strips_loaded(order, room)} in your order, {strips_loaded(expected, room)} in this one." for room in rooms[:1]]
         case.call(wrong, tiles_m, tiles_n, group)  # the last of the calls that the message shows
+        turn = "The row is right, so it is the direction: count the rows of a group in the order taken. " if order[wrong][0] == expected[wrong][0] else ""
         case.fail(f"program {wrong} gets tile {order[wrong]} {told}; expected {expected[wrong]}, after {expected[max(wrong - 3, 0):wrong]}",
-                  hint=f"It is in group {expected[wrong][1] // group}, counted from 0. All tiles are there, each once.{''.join(costs)}")
+                  hint=f"{turn}It is in group {expected[wrong][1] // group}, counted from 0. All tiles are there, each once.{''.join(costs)}")
     case.equal(strips_loaded(order, 3), strips_loaded(expected, 3))
 
 
@@ -173,7 +194,7 @@ def _splits(case: Case, m: int, n: int, k: int, num_splits: int, *, whole: bool 
     inner, told = slices(k, num_splits, TILE), f"for m={m}, n={n}, k={k}, num_splits={num_splits}"
     got, traffic = launch(case, a, b, num_splits)
     case.equal(len(traffic.launches), 2, f"the number of launches {told}\n  the number of launches", hint="One kernel multiplies, one adds the partial sums.")
-    cut = f"{told} (slices of K: {', '.join(f'{r[0]}–{r[-1]}' for r in inner)})"
+    cut = f"{told} (slices of k: {', '.join(f'{r[0]}–{r[-1]}' for r in inner)})"
     partials = Matrix("partials", (len(inner), m, n), 4, lambda key, part: key[0] * m * n + offsets(part.rows, part.cols, n))
     judge_programs(case, traffic, 0, parts(m, n, inner, TILE), _factors(m, n, k, dtype), partials, cut)
     judge_sum(case, traffic, 1, partials.shape, dtype.itemsize, told)
@@ -182,16 +203,22 @@ def _splits(case: Case, m: int, n: int, k: int, num_splits: int, *, whole: bool 
 
 
 def _in_order(case: Case, dtype: torch.dtype, sums: list[int], told: str) -> None:
-    """One row times one column, where slice s adds up to sums[s]: the order of the sum shows."""
+    """In which order, and in which dtype, the partial sums are added."""
+    a, b, expected = _one_output(dtype, sums)
+    got, _ = launch(case, a, b, len(sums))
+    only_values(case, got, expected.to(dtype), f"where the partial sums are {sums} ({str(dtype)[6:]})",
+                hint=f"From the first to the last, in float32, that gives {expected.item():g}; {told}.")
+
+
+def _one_output(dtype: torch.dtype, sums: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A row, a column, and their product in float32 [1, 1], where tile s of k adds up to sums[s]: the order of the sum shows."""
     a, b = torch.zeros(1, TILE * len(sums), dtype=dtype), torch.zeros(TILE * len(sums), 1, dtype=dtype)
     expected = torch.zeros(1, dtype=torch.float32)
     for s, value in enumerate(sums):
         factor = 64 if abs(value) == 2048 else 4096 if abs(value) > 1 else 1
         a[0, s * TILE], b[s * TILE, 0] = value // factor, factor
         expected += value
-    got, _ = launch(case, a, b, len(sums))
-    only_values(case, got, expected.to(dtype).view(1, 1), f"where the partial sums are {sums} ({str(dtype)[6:]})",
-                hint=f"From the first to the last, in float32, that gives {expected.item():g}; {told}.")
+    return a, b, expected.view(1, 1)
 
 
 @check_last_tile.part("example")
@@ -204,20 +231,26 @@ def _last_edges(case: Case) -> None:
     for m, n, k in ((16, 16, 32), (16, 16, 5), (3, 18, 17), (33, 1, 31), (1, 1, 1)):
         _multiplies(case, m, n, k)
     _multiplies(case, 20, 20, 47, torch.float16)
+    _multiplies(case, 9, 17, 40, whole=False)
+    a, b, expected = _one_output(torch.float16, [2048, 1, 1])
+    got, _ = launch(case, a, b)
+    only_values(case, got, expected.half(), "where the tiles of k add up to 2048, 1 and 1 (float16)",
+                hint="2049 is no float16: the sum stays in float32 through all turns of the loop, and is rounded once, by the store.")
 
 
 @check_last_tile.part("random")
 def _last_random(case: Case) -> None:
-    for dtype in (torch.float32, torch.float16, torch.float32):
-        _multiplies(case, case.randint(1, 40), case.randint(1, 40), case.randint(1, 70), dtype)
+    for dtype, whole in ((torch.float32, True), (torch.float16, True), (torch.float32, False)):
+        _multiplies(case, case.randint(1, 40), case.randint(1, 40), case.randint(1, 70), dtype, whole=whole)
 
 
-def _multiplies(case: Case, m: int, n: int, k: int, dtype: torch.dtype = torch.float32) -> None:
-    a, b, told = whole_numbers(case, m, k, dtype=dtype), whole_numbers(case, k, n, dtype=dtype), f"for m={m}, n={n}, k={k}"
+def _multiplies(case: Case, m: int, n: int, k: int, dtype: torch.dtype = torch.float32, *, whole: bool = True) -> None:
+    make = whole_numbers if whole else lambda case, *shape, dtype: case.randn(*shape).to(dtype)
+    a, b, told = make(case, m, k, dtype=dtype), make(case, k, n, dtype=dtype), f"for m={m}, n={n}, k={k}"
     got, traffic = launch(case, a, b)
     case.equal(len(traffic.launches), 1, f"the number of launches {told}\n  the number of launches", hint="A kernel is launched by kernel[grid](arguments), once.")
     judge_programs(case, traffic, 0, parts(m, n, [range(k)], TILE), _factors(m, n, k, dtype), _output(m, n, dtype), told)
-    only_values(case, got, (a.double() @ b.double()).to(dtype), told)
+    only_values(case, got, (a.double() @ b.double()).to(dtype), told, exact=whole)
 
 
 @check_fused_epilogue.part("example")
