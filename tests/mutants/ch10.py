@@ -2,9 +2,29 @@
 from minillm.book.proofs import Mutant
 
 _OUTSIDE = "mask the lanes that lie outside"
+_WORD_EACH = '''
+def dequantize(packed, scales, zeros, out, group):
+    kernel[scales.shape](packed, scales, zeros, out, packed.stride(0), scales.shape[1], out.shape[1], group, BLOCK=next_power_of_2(group))
+
+
+@triton.jit
+def kernel(packed, scales, zeros, out, row_stride, num_groups, width, group, BLOCK: tl.constexpr):
+    row, number, lane = tl.program_id(0), tl.program_id(1), tl.arange(0, BLOCK)
+    scale = tl.load(scales + row * num_groups + number).to(tl.float32)
+    zero = tl.load(zeros + row * num_groups + number).to(tl.int32)
+    column = number * group + lane
+    inside = (lane < group) & (column < width)
+    q = (tl.load(packed + row * row_stride + column // 4, inside, 0) >> (8 * (column % 4))) & 0xFF
+    tl.store(out + row * width + column, (q - zero) * scale, inside)
+'''
+_BYTES = _WORD_EACH.replace("):\n    kernel[", "):\n    packed = packed.view(torch.uint8)\n    kernel[").replace(
+    "(tl.load(packed + row * row_stride + column // 4, inside, 0) >> (8 * (column % 4))) & 0xFF", "tl.load(packed + row * row_stride + column, inside, 0).to(tl.int32)")
 
 MUTANTS = {
     "gated": [
+        Mutant("copies what another has put there", replace=("    tl.store(out + index, gate * tl.sigmoid(1.702 * gate) * (up + 1), inside)", "    tl.store(out + index, tl.load(out + index, inside, 0.0), inside)"), expect="the kernel loads numbers of out"),
+        Mutant("no grid", replace=("gated_kernel[(triton.cdiv(num_outputs, 128),)](x,", "gated_kernel(x,"), expect="A kernel is launched with a grid"),
+        Mutant("a pointer with an index", replace=("tl.load(x + 2 * index, inside, 0.0)", "tl.load(x[2 * index], inside, 0.0)"), expect="A pointer has no elements"),
         Mutant("no mask on the load", replace=("tl.load(x + 2 * index, inside, 0.0)", "tl.load(x + 2 * index)"), expect=_OUTSIDE),
         Mutant("no mask on the store", replace=("* (up + 1), inside)", "* (up + 1))"), expect=_OUTSIDE),
         Mutant("a mask off by one", replace=("index < num_outputs", "index <= num_outputs"), expect=_OUTSIDE),
@@ -45,8 +65,7 @@ def gated_kernel(x, out, num_outputs, limit, BLOCK: tl.constexpr):
 def gated(x, out, limit):
     gated_kernel[(triton.cdiv(out.numel(), 128),)](x, out, out.numel(), limit, BLOCK=128)
 ''', expect="more than one rounding"),
-        Mutant("loads the gate again for the product", replace=("gate * tl.sigmoid(1.702 * gate)", "tl.minimum(tl.load(x + 2 * index, inside, 0.0).to(tl.float32), limit) * tl.sigmoid(1.702 * gate)"),
-               expect="x[0, 0] was loaded 2 times, by program (0, 0, 0); expected once"),
+        Mutant("loads the gate again for the product", replace=("gate * tl.sigmoid(1.702 * gate)", "tl.minimum(tl.load(x + 2 * index, inside, 0.0).to(tl.float32), limit) * tl.sigmoid(1.702 * gate)"), expect="x[0, 0] was loaded 2 times, by program (0, 0, 0); expected once"),
         Mutant("programs overlap", replace=("tl.program_id(0) * BLOCK", "tl.program_id(0) * (BLOCK // 2)"), expect="was never stored"),
         Mutant("programs overlap, and there are enough of them", source='''
 @triton.jit
@@ -67,8 +86,7 @@ def gated(x, out, limit):
     out.copy_(gate * torch.sigmoid(1.702 * gate) * (up + 1))
 ''', expect="no Triton kernel was launched"),
         Mutant("torch does half of it", replace=("    num_outputs = out.numel()\n", "    x, num_outputs = x.clamp(max=limit), out.numel()\n"), expect="a torch operation read or wrote numbers: clamp"),
-        Mutant("a launch for each row", replace=("    gated_kernel[(triton.cdiv(num_outputs, 128),)](x, out, num_outputs, limit, BLOCK=128)",
-               "    for row in range(len(x)):\n        gated_kernel[(triton.cdiv(out.shape[1], 128),)](x[row], out[row], out.shape[1], limit, BLOCK=128)"), expect="kernels were launched, expected 1"),
+        Mutant("a launch for each row", replace=("    gated_kernel[(triton.cdiv(num_outputs, 128),)](x, out, num_outputs, limit, BLOCK=128)", "    for row in range(len(x)):\n        gated_kernel[(triton.cdiv(out.shape[1], 128),)](x[row], out[row], out.shape[1], limit, BLOCK=128)"), expect="kernels were launched, expected 1"),
         Mutant("the package's", source='''
 from minillm.kernels.activation import silu_mul
 
@@ -97,9 +115,7 @@ def kernel(x, positions, table, token_stride, head_stride, num_heads, num_pairs,
 ''', expect="half-split layout"),
         Mutant("turns clockwise", replace=("tl.store(first, a * cos - b * sin, inside)\n    tl.store(first + 1, a * sin + b * cos, inside)",
                                            "tl.store(first, a * cos + b * sin, inside)\n    tl.store(first + 1, b * cos - a * sin, inside)"), expect="the other way round"),
-        Mutant("stores a before it loads b", replace=("    b = tl.load(first + 1, inside).to(tl.float32)\n    tl.store(first, a * cos - b * sin, inside)\n",
-               "    tl.store(first, a * cos - tl.load(first + 1, inside).to(tl.float32) * sin, inside)\n    a = tl.load(first, inside).to(tl.float32)\n    b = tl.load(first + 1, inside).to(tl.float32)\n"),
-               expect="x is wrong"),
+        Mutant("stores a before it loads b", replace=("    b = tl.load(first + 1, inside).to(tl.float32)\n    tl.store(first, a * cos - b * sin, inside)\n", "    tl.store(first, a * cos - tl.load(first + 1, inside).to(tl.float32) * sin, inside)\n    a = tl.load(first, inside).to(tl.float32)\n    b = tl.load(first + 1, inside).to(tl.float32)\n"), expect="x is wrong"),
         Mutant("counts positions instead of reading them", replace=("position = tl.load(positions + token)", "position = token"), expect="not at its own number"),
         Mutant("a program for each head", source='''
 def rotate_pairs(x, positions, table):
@@ -200,21 +216,8 @@ def kernel(x, positions, table, token_stride, head_stride, num_heads, num_pairs,
 ''', expect="Each pair has an angle of its own"),
     ],
     "dequantize": [
-        Mutant("a word for each weight", source='''
-def dequantize(packed, scales, zeros, out, group):
-    kernel[scales.shape](packed, scales, zeros, out, packed.stride(0), scales.shape[1], out.shape[1], group, BLOCK=next_power_of_2(group))
-
-
-@triton.jit
-def kernel(packed, scales, zeros, out, row_stride, num_groups, width, group, BLOCK: tl.constexpr):
-    row, number, lane = tl.program_id(0), tl.program_id(1), tl.arange(0, BLOCK)
-    scale = tl.load(scales + row * num_groups + number).to(tl.float32)
-    zero = tl.load(zeros + row * num_groups + number).to(tl.int32)
-    column = number * group + lane
-    inside = (lane < group) & (column < width)
-    q = (tl.load(packed + row * row_stride + column // 4, inside, 0) >> (8 * (column % 4))) & 0xFF
-    tl.store(out + row * width + column, (q - zero) * scale, inside)
-''', expect="packed[0, 0] was loaded 4 times, by program (0, 0, 0); expected once"),
+        Mutant("a word for each weight", source=_WORD_EACH, expect="packed[0, 0] was loaded 4 times, by program (0, 0, 0); expected once"),
+        Mutant("bytes in place of words", source=_BYTES, expect="in pieces of 1 bytes; expected words of 4"),
         Mutant("a scale for each weight", source='''
 def dequantize(packed, scales, zeros, out, group):
     width = out.shape[1]
@@ -276,17 +279,15 @@ repaired_log_softmax = broken_log_softmax
         Mutant("one too few", replace=("column < num_tokens", "column < num_tokens - 1"), expect="out[0, 4] was never stored"),
         Mutant("a small number instead of none", replace=('float("-inf")', "-10000.0"), expect="a row far below zero"),
         Mutant("the smallest float16", replace=('float("-inf")', "-65504.0"), expect="a row far below zero"),
-        Mutant("no maximum", replace=("    x = x - tl.max(x, 0)\n", ""), expect="a row far"),
+        Mutant("no maximum", replace=("    x = x - tl.max(x, 0)\n", ""), expect="must be subtracted before exp"),
         Mutant("the sum without its logarithm", replace=("tl.log(tl.sum(tl.exp(x), 0))", "tl.sum(tl.exp(x), 0)"), expect="out is wrong"),
-        Mutant("loads once for the maximum and once for the sum", replace=("    x = x - tl.max(x, 0)\n",
-               '    x = x - tl.max(tl.load(logits + row * num_tokens + column, mask, float("-inf")).to(tl.float32), 0)\n'), expect="logits[0, 0] was loaded 2 times, by program (0, 0, 0); expected once"),
+        Mutant("loads once for the maximum and once for the sum", replace=("    x = x - tl.max(x, 0)\n", '    x = x - tl.max(tl.load(logits + row * num_tokens + column, mask, float("-inf")).to(tl.float32), 0)\n'), expect="logits[0, 0] was loaded 2 times, by program (0, 0, 0); expected once"),
         Mutant("pads with torch", source='''
 def repaired_log_softmax(logits, out):
     wide = torch.nn.functional.pad(logits, (0, 1), value=-torch.inf)
     out.copy_(wide.float().log_softmax(-1)[:, :-1])
 ''', expect="no Triton kernel was launched"),
-        Mutant("writes what it loaded", replace=("tl.store(out + row * num_tokens + column, x - tl.log(tl.sum(tl.exp(x), 0)), mask)",
-               "tl.store(logits + row * num_tokens + column, x - tl.log(tl.sum(tl.exp(x), 0)), mask)"), expect="logits"),
+        Mutant("writes what it loaded", replace=("tl.store(out + row * num_tokens + column, x - tl.log(tl.sum(tl.exp(x), 0)), mask)", "tl.store(logits + row * num_tokens + column, x - tl.log(tl.sum(tl.exp(x), 0)), mask)"), expect="logits"),
         Mutant("the package's softmax and a logarithm", source='''
 from minillm.kernels.softmax import softmax
 

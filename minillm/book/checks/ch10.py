@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch10_oracle import (Watched, dequantized, gated_reference, poisoned, rotated, unpacked)
+from minillm.book.checks.ch10_oracle import Watched, dequantized, first, gated_reference, poisoned, rotated, unpacked
 from minillm.book.traffic import OutOfBounds, record_traffic
 
 __all__ = ["check_dequantize", "check_gated", "check_repair_log_softmax", "check_rotate_pairs", "watch"]
@@ -113,7 +113,7 @@ def _rotates(case: Case, x: Tensor, places: list[int], table: Tensor, base: Tens
     base = x if base is None else base
     outside, before = torch.ones_like(base), base.clone()
     outside.as_strided(x.shape, x.stride(), x.storage_offset())[...] = 0
-    seen = Watched(case, case.student, (x, positions, table), {"x": x, "positions": positions, "table": table}, writes=("x",))
+    seen = Watched(case, case.student, (x, positions, table), {"x": x, "positions": positions, "table": table}, writes=("x",), reads=("x",))
     _close(case, x, rotated(old, positions, table), "x", {
         "Nothing has changed. The result belongs where x was: in place.": lambda: old.double(),
         "This is chapter 02's half-split layout. Here neighbours turn together: 2i and 2i + 1.": lambda: rotated(old, positions, table, neighbours=False),
@@ -180,6 +180,9 @@ def _dequantizes(case: Case, weights: Tensor, scales: Tensor, zeros: Tensor, gro
     scales, zeros, out = scales.to(dtype), zeros.to(torch.uint8), poisoned(rows, width, dtype=dtype)
     seen = Watched(case, case.student, (packed, scales, zeros, out, group),
                    {"packed": packed, "scales": scales, "zeros": zeros, "out": out}, writes=("out",))  # fmt: skip
+    sizes = {access.itemsize for access in seen.accesses("packed", "load")}
+    case.true(sizes <= {4}, f"the kernel loads packed in pieces of {', '.join(map(str, sorted(sizes)))} bytes; expected words of 4",
+              hint="To take a word apart is the exercise: packed stays int32, without .view(torch.uint8), and the kernel shifts.")
     seen.written("out")
     _close(case, out, dequantized(unpacked(packed), scales, zeros, group), "out", {
         "The first weight is in the lowest 8 bits of its word, not in the highest.": lambda: dequantized(unpacked(packed, reverse=True), scales, zeros, group),
@@ -238,6 +241,9 @@ def _repairs(case: Case, logits: Tensor, told: str = "") -> None:
     lanes = 1 << (logits.shape[1] - 1).bit_length()
     empty = f"{lanes} lanes for {logits.shape[1]} logits: what do the other {lanes - logits.shape[1]} bring into the maximum, and into the sum?"
     wanted = logits.double().log_softmax(-1)
+    if (place := first((out.isinf() & wanted.isfinite()).numpy())) is not None:
+        case.fail(f"out{list(place)} is {out[place].item()}, expected {wanted[place].item():g}{told and f': {told}'}",
+                  hint="e^89 is more than float32 holds, e^-104 is 0, and log 0 is -inf: the row's maximum must be subtracted before exp.")
     _close(case, out, wanted, "out", {}, hint=f"{told}{': ' if told else ''}{empty if lanes > logits.shape[1] else case.hint}")
     seen.minimum("out", "store", hint=_TWICE)
     seen.minimum("logits", "load", hint=f"Columns 0 to {logits.shape[1] - 1} belong to a row, and one load has them all: they stay in the program's variables.")

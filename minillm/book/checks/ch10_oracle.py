@@ -23,10 +23,12 @@ STRIDE = "A view: its rows lie further apart than they are long. How far, its st
 class Watched:
     """One call of a launcher: what its kernel loaded and stored, of the tensors that it was given.
 
-    tensors: name -> tensor, for the messages; `writes` are those that the statement lets it write.
+    tensors: name -> tensor, for the messages; `writes` are those that the statement lets it write, `reads`
+    those of them that it reads too.
     """
 
-    def __init__(self, case: Case, launcher: Callable, args: tuple, tensors: dict[str, Tensor], writes: tuple[str, ...]):
+    def __init__(self, case: Case, launcher: Callable, args: tuple, tensors: dict[str, Tensor], writes: tuple[str, ...],
+                 reads: tuple[str, ...] = ()):  # fmt: skip
         self.case, self.tensors = case, tensors
         before = {name: tensor.clone() for name, tensor in tensors.items() if name not in writes}
         self.traffic, outside, ops = record(case, launcher, args)
@@ -35,6 +37,10 @@ class Watched:
         case.true(self.traffic.launches, "no Triton kernel was launched", hint=ONE_LAUNCH)
         launched = [one.name for one in self.traffic.launches]
         case.true(len(launched) == 1, f"{len(launched)} kernels were launched, expected 1: {', '.join(launched)}", hint=ONE_LAUNCH)
+        for name in tensors:  # before the count of torch operations: numpy leaves no trace but this one
+            if name in writes and name not in reads:
+                case.true(not self.accesses(name, "load"), f"the kernel loads numbers of {name}",
+                          hint=f"{name} holds nothing yet: each of its numbers is computed by the kernel, from what the kernel loads.")
         case.true(not ops, f"a torch operation read or wrote numbers: {ops[0][0] if ops else ''}", hint="Views are free; all else is the kernel's work.")
         for name, tensor in before.items():
             case.equal(tensors[name], tensor, name, hint=f"{name} is read only.")
@@ -109,7 +115,7 @@ def record(case: Case, launcher: Callable, args: tuple) -> tuple[Traffic, OutOfB
         case.run(recorded, *args, may_change=True)
     if raised is not None:
         told = innermost(raised)
-        case.fail(f"{launcher.__name__} raised {type(told).__name__}: {told}", hint=own_line(raised), cause=raised)
+        case.fail(f"{launcher.__name__} raised {type(told).__name__}: {told}", hint=". ".join(filter(None, (own_line(raised), advice(told)))), cause=raised)
     return traffic, outside, torch_traffic.ops
 
 
@@ -127,6 +133,15 @@ def innermost(error: Exception) -> Exception:
     while type(error).__name__ == "InterpreterError" and isinstance(error.__cause__, Exception):
         error = error.__cause__
     return error
+
+
+def advice(error: Exception) -> str:
+    """What is behind some of the interpreter's stranger messages."""
+    if "is_ptr" in str(error):
+        return "A kernel is launched with a grid: kernel[grid](arguments)"
+    if "object is not iterable" in str(error) or "is not subscriptable" in str(error):
+        return "A pointer has no elements: tl.load(x + 2 * index, mask), not x[2 * index]"
+    return ""
 
 
 def not_written(error: Exception) -> bool:

@@ -6,7 +6,10 @@ an error of `record_traffic`; a lane that runs from the end of a row into the ne
 
 from __future__ import annotations
 
+import ast
 import functools
+import inspect
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -158,6 +161,18 @@ def only_values(case: Case, got: Any, expected: Tensor, told: str, *, exact: boo
 def whole_numbers(case: Case, *shape: int, dtype: torch.dtype = torch.float32, most: int = 4) -> Tensor:
     """Small whole numbers: their products have one answer, whatever the order of the sum."""
     return case.randint(-most, most + 1, *shape).to(dtype)
+
+
+def whole_numbers_only(case: Case) -> None:
+    """No `/` and no `divmod` in the function: a kernel calls it later."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(case.student)))
+    except (OSError, TypeError, SyntaxError):
+        return  # no text to look at: its results are judged all the same
+    hint = "Divide with //, so that whole numbers stay whole. The function becomes part of a kernel, and Triton has to compile it."
+    for node in ast.walk(tree):
+        case.true(not isinstance(getattr(node, "op", None), ast.Div), f"{case.student.__name__} divides with /", hint=hint)
+        case.true(not (isinstance(node, ast.Name) and node.id == "divmod"), f"{case.student.__name__} calls divmod", hint=f"// and % instead. {hint}")
 
 
 def elements_of(accesses: list, kind: str, name: str) -> numpy.ndarray:
