@@ -31,10 +31,10 @@ else:
 class AbsentTriton:
     """Stands in for `triton` and `triton.language`, so that the modules of this room can be imported for their twins."""
 
-    def jit(self, function):
+    def __getattr__(self, name: str) -> AbsentTriton:
         return self
 
-    def __getattr__(self, name: str) -> AbsentTriton:
+    def __call__(self, *args, **kwargs) -> AbsentTriton:  # a decorator, with arguments or without, or a constant
         return self
 
     def __getitem__(self, grid):
