@@ -38,8 +38,8 @@ class LLM:
     `model` is a bundled name, a folder in Hugging Face layout, or a hub id. `dtype="auto"` is float32 on a CPU,
     bfloat16 on a GPU from sm_80 on, float16 below. `max_model_len` bounds prompt and answer together, in tokens.
     `enforce_eager` does without recorded steps (CUDA graphs); `async_scheduling` plans a step while the last one still
-    runs, None does so on a GPU. `seed` seeds the requests that bring no seed of their own. Values that come with a later chapter raise
-    NotImplementedError and name it; wrong ones raise ValueError or TypeError and name what is allowed.
+    runs, None does so on a GPU. `seed` seeds the requests that bring no seed of their own. Values that come with a
+    later chapter raise NotImplementedError and name it; wrong ones raise ValueError or TypeError and name what is allowed.
     """
 
     def __init__(
