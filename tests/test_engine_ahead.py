@@ -194,3 +194,25 @@ def test_the_real_engine_ahead(tmp_path):
 def test_the_switch_says_what_it_allows(tmp_path):
     with pytest.raises(TypeError, match="async_scheduling='yes'.*True, False, or None"):
         LLM(tmp_path, async_scheduling="yes")
+
+
+def test_a_step_that_fails_while_it_is_waited_for_gives_everything_back():
+    """The step after it is launched already, and nobody will take that one in."""
+    engine = drive(one("a"), one("b"))
+    engine.step()
+
+    def fail():
+        raise RuntimeError("illegal memory access")
+
+    engine.in_flight.wait = fail
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        engine.step()
+    assert not engine.has_unfinished and engine.kv_cache.pool.num_free == 30 and not engine.scheduler.leaving
+
+
+def test_aborting_all_leaves_no_block_behind():
+    request = one("a")
+    engine = drive(request)
+    engine.step()
+    engine.abort(request)
+    assert not engine.has_unfinished and engine.kv_cache.pool.num_free == 30 and not engine.scheduler.leaving

@@ -100,10 +100,16 @@ class Engine:
         self.scheduler.add(request)
 
     def abort(self, *requests: Request) -> None:
-        """End requests at any moment, their samples too; their blocks are free at once."""
+        """End requests at any moment, their samples too; their blocks are free once no step in flight writes into them."""
         groups = {request.group_id for request in requests}
         for one in [r for r in self.scheduler.requests.values() if r.group_id in groups]:
             self.scheduler.finish(one, "abort")
+        if self.in_flight is not None and not self.scheduler.requests:  # there may be no next step to take it in
+            try:
+                self._take_in_flight()
+            except BaseException as error:
+                self._abandon(error)
+                raise
 
     def step(self) -> list[TokenDelta]:
         """Compute one step and return the tokens it made. Nothing waiting is nothing to do: an empty list.
@@ -163,7 +169,7 @@ class Engine:
 
     def _abandon(self, error: BaseException) -> None:
         """Put away what was in flight. `error` is what the caller has to see: what fails here becomes a note on it."""
-        ends = [self.scheduler.drop_in_flight] if self.in_flight is not None else []
+        ends = [self.scheduler.drop_in_flight] if self.overlap else []  # with none in flight too: waiting may have failed
         self.in_flight = None
         ends += [partial(self.scheduler.finish, request, "abort") for request in self.scheduler.requests.values()]
         for action in (*ends, self._forget):
