@@ -1,4 +1,4 @@
-"""The command line: lab, tour, generate, train, bench, check. Built in chapter 00."""
+"""The command line: lab, tour, generate, train, quantize, bench, check. Built in chapter 00."""
 from __future__ import annotations
 
 import sys
@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from .bench.commands import bench
-from .bench.console import Device, Model, errors_in_one_line, log, out, state
+from .bench.console import Device, Model, errors_in_one_line, log, out, progress, state
 
 # torch and transformers take seconds to import: every command imports what it needs itself, so that help is instant.
 
@@ -141,6 +141,36 @@ def train(preset: Annotated[str, typer.Option(help="tinyworld or tinyworld-draft
         folder = out_folder or Path("runs") / preset
         run_preset(preset, folder, tokens, seed, device, compile, learn_tokenizer, overwrite, out)
         out.print(f'minillm generate --model {folder} "Once upon a time" lets it speak.', highlight=False)
+
+
+@app.command()
+def quantize(
+        model: Annotated[str, typer.Argument(help="A bundled name, a local folder, or a hub id such as Qwen/Qwen3-0.6B.")],
+        out_folder: Annotated[Path, typer.Option("--out", help="Folder for the result; new, or empty.")],
+        method: Annotated[str, typer.Option(help="rtn, gptq, awq, smoothquant or llm_int8.")] = "gptq",
+        bits: Annotated[Optional[int], typer.Option(min=2, max=8, help="Of a weight; 4 by default, 8 for smoothquant and llm_int8.")] = None,
+        group_size: Annotated[int, typer.Option(min=0, help="Inputs that share a scale; 0 is a whole row, as W8A8 always has it.")] = 64,
+        format: Annotated[Optional[str], typer.Option(help="fp8 or fp4, instead of --bits.")] = None,
+        symmetric: Annotated[Optional[bool], typer.Option("--symmetric/--asymmetric", help="Without or with zero points; by default with, for gptq and awq.")] = None,
+        act_order: Annotated[bool, typer.Option("--act-order", help="GPTQ: the columns with the largest inputs first.")] = False,
+        calibration: Annotated[Optional[Path], typer.Option(help="A text file to calibrate with, instead of the corpus.")] = None,
+        documents: Annotated[int, typer.Option(min=1, help="Of the corpus, or pieces of 512 tokens of the file.")] = 64,
+        seed: Annotated[int, typer.Option(help="Which documents; not 1, which quality is measured on.")] = 0,
+        dtype: Annotated[str, typer.Option(help="To calibrate in: auto, float32, bfloat16 or float16.")] = "auto",
+        device: Device = "auto") -> None:
+    """Write a model in fewer bits, as a folder that loads like any other.
+
+    `minillm quantize tinyworld --method gptq --bits 3 --out runs/tinyworld-3`
+
+    `minillm quantize Qwen/Qwen3-0.6B --method awq --calibration my.txt --out runs/qwen3-awq`
+    """
+    with errors_in_one_line():
+        from . import quantizing
+
+        config = quantizing.config_of(method, bits, group_size or None, format, symmetric, act_order, documents, seed, calibration)
+        with progress("quantizing", quantizing.num_steps(model)) as advance:
+            result = quantizing.quantize_model(model, config, out_folder, dtype, device, advance)
+        out.print(quantizing.report(result), highlight=False)
 
 
 @app.command()

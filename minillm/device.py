@@ -12,6 +12,7 @@ import os
 import platform
 import statistics
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -178,6 +179,20 @@ def available_memory() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return (_cpu_memory_bytes() or 8 * 2**30) // 2
+
+
+def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Page-lock host memory where it lies, so that a GPU copies to and from it while everybody goes on. Returns it.
+
+    `torch.empty(pin_memory=True)` rounds up to a power of two, which is too much to give away for gigabytes.
+    Raises RuntimeError where the system refuses.
+    """
+    if size := tensor.numel() * tensor.element_size():
+        cuda, place = torch.cuda.cudart(), tensor.data_ptr()
+        if int(error := cuda.cudaHostRegister(place, size, 0)):
+            raise RuntimeError(f"{size} bytes of host memory could not be page-locked ({error}); ask for less, or raise `ulimit -l`")
+        weakref.finalize(tensor, cuda.cudaHostUnregister, place)  # before its memory is given back
+    return tensor
 
 
 def _median_seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:

@@ -66,7 +66,7 @@ def test_the_gpu_rungs_say_the_same_interpreted():
 def test_every_triton_case_is_right_at_toy_size():
     """Each case of each family once; the timing itself is `measure.interleave`, tested elsewhere."""
     cases = kernel_cases.cases_of(kernel_cases.FAMILIES["cuda"], 64, CPU, torch.float32)
-    assert {case.name.split()[0] for case in cases} == {"rms_norm", "add_rms_norm", "silu_mul", "matmul", "causal", "paged"}
+    assert {case.name.split()[0] for case in cases} == {"rms_norm", "add_rms_norm", "silu_mul", "matmul", "causal", "paged", "W4A16", "W8A8"}
     for case in cases:
         kernels.check(case, CPU)
 

@@ -43,6 +43,62 @@ def bench_decode(
         show(decode.tables(measured), measured, save)
 
 
+@bench.command("bits")
+def bench_bits(
+        shape: Annotated[str, typer.Option(help="smollm2-135m or tinyworld; the weights are random.")] = "smollm2-135m",
+        quantization: Annotated[Optional[list[str]], typer.Option(help="May be given again; int8, int4 and fp8 by default.")] = None,
+        batch: Annotated[Optional[list[int]], typer.Option(min=2, help="May be given again; 2, 4, 8, 16 and 32 by default.")] = None,
+        dtype: Annotated[str, typer.Option(help="float32 or bfloat16, of the activations.")] = "bfloat16",
+        repeats: Annotated[int, typer.Option(help="Of each engine, in turns; at least 5.")] = 5,
+        device: Device = "auto", save: Save = None) -> None:
+    """Decode with weights of few bits: against our own bf16, transformers, llama.cpp, and over the batch sizes."""
+    with errors_in_one_line():
+        from . import few_bits
+
+        default = few_bits.Workload()
+        workload = few_bits.Workload(shape, dtype, tuple(quantization or default.quantizations), tuple(batch or default.batches), repeats=repeats)
+        with progress("measuring", few_bits.num_runs(workload)) as advance:
+            measured = few_bits.run(workload, device, command_line(), on_run=advance)
+        show(few_bits.tables(measured), measured, save)
+
+
+@bench.command("kv")
+def bench_kv(
+        shape: Annotated[str, typer.Option(help="smollm2-135m or another of `bench decode`; the weights are random.")] = "smollm2-135m",
+        dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, of the weights.")] = "bfloat16",
+        context: Annotated[Optional[list[int]], typer.Option(min=16, help="Tokens; may be given again; 2048, 4096 and 8192 by default.")] = None,
+        batch: Annotated[int, typer.Option(min=1, help="Sequences that decode together.")] = 1,
+        repeats: Annotated[int, typer.Option(help="Of each cache, in turns; at least 5.")] = 5,
+        device: Device = "auto", save: Save = None) -> None:
+    """Decode far into a text with the KV cache in 8 bits: bytes, tokens/s, and how far the logits move."""
+    with errors_in_one_line():
+        from . import kv_cache
+
+        default = kv_cache.Workload()
+        workload = kv_cache.Workload(shape, dtype, tuple(context or default.contexts), batch, repeats=repeats)
+        with progress("measuring", kv_cache.num_runs(workload)) as advance:
+            measured = kv_cache.run(workload, device, command_line(), on_run=advance)
+        show(kv_cache.tables(measured), measured, save)
+
+
+@bench.command("offload")
+def bench_offload(
+        shape: Annotated[str, typer.Option(help="smollm2-135m or another of `bench decode`; the weights are random.")] = "smollm2-135m",
+        dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+        share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Of the layers, kept on the host and streamed.")] = 0.5,
+        batch: Annotated[int, typer.Option(min=1, help="Sequences that decode together.")] = 1,
+        repeats: Annotated[int, typer.Option(help="Of each engine, in turns; at least 5.")] = 5,
+        device: Device = "auto", save: Save = None) -> None:
+    """Weights streamed from host memory at every step, beside what the bus allows."""
+    with errors_in_one_line():
+        from . import offload
+
+        workload = offload.Workload(shape, dtype, share, batch, repeats=repeats)
+        with progress("measuring", 3 * (repeats + 1)) as advance:
+            measured = offload.run(workload, device, command_line(), on_run=advance)
+        show([offload.table(measured)], measured, save)
+
+
 @bench.command("tasks")
 def bench_tasks(model: Model = "tinyworld", documents: Annotated[int, typer.Option(min=1, help="Of each task.")] = 200,
                 task: Annotated[Optional[list[str]], typer.Option(help="May be given again; all by default.")] = None,
@@ -60,6 +116,23 @@ def bench_tasks(model: Model = "tinyworld", documents: Annotated[int, typer.Opti
         with progress("asking", documents * len(chosen)) as advance:
             scores = tasks.evaluate(llm, documents, chosen, advance, seed)
         show([tasks.table(scores)], tasks.result(scores, model, documents, seed, command_line(), resolve_device(device)), save)
+
+
+@bench.command("quality")
+def bench_quality(model: Model = "tinyworld",
+                  documents: Annotated[int, typer.Option(min=1, help="Of each task and seed, for perplexity.")] = 20,
+                  asked: Annotated[int, typer.Option(min=0, help="Documents of each task whose questions are asked.")] = 20,
+                  seeds: Annotated[int, typer.Option(min=1, max=8, help="Of calibration and of fresh text, where they matter.")] = 5,
+                  only: Annotated[Optional[list[str]], typer.Option(help="Candidates whose names begin so; may be given again.")] = None,
+                  device: Device = "auto", save: Save = None) -> None:
+    """What fewer bits cost: perplexity and right answers for every format and method, with outliers and without."""
+    with errors_in_one_line():
+        from . import quality
+
+        workload = quality.Workload(model, documents, asked, seeds, only=tuple(only or ()))
+        with progress("measuring", quality.num_runs(workload)) as advance:
+            measured = quality.run(workload, device, command_line(), on_run=advance)
+        show([quality.table(measured)], measured, save)
 
 
 @bench.command("ladder")

@@ -4,7 +4,6 @@ Built in chapter 12.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 
@@ -21,32 +20,18 @@ from ..kernels.norm import add_rms_norm, rms_norm, torch_add_rms_norm, torch_rms
 from ..kernels.paged_decode import choose_num_splits, paged_decode
 from ..kernels.paged_prefill import gather_pages, paged_prefill
 from ..kv_cache.torch_attention import DecodePlan, decode_attention
+from .case import Case
+from .kv_cases import kv8_cases
+from .quantized_cases import w4a16_cases, w8a8_cases
 
 
-@dataclass
-class Case:
-    """One shape of one kernel. `make` gives the inputs; each candidate takes them and returns the output."""
-
-    name: str
-    make: Callable[[], tuple]
-    candidates: dict[str, Callable[..., Tensor]]  # ours first
-    num_bytes: int  # that have to move
-    flops: int = 0
-    tolerance: float = 2e-2
-    unchecked: str = ""  # a candidate that is given other inputs on purpose
-
-    @property
-    def ours(self) -> str:
-        return next(iter(self.candidates))
-
-
-FAMILIES = {"cuda": ("elementwise", "matmul", "prefill", "decode"), "cpu": ("linear", "c-decode")}
+FAMILIES = {"cuda": ("elementwise", "matmul", "prefill", "decode", "w4a16", "w8a8", "kv8"), "cpu": ("linear", "c-decode")}
 
 
 def cases_of(families: tuple[str, ...], scale: int, device: torch.device, dtype: torch.dtype) -> list[Case]:
     """Raises ValueError for a family that is unknown, or that has nothing to run on here."""
     build = {"elementwise": elementwise_cases, "matmul": matmul_cases, "prefill": prefill_cases, "decode": decode_cases,
-             "linear": linear_cases, "c-decode": c_decode_cases}
+             "w4a16": w4a16_cases, "w8a8": w8a8_cases, "kv8": kv8_cases, "linear": linear_cases, "c-decode": c_decode_cases}
     families = families or FAMILIES[device.type]
     if unknown := set(families) - build.keys():
         raise ValueError(f"families={sorted(unknown)} are unknown; choose among {', '.join(build)}")
@@ -211,7 +196,8 @@ def _in_place(lens: Tensor, q: Tensor, keys: Tensor, values: Tensor, table: Tens
     """The C kernel also writes a token: here it writes back what stands in each sequence's last slot."""
     last = table[:, -1]
     k, v = keys[last, :, :, 15].contiguous(), values[last, :, 15].contiguous()
-    return native.paged_attention(q, k, v, keys, values, torch.arange(len(q) + 1), lens, table, last * 16 + 15, int(lens[0]), None)
+    pages = native.Pages.of(keys, values)
+    return native.paged_attention(q, k, v, pages, torch.arange(len(q) + 1), lens, table, last * 16 + 15, int(lens[0]))
 
 
 def _embedding_bags(lens: Tensor, q: Tensor, keys: Tensor, values: Tensor, table: Tensor) -> Tensor:

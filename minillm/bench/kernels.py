@@ -17,7 +17,8 @@ from torch import Tensor
 from ..device import resolve_device, resolve_dtype
 from ..kernels.language import MODE
 from . import measure
-from .kernel_cases import Case, cases_of
+from .case import Case
+from .kernel_cases import cases_of
 
 L2_BYTES = 256 * 2**20  # rotate among inputs of this size together: more than any cache holds
 
@@ -69,7 +70,7 @@ def check(case: Case, device: torch.device) -> None:
 
 
 def time_case(case: Case, device: torch.device, repeats: int) -> dict[str, measure.Samples]:
-    copies = max(1, min(8, L2_BYTES // max(1, case.num_bytes) + 1)) if device.type == "cuda" else 1
+    copies = max(1, min(64, L2_BYTES // max(1, case.num_bytes) + 1)) if device.type == "cuda" else 1
     inputs = [case.make() for _ in range(copies)]
     if device.type != "cuda":
         return measure.interleave({name: lambda run=run: time_calls(run, inputs[0]) for name, run in case.candidates.items()}, repeats)

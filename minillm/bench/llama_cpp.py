@@ -1,7 +1,7 @@
 """llama.cpp as a peer: the same random weights in its own file format, decoded by its own kernels. Built in chapter 14.
 
-It is asked for through llama-cpp-python, which compiles it for this machine, and gguf, which writes its files; both
-come with `pip install 'minillm-book[compare]'`. Where they are missing, `bench decode` goes without.
+It is asked for through llama-cpp-python, which compiles it for this machine and comes with
+`pip install 'minillm-book[compare]'`. Where it is missing, `bench decode` goes without.
 """
 from __future__ import annotations
 
@@ -15,22 +15,35 @@ import torch
 
 from ..model.config import ModelConfig
 
+MATRIX_TYPES = ("F32", "BF16", "Q8_0", "Q4_0")
+
 
 def installed() -> bool:
-    return all(importlib.util.find_spec(name) is not None for name in ("llama_cpp", "gguf"))
+    return importlib.util.find_spec("llama_cpp") is not None
 
 
-def write_gguf(folder: Path, config: ModelConfig, dtype: torch.dtype, path: Path) -> Path:
-    """Write the Llama checkpoint in `folder` to `path`, its matrices in float32 or bfloat16, norms in float32.
+def write_gguf(folder: Path, config: ModelConfig, kind: torch.dtype | str, path: Path) -> Path:
+    """Write the Llama checkpoint in `folder` to `path`, all its matrices (the embedding and the head too) in float32,
+    bfloat16, or one of MATRIX_TYPES, norms in float32.
 
-    There is no vocabulary in it: token ids go in and come out. Raises ValueError for what is not a plain Llama.
+    There is no vocabulary in it: token ids go in and come out. Raises ValueError for what is not a plain Llama, another
+    `kind`, or rows that are not whole blocks.
     """
     import gguf
     from safetensors.torch import load_file
 
+    name = {torch.float32: "F32", torch.bfloat16: "BF16"}.get(kind, kind)
+    if name not in MATRIX_TYPES:
+        raise ValueError(f"kind={kind!r} is not written; allowed: {', '.join(MATRIX_TYPES)}")
+    kind = gguf.GGMLQuantizationType[name]
     if config.model_type != "llama" or config.qkv_bias or config.rope.type != "default":
         raise ValueError(f"model_type={config.model_type!r} with its settings is not written; only a plain Llama is")
-    kinds = {torch.float32: gguf.GGMLQuantizationType.F32, torch.bfloat16: gguf.GGMLQuantizationType.BF16}
+    block = gguf.GGML_QUANT_SIZES[kind][0]
+    if config.hidden_size % block or config.intermediate_size % block:
+        raise ValueError(
+            f"hidden_size={config.hidden_size} and intermediate_size={config.intermediate_size} are not whole blocks of {block}, "
+            f"which {kind.name} is written in"
+        )
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -51,8 +64,7 @@ def write_gguf(folder: Path, config: ModelConfig, dtype: torch.dtype, path: Path
         if tensor.dim() == 1:
             writer.add_tensor(target, tensor.float().numpy())
         else:
-            rows = gguf.quantize(tensor.float().numpy(), kinds[dtype])
-            writer.add_tensor(target, rows, raw_dtype=kinds[dtype])
+            writer.add_tensor(target, gguf.quantize(tensor.float().numpy(), kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

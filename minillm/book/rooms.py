@@ -15,7 +15,7 @@ FLOORS = {
     "model": 4, "kv_cache": 4, "sampling": 4,
     "speculative": 5, "parallel": 5,
     "engine": 6,
-    "serving": 7,
+    "serving": 7, "quantizing": 7,
     "book": 8, "bench": 8, "training": 8, "programs": 8,
     "cli": 9, "__main__": 9,
 }

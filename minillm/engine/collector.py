@@ -85,6 +85,7 @@ class OutputCollector:
             request.num_cached_tokens,
             self.num_preemptions,
             request.token_times,
+            request.cached_tokens,
         )
         return RequestOutput(
             request.group_id, request.prompt, request.prompt_token_ids, self.samples, metrics, prompt_logprobs=prompt_logprobs

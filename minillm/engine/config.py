@@ -8,19 +8,21 @@ from typing import Any
 
 import torch
 
+from minillm.kv_cache.retention import RetentionPolicy
+from minillm.quantization.config import QuantizationConfig
+from minillm.quantization.config import resolve as resolve_quantization
 from minillm.sampling.params import MAX_SEED, check_float, check_int
 
 CHOICES = {
     "scheduling_policy": ("fcfs", "priority", "sjf", "fair", "lpm"),
     "attention_backend": ("auto", "torch", "native", "triton"),
+    "kv_cache_dtype": ("auto", "int8", "fp8"),
     "preemption_mode": ("recompute", "swap"),
 }
 FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager")
 
 # What is served today, and the chapter that brings the other values.
 SERVED = {
-    "quantization": ((None,), 15),
-    "kv_cache_dtype": (("auto",), 17),
     "speculative_config": ((None,), 18),
     "tensor_parallel_size": ((1,), 20),
     "pipeline_parallel_size": ((1,), 20),
@@ -49,10 +51,14 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     attention_backend: str = "auto"
     preemption_mode: str = "recompute"
-    quantization: str | None = None
+    quantization: str | dict[str, Any] | QuantizationConfig | None = None
     kv_cache_dtype: str = "auto"
+    kv_retention: dict[str, int] | RetentionPolicy | None = None
     speculative_config: dict[str, Any] | None = None
     host_kv_bytes: int = 0
+    disk_kv_path: str | Path | None = None
+    disk_kv_bytes: int = 0
+    cpu_offload_bytes: int = 0
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     enforce_eager: bool = False
@@ -67,7 +73,8 @@ class EngineConfig:
             check_int(name, getattr(self, name), 1)
         check_int("num_kv_blocks", self.num_kv_blocks, 1, none_means="as many as fit in memory")
         check_float("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1)
-        check_int("host_kv_bytes", self.host_kv_bytes, 0)
+        for name in ("host_kv_bytes", "disk_kv_bytes", "cpu_offload_bytes"):
+            check_int(name, getattr(self, name), 0)
         check_int("tensor_parallel_size", self.tensor_parallel_size, 1)
         check_int("pipeline_parallel_size", self.pipeline_parallel_size, 1)
         check_int("seed", self.seed, 0, MAX_SEED)
@@ -76,11 +83,20 @@ class EngineConfig:
         for name in FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} is not allowed; allowed: True or False")
-        if self.async_scheduling not in (None, True, False):
+        if self.async_scheduling is not None and not isinstance(self.async_scheduling, bool):
             raise TypeError(f"async_scheduling={self.async_scheduling!r} is not allowed; allowed: True, False, or None for the device's choice")
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not allowed; allowed: {', '.join(allowed)}")
+        resolve_quantization(self.quantization)
+        policy = RetentionPolicy.of(self.kv_retention)
+        if policy is not None and self.disk_kv_path is not None:
+            raise ValueError("disk_kv_path keeps prefixes, and a cache with kv_retention has none to keep; drop either")
+        if policy is not None and policy.sinks and self.attention_backend == "triton":
+            raise ValueError(
+                f"attention_backend='triton' does not turn queries for kv_retention with {policy.sinks} sinks; use "
+                f"'auto' or 'torch', or sinks=0 for a window alone"
+            )
         for name, (served, chapter) in SERVED.items():
             if getattr(self, name) not in served:
                 raise NotImplementedError(
@@ -92,3 +108,22 @@ class EngineConfig:
                 "preemption_mode='swap' has nowhere to move blocks to: host_kv_bytes=0; "
                 "give host memory in bytes, or use preemption_mode='recompute'"
             )
+        self._check_disk()
+        if self.cpu_offload_bytes and self.quantization is not None:
+            raise ValueError(
+                f"cpu_offload_bytes={self.cpu_offload_bytes} streams plain weights, quantization={self.quantization!r} makes "
+                f"them smaller; leave one of the two out"
+            )
+
+    def _check_disk(self) -> None:
+        if self.disk_kv_path is None:
+            if self.disk_kv_bytes:
+                raise ValueError(f"disk_kv_bytes={self.disk_kv_bytes} has no place to be: give disk_kv_path=FOLDER")
+            return
+        if not isinstance(self.disk_kv_path, (str, Path)):
+            raise TypeError(f"disk_kv_path={self.disk_kv_path!r} is not allowed; allowed: a folder, or None")
+        for name, why in (("disk_kv_bytes", "the folder may hold nothing"), ("host_kv_bytes", "blocks go to disk through host memory")):
+            if not getattr(self, name):
+                raise ValueError(f"disk_kv_path={str(self.disk_kv_path)!r} needs {name} in bytes, it is 0: {why}")
+        if not self.enable_prefix_caching:
+            raise ValueError(f"disk_kv_path={str(self.disk_kv_path)!r} keeps prefixes, but enable_prefix_caching=False; drop either")

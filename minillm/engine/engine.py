@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from minillm.engine.config import EngineConfig
-from minillm.engine.memory import build_attention, build_cache, build_graphs, build_manager
+from minillm.engine.memory import build_attention, build_cache, build_graphs, build_manager, build_transfer, retention_of
 from minillm.engine.policies import make_policy
 from minillm.engine.request import Request
 from minillm.engine.runner import LaunchedStep, ModelRunner
@@ -73,7 +73,7 @@ class Engine:
                 kv_cache,
                 config.max_num_seqs,
                 config.max_num_batched_tokens,
-                make_policy(config.scheduling_policy, lambda request: kv_cache.get_computed_blocks(request).num_tokens),
+                make_policy(config.scheduling_policy, lambda request: kv_cache.get_computed_blocks(request, wait=False).num_tokens),
                 config.enable_chunked_prefill,
                 config.preemption_mode,
                 self.trace,
@@ -81,11 +81,12 @@ class Engine:
         self.scheduler = scheduler
         self.kv_cache = kv_cache or scheduler.kv_cache
         if runner is None:
-            cache = build_cache(model, self.kv_cache)
-            attention = build_attention(model, cache, config.attention_backend)
+            cache = build_cache(model, self.kv_cache, config.kv_cache_dtype)
+            attention = build_attention(model, cache, config.attention_backend, retention_of(config, model))
             graphs = build_graphs(model, attention, self.kv_cache, config)
-            runner = ModelRunner(model, cache, attention, sampler, self.trace, graphs)
+            runner = ModelRunner(model, cache, attention, sampler, self.trace, graphs, build_transfer(cache, self.kv_cache))
         self.runner = runner
+        self.prefetch: Callable[[Request], None] | None = getattr(self.kv_cache, "prefetch", None)
         on_gpu = model is not None and model.device.type == "cuda"
         self.overlap = on_gpu and hasattr(runner, "launch") if config.async_scheduling is None else config.async_scheduling
         self.in_flight: LaunchedStep | None = None  # a step that was launched and whose tokens nobody has seen
@@ -98,6 +99,8 @@ class Engine:
     def add_request(self, request: Request) -> None:
         """Queue a request. Raises ValueError at once for one that could never be served; the others go on."""
         self.scheduler.add(request)
+        if self.prefetch is not None:
+            self.prefetch(request)
 
     def abort(self, *requests: Request) -> None:
         """End requests at any moment, their samples too; their blocks are free once no step in flight writes into them."""
@@ -191,6 +194,6 @@ class Engine:
         count("running", len(self.scheduler.running))
         count("waiting", len(self.scheduler.requests) - len(self.scheduler.running))
         count("blocks used", self.kv_cache.pool.num_blocks - self.kv_cache.pool.num_free)
-        for kind in ("swap_out", "copies", "swap_in"):
+        for kind in ("to_disk", "swap_out", "from_disk", "copies", "swap_in"):
             if moved := len(getattr(output.moves, kind)):
                 count(kind, moved)

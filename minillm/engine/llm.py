@@ -38,7 +38,10 @@ class LLM:
     `model` is a bundled name, a folder in Hugging Face layout, or a hub id. `dtype="auto"` is float32 on a CPU,
     bfloat16 on a GPU from sm_80 on, float16 below. `max_model_len` bounds prompt and answer together, in tokens.
     `enforce_eager` does without recorded steps (CUDA graphs); `async_scheduling` plans a step while the last one still
-    runs, None does so on a GPU. `seed` seeds the requests that bring no seed of their own. Values that come with a
+    runs, None does so on a GPU. `quantization` writes the weights in few bits: "int8", "int4", "fp8", "gptq", "awq",
+    "smoothquant", or a dict (`minillm.quantization.config`). `host_kv_bytes` and `disk_kv_bytes` in the folder `disk_kv_path` keep prefixes
+    that the device has no room for, `cpu_offload_bytes` of the last layers' weights stay in host memory and are streamed.
+    `seed` seeds the requests that bring no seed of their own. Values that come with a
     later chapter raise NotImplementedError and name it; wrong ones raise ValueError or TypeError and name what is allowed.
     """
 
@@ -58,10 +61,14 @@ class LLM:
         scheduling_policy: str = "fcfs",
         attention_backend: str = "auto",
         preemption_mode: str = "recompute",
-        quantization: str | None = None,
+        quantization: str | dict[str, Any] | None = None,
         kv_cache_dtype: str = "auto",
+        kv_retention: dict[str, int] | None = None,
         speculative_config: dict[str, Any] | None = None,
         host_kv_bytes: int = 0,
+        disk_kv_path: str | Path | None = None,
+        disk_kv_bytes: int = 0,
+        cpu_offload_bytes: int = 0,
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         enforce_eager: bool = False,
@@ -72,7 +79,7 @@ class LLM:
         del arguments["self"]
         self.config = EngineConfig(**arguments)
         path = resolve_model(model)
-        self.model = load_model(path, dtype, device)
+        self.model = load_model(path, dtype, device, quantization, cpu_offload_bytes)
         self.tokenizer = load_tokenizer(path)
         self.trace = Trace(enabled=False)
         model_len = max_model_len_of(self.config, self.model)
@@ -240,7 +247,7 @@ class LLM:
             self._withdraw([request])
         samples = [self._beam_sample(request, index, beam) for index, beam in enumerate(beams)]
         metrics.finished_time = self.engine.clock()
-        metrics.num_cached_tokens = request.num_cached_tokens
+        metrics.num_cached_tokens, metrics.cached_tokens = request.num_cached_tokens, request.cached_tokens
         return RequestOutput(request.request_id, request.prompt, request.prompt_token_ids, samples, metrics)
 
     def _beam_sample(self, request: Request, index: int, beam: Beam) -> CompletionOutput:

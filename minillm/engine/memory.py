@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import torch
@@ -9,12 +10,15 @@ import torch
 from minillm.device import available_memory
 from minillm.engine.config import EngineConfig
 from minillm.engine.graphs import DecodeGraphs, bucket_sizes
-from minillm.kernels import native
 from minillm.kernels.language import MODE
+from minillm.kv_cache.disk import DiskStore
 from minillm.kv_cache.manager import KVCacheManager
 from minillm.kv_cache.native_attention import NativeAttention
 from minillm.kv_cache.paged import PagedKVCache, bytes_per_block
+from minillm.kv_cache.quantized import KV_DTYPES
+from minillm.kv_cache.retention import RetentionPolicy, SinkTurn
 from minillm.kv_cache.torch_attention import TorchAttention
+from minillm.kv_cache.transfer import BlockTransfer
 from minillm.kv_cache.triton_attention import TritonAttention
 from minillm.model.attention import AttentionBackend
 from minillm.model.batch import ForwardBatch
@@ -29,23 +33,40 @@ def build_manager(model: Decoder, config: EngineConfig) -> KVCacheManager:
     Raises ValueError when the memory does not hold `max_model_len` tokens, or when host memory is asked for less
     than a block of.
     """
-    block_bytes = block_bytes_of(model, config.block_size)
+    block_bytes = block_bytes_of(model, config.block_size, config.kv_cache_dtype)
     num_blocks = config.num_kv_blocks or _fitting_blocks(model, config, block_bytes)
     num_host_blocks = config.host_kv_bytes // block_bytes
     if config.host_kv_bytes and not num_host_blocks:
         raise ValueError(f"host_kv_bytes={config.host_kv_bytes} holds no block; a block has {block_bytes} bytes")
+    policy = retention_of(config, model)
     return KVCacheManager(
         num_blocks,
         config.block_size,
-        config.enable_prefix_caching,
-        sliding_window(model),
+        # A text with holes is nobody's prefix: retention keeps none of its blocks for others.
+        config.enable_prefix_caching and policy is None,
+        sliding_window(model) if policy is None else policy.window,
         num_host_blocks,
-        identity=model.fingerprint,
+        identity=model.fingerprint if config.kv_cache_dtype == "auto" else f"{model.fingerprint} {config.kv_cache_dtype}",
+        disk=build_disk(model, config, block_bytes),
+        sinks=0 if policy is None else policy.sinks,
     )
 
 
-def build_cache(model: Decoder, manager: KVCacheManager) -> PagedKVCache:
-    """The memory behind `manager`'s blocks."""
+def build_disk(model: Decoder, config: EngineConfig, block_bytes: int) -> DiskStore | None:
+    """The folder that blocks go to from host memory, if there is one."""
+    if config.disk_kv_path is None:
+        return None
+    layout = f"{model.fingerprint} {config.kv_cache_dtype} {config.block_size} {block_bytes}"
+    return DiskStore(config.disk_kv_path, config.disk_kv_bytes, block_bytes, layout)
+
+
+def build_transfer(cache: PagedKVCache, manager: KVCacheManager) -> BlockTransfer | None:
+    """Host memory and disk behind `cache`, where `manager` has any."""
+    return BlockTransfer(cache, manager.host.num_blocks, manager.tiers.disk) if manager.host.num_blocks else None
+
+
+def build_cache(model: Decoder, manager: KVCacheManager, kv_cache_dtype: str = "auto") -> PagedKVCache:
+    """The memory behind `manager`'s blocks on the device."""
     config = model.config
     return PagedKVCache(
         config.num_layers,
@@ -55,20 +76,23 @@ def build_cache(model: Decoder, manager: KVCacheManager) -> PagedKVCache:
         manager.block_size,
         model.dtype,
         model.device,
-        manager.host.num_blocks,
+        kv_dtype=kv_cache_dtype,
     )
 
 
-def build_attention(model: Decoder, cache: PagedKVCache, backend: str = "auto") -> AttentionBackend:
+def build_attention(
+    model: Decoder, cache: PagedKVCache, backend: str = "auto", policy: RetentionPolicy | None = None
+) -> AttentionBackend:
     """The backend named `backend` over `cache`; "auto" is our Triton kernels on a GPU, our C kernels on a CPU where there
-    is a compiler, and torch elsewhere."""
-    windows = model.config.layer_windows
+    is a compiler, and torch elsewhere and for attention sinks on a GPU."""
+    windows = model.config.layer_windows if policy is None else (policy.window,) * model.config.num_layers
+    sink_turn = SinkTurn(policy, model.rotary.frequencies) if policy and policy.sinks else None
     compiled = MODE == "compiled" and cache.keys[0].is_cuda and 16 <= model.config.head_dim <= 256
-    if backend == "triton" or (backend == "auto" and compiled):
+    if backend == "triton" or (backend == "auto" and compiled and sink_turn is None):
         return TritonAttention(cache, windows, model.config.num_heads)
-    if backend == "native" or (backend == "auto" and native.serves(cache.keys[0])):
-        return NativeAttention(cache, windows)
-    return TorchAttention(cache, windows, model.config.num_heads)
+    if backend == "native" or (backend == "auto" and NativeAttention.serves(cache)):
+        return NativeAttention(cache, windows, sink_turn)
+    return TorchAttention(cache, windows, model.config.num_heads, sink_turn)
 
 
 def build_graphs(
@@ -77,14 +101,19 @@ def build_graphs(
     """The recorded decode steps, where the backend can be recorded and `enforce_eager` does not forbid it."""
     if config.enforce_eager or not isinstance(attention, TritonAttention):
         return None
-    held = kv_cache.pool.num_blocks * kv_cache.block_size
-    longest = min(config.max_model_len or model.config.max_position_embeddings, held)
+    if model.stream is not None:
+        warnings.warn("steps are not recorded (CUDA graphs) with cpu_offload_bytes: enforce_eager=True says so beforehand", stacklevel=2)
+        return None
+    longest = config.max_model_len or model.config.max_position_embeddings
+    if kv_cache.window is None:  # else a text grows longer than what is kept of it
+        longest = min(longest, kv_cache.pool.num_blocks * kv_cache.block_size)
     return DecodeGraphs(model, attention, kv_cache.block_size, longest, bucket_sizes(config.max_num_seqs))
 
 
-def block_bytes_of(model: Decoder, block_size: int) -> int:
+def block_bytes_of(model: Decoder, block_size: int, kv_cache_dtype: str = "auto") -> int:
     config = model.config
-    return bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, block_size, model.dtype)
+    dtype = KV_DTYPES.get(kv_cache_dtype, model.dtype)
+    return bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
 
 
 def sliding_window(model: Decoder) -> int | None:
@@ -93,12 +122,35 @@ def sliding_window(model: Decoder) -> int | None:
     return None if None in windows else max(windows)
 
 
+def retention_of(config: EngineConfig, model: Decoder) -> RetentionPolicy | None:
+    """What is kept of a text, if not all. Raises ValueError for a model that was not made for it."""
+    policy = RetentionPolicy.of(config.kv_retention)
+    limit, windows = model.config.max_position_embeddings, set(model.config.layer_windows) - {None}
+    if policy is None:
+        return None
+    if windows:
+        raise ValueError(
+            f"kv_retention={config.kv_retention} is for models that attend to everything; this one's layers have windows "
+            f"of their own ({', '.join(map(str, sorted(windows)))} tokens) and give back what leaves them; leave it out"
+        )
+    if policy.num_kept > limit:
+        raise ValueError(
+            f"kv_retention keeps {policy.sinks} sinks + a window of {policy.window} = {policy.num_kept} tokens, more than the "
+            f"model's max_position_embeddings={limit}; lower the window"
+        )
+    return policy
+
+
 def max_model_len_of(config: EngineConfig, model: Decoder) -> int:
-    """What was asked for, or what the model was made for. Raises ValueError for more than that."""
+    """What was asked for, or what the model was made for. Raises ValueError for more than that, unless only sinks and a
+    window are kept: then no query is farther from a key than those, however long the text."""
     asked = config.max_model_len
     limit = model.config.max_position_embeddings
-    if asked is not None and asked > limit:
-        raise ValueError(f"max_model_len={asked} exceeds the model's max_position_embeddings={limit}")
+    if asked is not None and asked > limit and retention_of(config, model) is None:
+        raise ValueError(
+            f"max_model_len={asked} exceeds the model's max_position_embeddings={limit}; lower it, or keep less of the "
+            f"text: kv_retention={{'sinks': 4, 'window': {max(1, limit - 4)}}}"
+        )
     return asked or limit
 
 
@@ -126,7 +178,10 @@ def served_model_len(config: EngineConfig, kv_cache: KVCacheManager, model_len: 
 def _fitting_blocks(model: Decoder, config: EngineConfig, block_bytes: int) -> int:
     """As many as the memory holds, but no more than `max_num_seqs` of the longest requests could fill."""
     max_model_len = config.max_model_len or model.config.max_position_embeddings
-    blocks_of_longest = -(-max_model_len // config.block_size)
+    policy = retention_of(config, model)
+    window, sinks = (sliding_window(model), 0) if policy is None else (policy.window, policy.sinks)
+    longest = KVCacheManager(1, config.block_size, window=window, sinks=sinks)
+    blocks_of_longest = longest.blocks_needed(max_model_len, min(max_model_len, config.max_num_batched_tokens))
     if model.device.type == "cuda":
         num_bytes = _free_on_gpu(model, config)
         way_out = "raise gpu_memory_utilization"
@@ -152,9 +207,9 @@ def _free_on_gpu(model: Decoder, config: EngineConfig) -> int:
     longest = config.max_model_len or model.config.max_position_embeddings
     num_tokens = min(config.max_num_batched_tokens, longest)
     manager = KVCacheManager(-(-num_tokens // config.block_size), config.block_size, enable_prefix_caching=False)
-    cache = build_cache(model, manager)
+    cache = build_cache(model, manager, config.kv_cache_dtype)
     own = torch.cuda.memory_allocated(model.device) - before
-    attention = build_attention(model, cache, config.attention_backend)
+    attention = build_attention(model, cache, config.attention_backend, retention_of(config, model))
     slots = torch.arange(config.block_size, config.block_size + num_tokens, device=model.device)
     table = torch.arange(1, manager.pool.num_blocks + 1, device=model.device)[None]
     batch = replace(ForwardBatch.single([0] * num_tokens, device=model.device), slot_mapping=slots, block_table=table)
@@ -162,7 +217,7 @@ def _free_on_gpu(model: Decoder, config: EngineConfig) -> int:
     peak = torch.cuda.max_memory_allocated(model.device) - before - own
     sampling = 3 * 4 * config.max_num_seqs * model.config.vocab_size  # float32 logits, and what the sampler makes of them
     recorded = 0
-    if not config.enforce_eager and isinstance(attention, TritonAttention):
+    if not config.enforce_eager and isinstance(attention, TritonAttention) and model.stream is None:
         torch.cuda.empty_cache()
         available = torch.cuda.mem_get_info(model.device)[0]
         graphs = DecodeGraphs(model, attention, config.block_size, longest, bucket_sizes(config.max_num_seqs)[-1:])

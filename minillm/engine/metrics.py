@@ -7,13 +7,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from minillm.engine.outputs import RequestOutput
 from minillm.engine.request import Request
+from minillm.kv_cache.tiers import TIERS
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class RequestRecord:
     num_cached_tokens: int = 0  # of the prompt, taken from a prefix cache
     num_preemptions: int = 0
     user: str = ""
+    cached_tokens: Mapping[str, int] = field(default_factory=dict)  # num_cached_tokens by tier (chapter 17)
 
     @classmethod
     def of(cls, finished: Request | RequestOutput) -> RequestRecord:
@@ -33,7 +35,8 @@ class RequestRecord:
         if isinstance(finished, RequestOutput):
             m = finished.metrics
             prompt_len = len(finished.prompt_token_ids)
-            return cls(m.arrival_time, tuple(m.token_times), prompt_len, m.num_cached_tokens, m.num_preemptions)
+            times = tuple(m.token_times)
+            return cls(m.arrival_time, times, prompt_len, m.num_cached_tokens, m.num_preemptions, cached_tokens=m.cached_tokens)
         return cls(
             finished.arrival_time,
             tuple(finished.token_times),
@@ -41,6 +44,7 @@ class RequestRecord:
             finished.num_cached_tokens,
             finished.num_preemptions,
             finished.user,
+            finished.cached_tokens,
         )
 
     @property
@@ -126,6 +130,7 @@ class ServingReport:
     ttft: Percentiles
     itl: Percentiles | None  # None when no request has two tokens
     e2e: Percentiles
+    tier_hit_rates: Mapping[str, float] = field(default_factory=dict)  # hit_rate, by where the tokens were
 
     @property
     def requests_per_second(self) -> float:
@@ -152,4 +157,7 @@ def report(records: Sequence[RequestRecord]) -> ServingReport:
         ttft=Percentiles.of([record.ttft for record in records]),
         itl=Percentiles.of(gaps) if gaps else None,
         e2e=Percentiles.of([record.e2e_latency for record in records]),
+        tier_hit_rates={
+            tier: sum(record.cached_tokens.get(tier, 0) for record in records) / max(1, prompt_tokens) for tier in TIERS
+        },
     )

@@ -30,6 +30,7 @@ class RequestMetrics:
     num_cached_tokens: int = 0  # prompt tokens that a prefix cache had already
     num_preemptions: int = 0
     token_times: list[float] = field(default_factory=list)  # of the first sample's tokens
+    cached_tokens: dict[str, int] = field(default_factory=dict)  # num_cached_tokens by tier: "device", "host", "disk"
 
     @property
     def inter_token_latencies(self) -> list[float]:

@@ -65,6 +65,7 @@ class Request:
         self.stop_reason: int | str | None = None
         self.num_forks = params.n - 1 if index == 0 else 0  # samples still to be split off, when the prompt is done
         self.num_cached_tokens = 0  # prompt tokens that were not computed, since a cache had them
+        self.cached_tokens: dict[str, int] = {}  # the same by tier: device, host, disk (chapter 17)
         self.num_preemptions = 0
         self.max_computed_tokens = 0  # the most it ever had computed: what lies under it was paid for once
         self.token_times: list[float] = []  # when each output token came, seconds on the engine's clock
@@ -121,7 +122,7 @@ class Request:
         child.token_ids += self.output_token_ids
         child.output_token_ids += self.output_token_ids
         child.num_forks = 0
-        child.num_cached_tokens = self.num_cached_tokens
+        child.num_cached_tokens, child.cached_tokens = self.num_cached_tokens, self.cached_tokens
         child.num_computed_tokens = child.max_computed_tokens = self.num_computed_tokens
         return child
 

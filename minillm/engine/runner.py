@@ -14,6 +14,7 @@ from torch import Tensor
 from minillm.engine.graphs import DecodeGraphs, token_at
 from minillm.engine.scheduler import SampledToken, ScheduledRequest, SchedulerOutput
 from minillm.kv_cache.paged import PagedKVCache
+from minillm.kv_cache.transfer import BlockTransfer
 from minillm.model.attention import AttentionBackend
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
@@ -33,11 +34,13 @@ class ModelRunner:
         sampler: Sampler | None = None,
         trace: Trace | None = None,
         graphs: DecodeGraphs | None = None,
+        transfer: BlockTransfer | None = None,
     ):
         self.model, self.cache, self.attention = model, cache, attention
         self.sampler = sampler or Sampler()
         self.trace = trace or Trace(enabled=False)
         self.graphs = graphs
+        self.transfer = transfer
         self._sampled_rows: list[ScheduledRequest] = []  # of the last step
         self._sampled: Tensor | None = None  # and their tokens, on the device
         self._metadata: SamplingMetadata | None = None
@@ -54,7 +57,7 @@ class ModelRunner:
         """
         if output.moves:
             with self.trace.span("move blocks"):
-                self.cache.move(output.moves)
+                (self.transfer or self.cache).move(output.moves)
         if not output.rows:
             return LaunchedStep(output, None, self.trace)
         with self.trace.span("build batch"):

@@ -243,11 +243,18 @@ class Scheduler:
                 return
             self.waiting.pop()
             if request.status is RequestStatus.WAITING:
-                request.num_cached_tokens = computed.num_tokens
+                self._count_found(request, computed)
             request.num_computed_tokens = computed.num_tokens
             request.status = RequestStatus.RUNNING
             self.running.append(request)
             budget -= self._schedule(output, request, count)
+
+    def _count_found(self, request: Request, computed: ComputedBlocks) -> None:
+        request.num_cached_tokens = computed.num_tokens
+        request.cached_tokens = getattr(computed, "found", {})  # by tier; a cache of your own need not tell
+        for tier, count in request.cached_tokens.items():
+            if count:
+                self.trace.count(f"found on {tier}", count, request=request.request_id)
 
     def _num_new_tokens(self, request: Request, num_computed: int, budget: int) -> int:
         count = 0 if request.ends_in_flight else request.num_tokens - num_computed

@@ -36,18 +36,21 @@ FLAGS = (
 )  # fmt: skip
 LANES = 16  # outputs of a panel: see native.c
 DTYPES = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
+KV_FLAGS = {torch.int8: ("-DKV_INT8",), torch.float8_e4m3fn: ("-DKV_FP8",)}  # pages of codes: chapter 17
 
 
 @cache
-def library(dtype: torch.dtype = torch.float32) -> ctypes.CDLL | None:
-    """The kernels for `dtype`, compiled at the first call on this machine (2 s) and kept; None where there are none."""
+def library(dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None) -> ctypes.CDLL | None:
+    """The kernels for `dtype`, and for KV pages of `kv_dtype` where those hold codes, compiled at the first call on this
+    machine (3 s) and kept; None where there are none."""
     if os.environ.get("MINILLM_NATIVE") == "0" or dtype not in DTYPES or not sys.platform.startswith("linux"):
         return None
     compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("clang")
     if compiler is None:
         return None
-    flags = (*FLAGS, *DTYPES[dtype])
-    key = hashlib.sha256(SOURCE.read_bytes() + repr((compiler, flags, _cpu())).encode()).hexdigest()[:16]
+    flags = (*FLAGS, *DTYPES[dtype], *KV_FLAGS.get(kv_dtype, ()))
+    sources = b"".join(path.read_bytes() for path in (SOURCE, *sorted(SOURCE.parent.glob("native_*.h"))))
+    key = hashlib.sha256(sources + repr((compiler, flags, _cpu())).encode()).hexdigest()[:16]
     for folder in (_cache_folder(), Path(tempfile.gettempdir()) / f"minillm-{os.getuid()}"):
         path = folder / f"native-{key}.so"
         try:
@@ -146,60 +149,92 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     return out
 
 
+class Pages(ctypes.Structure):
+    """The pages of one layer, and which of their keys a query sees; the same fields in the same order as in
+    native_attention.h. It holds addresses only: whoever makes it keeps the tensors."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
+        *((name, ctypes.c_long) for name in ("kv_heads", "dim", "size", "window", "sinks")),
+    )
+
+    @classmethod
+    def of(
+        cls, keys: Tensor, values: Tensor, scales: tuple[Tensor, Tensor] | None = None, window: int | None = None, sinks: int = 0
+    ) -> Pages:
+        """keys, values and the scales of both as `PagedKVCache` has them. A query sees the last `window` keys, and the
+        first `sinks` in any case."""
+        _, kv_heads, dim, size = keys.shape
+        scale_places = (None, None) if scales is None else (scales[0].data_ptr(), scales[1].data_ptr())
+        pages = cls(keys.data_ptr(), values.data_ptr(), *scale_places, kv_heads, dim, size, window or 0, sinks)
+        pages.dtype = keys.dtype if keys.dtype in KV_FLAGS else None
+        return pages
+
+
 def paged_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    pages: Pages,
     query_start_loc: Tensor,
     seq_lens: Tensor,
     block_table: Tensor,
     slot_mapping: Tensor,
     max_seq_len: int,
-    window: int | None,
+    turn: Tensor | None = None,
 ) -> Tensor:
     """Write k and v into their slots, then attend over the pages: [num_tokens, num_heads, head_dim].
 
-    q, k and v with heads side by side; keys and values as `PagedKVCache` has them; the index tensors int64 and
-    contiguous. Raises MemoryError where the scores of a query do not fit into memory.
+    q, k and v with heads side by side; the index tensors int64 and contiguous. `turn`, [2, num_tokens, head_dim]
+    float32, is what a query is turned by before it meets the sinks: cos and signed sin. Raises MemoryError where the
+    scores of a query do not fit into memory.
     """
     num_tokens, heads, dim = q.shape
-    _, kv_heads, _, block_size = keys.shape
     out = torch.empty(num_tokens, heads, dim, dtype=q.dtype)
-    failed = library(q.dtype).paged_attention(
-        q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0), keys.data_ptr(), values.data_ptr(),
-        query_start_loc.data_ptr(), seq_lens.data_ptr(), block_table.data_ptr(), slot_mapping.data_ptr(), out.data_ptr(),
-        seq_lens.shape[0], num_tokens, heads, kv_heads, dim, block_size, block_table.shape[1],
-        max_seq_len, window or 0, dim**-0.5,
+    failed = library(q.dtype, pages.dtype).paged_attention(
+        pages, q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
+        query_start_loc.data_ptr(), seq_lens.data_ptr(), block_table.data_ptr(), slot_mapping.data_ptr(),
+        None if turn is None else turn.data_ptr(), out.data_ptr(),
+        seq_lens.shape[0], num_tokens, heads, block_table.shape[1], max_seq_len, dim**-0.5,
     )  # fmt: skip
     if failed:
         raise MemoryError(f"no memory for the scores of {max_seq_len} positions; lower max_model_len")
     return out
 
 
-class Layer(ctypes.Structure):
-    """The weights of a decoder layer for `decoder_layer`; the same fields in the same order as in native.c.
+class Matrix(ctypes.Structure):
+    """A packed weight of any kind (0: numbers, others in `native_quant`); the same fields in the same order as in
+    native_quant.h. Like Layer it holds addresses only: whoever makes it keeps the tensors."""
 
-    It holds addresses only: whoever makes it keeps the tensors.
-    """
-
-    WEIGHTS = (
-        "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "o_bias", "post_norm",
-        "gate_up", "gate_up_bias", "down", "down_bias",
-    )  # fmt: skip
-    SIZES = ("hidden", "heads", "kv_heads", "dim", "intermediate", "window")
     _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("codes", "scales", "zeros", "table", "sums")),
+        *((name, ctypes.c_long) for name in ("kind", "in_features", "out_features", "group", "half_scales")),
+        ("activation_scale", ctypes.c_float),
+    )
+
+    @classmethod
+    def of(cls, packed: Tensor, out_features: int) -> Matrix:
+        return cls(packed.data_ptr(), in_features=packed.shape[1] * packed.shape[3], out_features=out_features)
+
+
+class Layer(ctypes.Structure):
+    """The weights of a decoder layer for `decoder_layer`; the same fields in the same order as in native.c."""
+
+    MATRICES = ("qkv", "o", "gate_up", "down")
+    WEIGHTS = ("qkv_bias", "o_bias", "gate_up_bias", "down_bias", "input_norm", "q_norm", "k_norm", "post_norm")
+    SIZES = ("hidden", "heads", "kv_heads", "dim", "intermediate")
+    _fields_ = (
+        *((name, Matrix) for name in MATRICES),
         *((name, ctypes.c_void_p) for name in WEIGHTS),
         *((name, ctypes.c_long) for name in SIZES),
         ("eps", ctypes.c_float),
     )
 
     @classmethod
-    def of(cls, weights: dict[str, Tensor | None], sizes: dict[str, int], eps: float) -> Layer:
-        """`weights` by name, packed where they are matrices; `window` is 0 where there is none."""
+    def of(cls, matrices: dict[str, Matrix], weights: dict[str, Tensor | None], sizes: dict[str, int], eps: float) -> Layer:
+        """By name; a bias or a norm that the layer does not have is None."""
         places = {name: None if weights[name] is None else weights[name].data_ptr() for name in cls.WEIGHTS}
-        return cls(**places, **{name: sizes[name] for name in cls.SIZES}, eps=eps)
+        return cls(**matrices, **places, **{name: sizes[name] for name in cls.SIZES}, eps=eps)
 
 
 def decoder_layer(
@@ -207,19 +242,19 @@ def decoder_layer(
     hidden: Tensor,
     cos: Tensor,
     sin: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    pages: Pages,
     query_start_loc: Tensor,
     seq_lens: Tensor,
     block_table: Tensor,
     slot_mapping: Tensor,
     max_seq_len: int,
+    turn: Tensor | None = None,
 ) -> None:
     """All of a decoder layer, in place on hidden [num_tokens, hidden_size]. Index tensors as for `paged_attention`."""
-    failed = library(hidden.dtype).decoder_layer(
-        layer, hidden.data_ptr(), cos.data_ptr(), sin.data_ptr(), keys.data_ptr(), values.data_ptr(),
+    failed = library(hidden.dtype, pages.dtype).decoder_layer(
+        layer, hidden.data_ptr(), cos.data_ptr(), sin.data_ptr(), pages,
         query_start_loc.data_ptr(), seq_lens.data_ptr(), block_table.data_ptr(), slot_mapping.data_ptr(),
-        seq_lens.shape[0], hidden.shape[0], keys.shape[3], block_table.shape[1], max_seq_len,
+        None if turn is None else turn.data_ptr(), seq_lens.shape[0], hidden.shape[0], block_table.shape[1], max_seq_len,
     )  # fmt: skip
     if failed:
         raise MemoryError(f"no memory for a layer of {hidden.shape[0]} tokens and {max_seq_len} positions")
@@ -229,13 +264,15 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """Tell ctypes what each function takes, so that plain numbers can be passed: an object a number takes longer."""
     p, n, f = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
     loaded.linear.argtypes = (p, p, p, p, p, n, n, n)
+    loaded.multiply.argtypes = (ctypes.POINTER(Matrix), p, p, p, p, n)
+    loaded.unpack_rows.argtypes = (ctypes.POINTER(Matrix), p, p, n)
     loaded.rms_norm.argtypes = (p, p, p, n, n, n, n, n, f)
     loaded.silu_mul.argtypes = (p, p, n, n)
     loaded.rotary_angles.argtypes = (p, p, p, f, p, p, n, n)
     loaded.rotate.argtypes = (p, p, p, p, n, n, n, n)
     loaded.gumbel_noise.argtypes = (p, p, p, p, n, n)
-    loaded.paged_attention.argtypes = (p,) * 3 + (n,) * 3 + (p,) * 7 + (n,) * 9 + (f,)
-    loaded.decoder_layer.argtypes = (ctypes.POINTER(Layer),) + (p,) * 9 + (n,) * 5
+    loaded.paged_attention.argtypes = (ctypes.POINTER(Pages),) + (p,) * 3 + (n,) * 3 + (p,) * 6 + (n,) * 5 + (f,)
+    loaded.decoder_layer.argtypes = (ctypes.POINTER(Layer),) + (p,) * 3 + (ctypes.POINTER(Pages),) + (p,) * 5 + (n,) * 4
     return loaded
 
 

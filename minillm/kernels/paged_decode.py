@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from minillm.kernels.flash_attention import LOG2_E, check_heads, dot_precision, take_in, torch_attend
+from minillm.kernels.kv_codes import UNIT, as_codes, check_codes, decode, take_in_codes
 from minillm.kernels.language import capability, next_power_of_2, tl, triton
-from minillm.kernels.paged_prefill import gather_pages
+from minillm.kernels.paged_prefill import check_sinks, gather_pages, torch_attend_sinks
 
 MIN_SPLIT = 256  # positions; a shorter split would spend its time on starting and merging
 MAX_SPLITS = 64
@@ -32,15 +33,22 @@ def paged_decode(
     window: int | None = None,
     scale: float | None = None,
     out: Tensor | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    sinks: int = 0,
+    q_sink: Tensor | None = None,
 ) -> Tensor:
     """One query a sequence, its last position: [num_seqs, num_heads, head_dim].
 
-    q [num_seqs, num_heads, head_dim], any stride from sequence to sequence; keys and values as in `paged_prefill`;
-    seq_lens [num_seqs], 0 for a row that only fills up a batch: its result is 0. `num_splits` from `choose_num_splits`.
+    q [num_seqs, num_heads, head_dim], any stride from sequence to sequence; keys, values, scales and sinks as in
+    `paged_prefill`; seq_lens [num_seqs], 0 for a row that only fills up a batch: its result is 0. `num_splits` from
+    `choose_num_splits`.
     """
     num_seqs, num_heads, head_dim = q.shape
     _, num_kv_heads, _, block_size = keys.shape
     check_heads(q, values.transpose(1, 2)[0], values.transpose(1, 2)[0], window)
+    check_codes(keys, values, key_scales, value_scales)
+    check_sinks(q, q_sink, sinks, window)
     if out is None:
         out = torch.empty(num_seqs, num_heads, head_dim, dtype=q.dtype, device=q.device)
     group, width = num_heads // num_kv_heads, next_power_of_2(head_dim)
@@ -52,11 +60,12 @@ def paged_decode(
         part = torch.empty(num_seqs, num_heads, num_splits, head_dim, dtype=torch.float32, device=q.device)
         logs = torch.empty(num_seqs, num_heads, num_splits, dtype=torch.float32, device=q.device)
     paged_decode_kernel[(num_kv_heads, num_seqs, num_splits)](
-        q, keys, values, part, logs, seq_lens, block_table, (head_dim**-0.5 if scale is None else scale) * LOG2_E,
+        q, as_codes(keys, capability(q)), as_codes(values, capability(q)), part, logs, seq_lens, block_table, key_scales, value_scales, q_sink,
+        (head_dim**-0.5 if scale is None else scale) * LOG2_E,
         q.stride(0), q.stride(1), part.stride(0), part.stride(1), part.stride(2),
         keys.stride(0), values.stride(0), block_table.stride(0),
         GROUP=group, ROWS=max(16, next_power_of_2(group)), HEAD_DIM=head_dim, WIDTH=width,
-        BLOCK_SIZE=block_size, WINDOW=window or 0, SPLIT=num_splits > 1, TILE_N=tile_n,
+        BLOCK_SIZE=block_size, WINDOW=window or 0, SINKS=sinks, SPLIT=num_splits > 1, TILE_N=tile_n,
         PRECISION=dot_precision(q.dtype), num_warps=4, num_stages=2,
     )  # fmt: skip
     if num_splits > 1:
@@ -74,10 +83,10 @@ def choose_num_splits(num_seqs: int, num_kv_heads: int, max_seq_len: int, num_sm
 
 @triton.jit
 def paged_decode_kernel(
-    q, keys, values, part, logs, seq_lens, block_table, scale,
+    q, keys, values, part, logs, seq_lens, block_table, key_scales, value_scales, q_sink, scale,
     q_seq, q_head, part_seq, part_head, part_split, key_block, value_block, table_row,
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, SPLIT: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     kv_head, seq, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(seq_lens + seq).to(tl.int32)
@@ -91,25 +100,26 @@ def paged_decode_kernel(
     block_table += seq * table_row
     keys += kv_head * HEAD_DIM * BLOCK_SIZE
     values += kv_head * BLOCK_SIZE * HEAD_DIM
+    if key_scales is not None:
+        key_scales += kv_head * BLOCK_SIZE
+        value_scales += kv_head * BLOCK_SIZE
 
     best = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, WIDTH), tl.float32)
-    for tile in range(begin, end, TILE_N):
-        columns = tile + tl.arange(0, TILE_N)
-        there = columns < end
-        if WINDOW > 0:
-            there = there & (columns >= length - WINDOW)
-        held = columns // BLOCK_SIZE * BLOCK_SIZE < end  # whole blocks, so that loads of 16 bytes are not cut
-        blocks = tl.load(block_table + columns // BLOCK_SIZE, held, 0).to(tl.int64)
-        offsets = columns % BLOCK_SIZE
-        wide = (dims < HEAD_DIM)[:, None] & held[None, :]
-        page = keys + (blocks * key_block + offsets)[None, :] + dims[:, None] * BLOCK_SIZE
-        scores = tl.dot(queries, tl.load(page, wide, 0.0), input_precision=PRECISION) * scale  # [ROWS, TILE_N]
-        scores = tl.where(there[None, :], scores, float("-inf"))
-        page = values + (blocks * value_block + offsets * HEAD_DIM)[:, None] + dims[None, :]
-        wide = there[:, None] & (dims < HEAD_DIM)[None, :]
-        best, total, acc = take_in(best, total, acc, scores, tl.load(page, wide, 0.0), True, PRECISION)
+    if SINKS > 0:  # the first keys, which all see, are left to the first split
+        turned = tl.load(q_sink + (seq * tl.num_programs(0) * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :], inside, 0.0)
+        best, total, acc = read_pages(
+            best, total, acc, turned, keys, values, block_table, key_scales, value_scales, key_block, value_block, scale,
+            0, tl.where(split == 0, tl.minimum(SINKS, length), 0), length, tl.num_programs(0),
+            HEAD_DIM, WIDTH, BLOCK_SIZE, 0, 0, TILE_N, PRECISION,
+        )  # fmt: skip
+    best, total, acc = read_pages(
+        best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, scale,
+        begin, end, length, tl.num_programs(0), HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SINKS, TILE_N, PRECISION,
+    )  # fmt: skip
+    if key_scales is not None:
+        acc *= 1 / UNIT
 
     some = tl.where(total == 0.0, 1.0, total)  # an empty split, or a row that only fills up the batch: zeros
     part += seq * part_seq + split * part_split
@@ -118,6 +128,43 @@ def paged_decode_kernel(
         num_heads = tl.num_programs(0) * GROUP
         where = (seq * num_heads + heads) * tl.num_programs(2) + split
         tl.store(logs + where, best + tl.log2(some), rows < GROUP)
+
+
+@triton.jit
+def read_pages(
+    best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, scale,
+    begin, end, length, num_kv_heads, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Take in the positions begin:end of a sequence, those that its last one sees and that are no sinks."""
+    dims = tl.arange(0, WIDTH)
+    for tile in range(begin, end, TILE_N):
+        columns = tile + tl.arange(0, TILE_N)
+        there = columns < end
+        if WINDOW > 0:
+            there = there & (columns >= length - WINDOW)
+        if SINKS > 0:
+            there = there & (columns >= SINKS)
+        held = columns // BLOCK_SIZE * BLOCK_SIZE < end  # whole blocks, so that loads of 16 bytes are not cut
+        blocks = tl.load(block_table + columns // BLOCK_SIZE, held, 0).to(tl.int64)
+        offsets = columns % BLOCK_SIZE
+        wide = (dims < HEAD_DIM)[:, None] & held[None, :]
+        page = keys + (blocks * key_block + offsets)[None, :] + dims[:, None] * BLOCK_SIZE
+        codes = decode(tl.load(page, wide, 0.0), queries)
+        scores = tl.dot(queries, codes, input_precision=PRECISION) * scale  # [ROWS, TILE_N]
+        if key_scales is not None:
+            place = blocks * (num_kv_heads * BLOCK_SIZE) + offsets
+            scores *= tl.load(key_scales + place, held, 0.0)[None, :]
+        scores = tl.where(there[None, :], scores, float("-inf"))
+        page = values + (blocks * value_block + offsets * HEAD_DIM)[:, None] + dims[None, :]
+        wide = there[:, None] & (dims < HEAD_DIM)[None, :]
+        codes = decode(tl.load(page, wide, 0.0), queries)
+        if value_scales is None:
+            best, total, acc = take_in(best, total, acc, scores, codes, True, PRECISION)
+        else:
+            scales = tl.load(value_scales + place, there, 0.0)
+            best, total, acc = take_in_codes(best, total, acc, scores, codes, scales, True, PRECISION)
+    return best, total, acc
 
 
 @triton.jit
@@ -172,13 +219,21 @@ def torch_paged_decode(
     window: int | None = None,
     scale: float | None = None,
     out: Tensor | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    sinks: int = 0,
+    q_sink: Tensor | None = None,
 ) -> Tensor:
     """The twin: gather each sequence's pages, then the formula; `num_splits` changes nothing."""
     out = torch.zeros_like(q, memory_format=torch.contiguous_format) if out is None else out
     for row, (length, table) in enumerate(zip(seq_lens.tolist(), block_table)):
         if length:
-            k, v = gather_pages(keys, values, table, length)
-            out[row : row + 1] = torch_attend(q[row : row + 1], k, v, window, scale)
+            k, v = gather_pages(keys, values, table, length, key_scales, value_scales)
+            this = slice(row, row + 1)
+            if sinks:
+                out[this] = torch_attend_sinks(q[this], k, v, window, scale, sinks, q_sink[this])
+            else:
+                out[this] = torch_attend(q[this], k, v, window, scale)
         else:
             out[row] = 0
     return out

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from minillm.kernels.flash_attention import LOG2_E, check_heads, choose_tiles, dot_precision, take_in, torch_attend
+from minillm.kernels.kv_codes import UNIT, as_codes, check_codes, decode, take_in_codes
 from minillm.kernels.language import capability, next_power_of_2, tl, triton
 
 
@@ -28,6 +29,10 @@ def paged_prefill(
     window: int | None = None,
     scale: float | None = None,
     out: Tensor | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    sinks: int = 0,
+    q_sink: Tensor | None = None,
 ) -> Tensor:
     """Each query attends to all positions of its sequence up to its own: [num_tokens, num_heads, head_dim].
 
@@ -36,31 +41,39 @@ def paged_prefill(
     brings the tokens query_start_loc[i]:query_start_loc[i + 1], at most `max_query_len`, the last of its seq_lens[i]
     positions; its pages are block_table[i]. Sequences that bring no token are passed over. `out` is written to where
     it is given: rows that no sequence owns stay as they are.
+
+    For chapter 17: keys and values may be codes of 8 bits, with their scales as `minillm.kernels.kv_codes` has them. With
+    `sinks` the first so many positions are seen by all, beside the window, by queries of their own: q_sink, contiguous.
     """
     num_tokens, num_heads, head_dim = q.shape
     _, num_kv_heads, _, block_size = keys.shape
     check_heads(q, values.transpose(1, 2)[0], values.transpose(1, 2)[0], window)
+    check_codes(keys, values, key_scales, value_scales)
+    check_sinks(q, q_sink, sinks, window)
     if out is None:
         out = torch.empty(num_tokens, num_heads, head_dim, dtype=q.dtype, device=q.device)
     group = num_heads // num_kv_heads
     tile_m, tile_n, num_warps, num_stages = choose_tiles(head_dim, q.dtype, capability(q))
+    if keys.element_size() == 1 and tile_m > 64:  # codes take registers on their way to the tensor cores
+        tile_m, num_warps, num_stages = 64, 4, 2
     tile_m = max(16, next_power_of_2(group), min(tile_m, next_power_of_2(max_query_len * group)))
     grid = (triton.cdiv(max_query_len, tile_m // group), num_kv_heads, seq_lens.shape[0])
     paged_prefill_kernel[grid](
-        q, keys, values, out, query_start_loc, seq_lens, block_table, (head_dim**-0.5 if scale is None else scale) * LOG2_E,
+        q, as_codes(keys, capability(q)), as_codes(values, capability(q)), out, query_start_loc, seq_lens, block_table, key_scales, value_scales, q_sink,
+        (head_dim**-0.5 if scale is None else scale) * LOG2_E,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), keys.stride(0), values.stride(0), block_table.stride(0),
         GROUP=group, HEAD_DIM=head_dim, WIDTH=next_power_of_2(head_dim), BLOCK_SIZE=block_size, WINDOW=window or 0,
-        TILE_M=tile_m, TILE_N=tile_n, PRECISION=dot_precision(q.dtype), num_warps=num_warps, num_stages=num_stages,
+        SINKS=sinks, TILE_M=tile_m, TILE_N=tile_n, PRECISION=dot_precision(q.dtype), num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
     return out
 
 
 @triton.jit
 def paged_prefill_kernel(
-    q, keys, values, out, query_start_loc, seq_lens, block_table, scale,
+    q, keys, values, out, query_start_loc, seq_lens, block_table, key_scales, value_scales, q_sink, scale,
     q_token, q_head, out_token, out_head, key_block, value_block, table_row,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
+    SINKS: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(1)
     seq = tl.program_id(2)
@@ -84,6 +97,9 @@ def paged_prefill_kernel(
     block_table += seq.to(tl.int64) * table_row
     keys += kv_head * HEAD_DIM * BLOCK_SIZE
     values += kv_head * BLOCK_SIZE * HEAD_DIM
+    if key_scales is not None:
+        key_scales += kv_head * BLOCK_SIZE
+        value_scales += kv_head * BLOCK_SIZE
 
     best = tl.full((TILE_M,), float("-inf"), tl.float32)
     total = tl.zeros((TILE_M,), tl.float32)
@@ -92,22 +108,33 @@ def paged_prefill_kernel(
     start, whole = 0, 0
     if WINDOW > 0:
         start = tl.maximum(past + begin - WINDOW + 1, 0) // TILE_N * TILE_N
-        whole = tl.cdiv(tl.maximum(length - WINDOW, 0), TILE_N) * TILE_N  # all queries see the tiles from here on
+        whole = tl.cdiv(tl.maximum(length - WINDOW, SINKS), TILE_N) * TILE_N  # all queries see the tiles from here on
     diagonal = tl.maximum((past + begin + 1) // TILE_N * TILE_N, whole)
     diagonal = tl.minimum(diagonal, tl.cdiv(length, TILE_N) * TILE_N)
+    if SINKS > 0:
+        row = (first + tokens) * tl.num_programs(1) * GROUP + heads
+        turned = tl.load(q_sink + row[:, None] * HEAD_DIM + dims[None, :], inside, 0.0)
+        best, total, acc = walk_pages(
+            best, total, acc, turned, keys, values, block_table, key_scales, value_scales, key_block, value_block, tl.minimum(positions, SINKS - 1), scale,
+            0, tl.minimum(SINKS, length), length, tl.num_programs(1),
+            HEAD_DIM, WIDTH, BLOCK_SIZE, 0, 0, TILE_N, True, PRECISION,
+        )  # fmt: skip
     if WINDOW > 0:
         best, total, acc = walk_pages(
-            best, total, acc, queries, keys, values, block_table, key_block, value_block, positions, scale,
-            start, tl.minimum(whole, diagonal), length, HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, TILE_N, True, PRECISION,
+            best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, positions, scale,
+            start, tl.minimum(whole, diagonal), length, tl.num_programs(1),
+            HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SINKS, TILE_N, True, PRECISION,
         )  # fmt: skip
     best, total, acc = walk_pages(
-        best, total, acc, queries, keys, values, block_table, key_block, value_block, positions, scale,
-        whole, diagonal, length, HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, TILE_N, False, PRECISION,
+        best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, positions, scale,
+        whole, diagonal, length, tl.num_programs(1), HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SINKS, TILE_N, False, PRECISION,
     )  # fmt: skip
     best, total, acc = walk_pages(
-        best, total, acc, queries, keys, values, block_table, key_block, value_block, positions, scale,
-        diagonal, length, length, HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, TILE_N, True, PRECISION,
+        best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, positions, scale,
+        diagonal, length, length, tl.num_programs(1), HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SINKS, TILE_N, True, PRECISION,
     )  # fmt: skip
+    if key_scales is not None:
+        acc *= 1 / UNIT
     total = tl.where(real, total, 1.0)
     where = (first + tokens)[:, None] * out_token + heads[:, None] * out_head + dims[None, :]
     tl.store(out + where, acc / total[:, None], inside)
@@ -115,9 +142,9 @@ def paged_prefill_kernel(
 
 @triton.jit
 def walk_pages(
-    best, total, acc, queries, keys, values, block_table, key_block, value_block, positions, scale,
-    begin, end, length, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    TILE_N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, positions, scale,
+    begin, end, length, num_kv_heads, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, TILE_N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take in the positions begin:end of a sequence, tile by tile, through its block table."""
     dims = tl.arange(0, WIDTH)
@@ -130,16 +157,39 @@ def walk_pages(
         offsets = columns % BLOCK_SIZE
         wide = (dims < HEAD_DIM)[:, None] & held[None, :]
         page = keys + (blocks * key_block + offsets)[None, :] + dims[:, None] * BLOCK_SIZE
-        scores = tl.dot(queries, tl.load(page, wide, 0.0), input_precision=PRECISION) * scale  # [rows, TILE_N]
+        codes = decode(tl.load(page, wide, 0.0), queries)
+        scores = tl.dot(queries, codes, input_precision=PRECISION) * scale  # [rows, TILE_N]
+        if key_scales is not None:
+            place = blocks * (num_kv_heads * BLOCK_SIZE) + offsets
+            scores *= tl.load(key_scales + place, held, 0.0)[None, :]
         if MASKED:
             seen = columns[None, :] <= positions[:, None]
             if WINDOW > 0:
                 seen = seen & (columns[None, :] > positions[:, None] - WINDOW)
+            if SINKS > 0:
+                seen = seen & (columns[None, :] >= SINKS)
             scores = tl.where(seen, scores, float("-inf"))
         page = values + (blocks * value_block + offsets * HEAD_DIM)[:, None] + dims[None, :]
         wide = there[:, None] & (dims < HEAD_DIM)[None, :]
-        best, total, acc = take_in(best, total, acc, scores, tl.load(page, wide, 0.0), MASKED, PRECISION)
+        codes = decode(tl.load(page, wide, 0.0), queries)
+        if value_scales is None:
+            best, total, acc = take_in(best, total, acc, scores, codes, MASKED, PRECISION)
+        else:
+            scales = tl.load(value_scales + place, there, 0.0)
+            best, total, acc = take_in_codes(best, total, acc, scores, codes, scales, MASKED, PRECISION)
     return best, total, acc
+
+
+def check_sinks(q: Tensor, q_sink: Tensor | None, sinks: int, window: int | None) -> None:
+    """Raise ValueError unless sinks come with a window and with queries of their own that lie as q does."""
+    if sinks == 0 and q_sink is None:
+        return
+    if sinks < 1 or window is None:
+        raise ValueError(f"sinks={sinks} and window={window}: sinks are 1 position or more kept beside a window; give both")
+    if q_sink is None or q_sink.shape[1:] != q.shape[1:] or len(q_sink) < len(q) or q_sink.dtype is not q.dtype:
+        raise ValueError(f"sinks={sinks} needs q_sink, the queries turned for them, with the shape and dtype of q")
+    if not q_sink.is_contiguous():
+        raise ValueError("q_sink must lie in one piece; call .contiguous()")
 
 
 def torch_paged_prefill(
@@ -153,19 +203,46 @@ def torch_paged_prefill(
     window: int | None = None,
     scale: float | None = None,
     out: Tensor | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    sinks: int = 0,
+    q_sink: Tensor | None = None,
 ) -> Tensor:
     """The twin: gather each sequence's pages, then the formula."""
     bounds = query_start_loc.tolist()
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     for start, end, length, table in zip(bounds, bounds[1:], seq_lens.tolist(), block_table):
         if start < end:
-            k, v = gather_pages(keys, values, table, length)
-            out[start:end] = torch_attend(q[start:end], k, v, window, scale)
+            k, v = gather_pages(keys, values, table, length, key_scales, value_scales)
+            if sinks:
+                out[start:end] = torch_attend_sinks(q[start:end], k, v, window, scale, sinks, q_sink[start:end])
+            else:
+                out[start:end] = torch_attend(q[start:end], k, v, window, scale)
     return out
 
 
-def gather_pages(keys: Tensor, values: Tensor, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """The first `length` keys and values of a sequence, each [length, num_kv_heads, head_dim]."""
-    k = keys[table].permute(0, 3, 1, 2).flatten(0, 1)
-    v = values[table].transpose(1, 2).flatten(0, 1)
-    return k[:length], v[:length]
+def gather_pages(
+    keys: Tensor, values: Tensor, table: Tensor, length: int, key_scales: Tensor | None = None, value_scales: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The first `length` keys and values of a sequence, each [length, num_kv_heads, head_dim]; of codes, what they stand for,
+    in float32."""
+    k = as_codes(keys)[table].view(keys.dtype).permute(0, 3, 1, 2).flatten(0, 1)[:length]
+    v = as_codes(values)[table].view(values.dtype).transpose(1, 2).flatten(0, 1)[:length]
+    if key_scales is None:
+        return k, v
+    scales = (x[table].transpose(1, 2).flatten(0, 1)[:length, :, None] for x in (key_scales, value_scales))
+    return k.float() * next(scales), v.float() * next(scales)
+
+
+def torch_attend_sinks(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float | None, sinks: int, q_sink: Tensor) -> Tensor:
+    """`torch_attend` where the first `sinks` keys are seen by all queries, as q_sink."""
+    num_queries, num_keys, group = len(q), len(k), q.shape[1] // k.shape[1]
+    position = torch.arange(num_keys - num_queries, num_keys, device=q.device)[:, None]
+    key = torch.arange(num_keys, device=q.device)
+    seen = (key <= position) & ((key < sinks) | (key > position - window))
+    accurate = torch.promote_types(q.dtype, torch.float32)
+    keys, values = (x.to(accurate).repeat_interleave(group, dim=1) for x in (k, v))
+    far, near = (torch.einsum("qhd,khd->hqk", x.to(accurate), keys) for x in (q_sink, q))
+    scores = torch.where(key < sinks, far, near) * (q.shape[2] ** -0.5 if scale is None else scale)
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)

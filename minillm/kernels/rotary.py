@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from minillm.kernels.kv_codes import as_codes, check_codes, encode, torch_encode
 from minillm.kernels.language import next_power_of_2, tl, triton
 
 ELEMENTS = 1024  # a program's tile, heads * head_dim: eight elements a thread in four warps
@@ -34,6 +35,8 @@ def rotate_and_store(
     q_weight: Tensor | None = None,
     k_weight: Tensor | None = None,
     eps: float = 0.0,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
 ) -> None:
     """Rotate q in place; rotate k and write it, and v, into the cache. k and v themselves stay as they are.
 
@@ -42,16 +45,21 @@ def rotate_and_store(
     as in `PagedKVCache`, slot_mapping [num_tokens] int64. A token of slot -1 is padding: it writes nothing into the cache,
     and its q holds nothing of use afterwards. With q_weight and k_weight [head_dim] each head of q and k is RMS-normed first (Qwen3). The
     rotation is computed in float32 and rounded once. Any even head_dim.
+
+    A cache in 8 bits (chapter 17) gets the codes of what another cache would get, and their scales: key_scales and
+    value_scales [num_blocks + 1, num_kv_heads, block_size] float32.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, block_size = k.shape[1], values.shape[2]
     check(q, k, v, cos, sin, keys, values)
+    check_codes(keys, values, key_scales, value_scales)
     width = next_power_of_2(head_dim // 2)
     tile = max(1, min(ELEMENTS // (2 * width), next_power_of_2(num_heads)))
     tiles = triton.cdiv(num_heads, tile) + 2 * triton.cdiv(num_kv_heads, tile)
     with_norm = q_weight is not None
     rotate_and_store_kernel[(num_tokens, tiles)](
-        q, k, v, cos, sin, keys, values, slot_mapping, q_weight if with_norm else q, k_weight if with_norm else k,
+        q, k, v, cos, sin, as_codes(keys), as_codes(values), slot_mapping,
+        q_weight if with_norm else q, k_weight if with_norm else k, key_scales, value_scales,
         q.stride(0), k.stride(0), v.stride(0), cos.stride(0), sin.stride(0), keys.stride(0), values.stride(0), eps,
         Q_HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=head_dim, BLOCK_SIZE=block_size, NORM=with_norm,
         HEADS=tile, WIDTH=width, num_warps=max(1, tile * width // 128),
@@ -60,7 +68,7 @@ def rotate_and_store(
 
 @triton.jit
 def rotate_and_store_kernel(
-    q, k, v, cos, sin, keys, values, slot_mapping, q_weight, k_weight,
+    q, k, v, cos, sin, keys, values, slot_mapping, q_weight, k_weight, key_scales, value_scales,
     q_token, k_token, v_token, cos_token, sin_token, key_block, value_block, eps,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr,
     HEADS: tl.constexpr, WIDTH: tl.constexpr,
@@ -86,6 +94,9 @@ def rotate_and_store_kernel(
         inside = (heads < KV_HEADS)[:, None] & (dims < HALF)[None, :]
         place = k + token * k_token + heads[:, None] * DIM + dims[None, :]
         first, second = rotate(place, inside, k_weight, cos + token * cos_token, sin + token * sin_token, eps, dims, DIM, NORM)
+        if key_scales is not None:
+            scales = key_scales + (block * KV_HEADS + heads) * BLOCK_SIZE + offset
+            first, second = to_codes(first, second, scales, heads < KV_HEADS, slot, k, keys)
         target = keys + block * key_block + (heads[:, None] * DIM + dims[None, :]) * BLOCK_SIZE + offset
         if slot >= 0:
             tl.store(target, first, inside)
@@ -95,6 +106,9 @@ def rotate_and_store_kernel(
         inside = (heads < KV_HEADS)[:, None] & (dims < HALF)[None, :]
         place = v + token * v_token + heads[:, None] * DIM + dims[None, :]
         low, high = tl.load(place, inside, 0.0), tl.load(place + HALF, inside, 0.0)
+        if value_scales is not None:
+            scales = value_scales + (block * KV_HEADS + heads) * BLOCK_SIZE + offset
+            low, high = to_codes(low, high, scales, heads < KV_HEADS, slot, v, values)
         target = values + block * value_block + (heads[:, None] * BLOCK_SIZE + offset) * DIM + dims[None, :]
         if slot >= 0:
             tl.store(target, low, inside)
@@ -122,6 +136,17 @@ def rotate(place, inside, weight, cos, sin, eps, dims, DIM: tl.constexpr, NORM: 
     return first * first_cos + second * first_sin, second * second_cos + first * second_sin
 
 
+@triton.jit
+def to_codes(first, second, scales, inside, slot, x, cache):
+    """The codes that `cache` holds for both halves of the heads; their scales are stored. What is encoded was rounded to
+    the dtype of x first, as in a cache that holds it."""
+    dtype = x.dtype.element_ty
+    low, high, scale = encode(first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32), cache.dtype.element_ty)
+    if slot >= 0:
+        tl.store(scales, scale, inside)
+    return low, high
+
+
 def check(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor) -> None:
     """Raise ValueError unless everything lies as the kernel reads and writes it."""
     head_dim = q.shape[2]
@@ -147,13 +172,19 @@ def torch_rotate_and_store(
     q_weight: Tensor | None = None,
     k_weight: Tensor | None = None,
     eps: float = 0.0,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
 ) -> None:
     """The twin."""
     real = slot_mapping >= 0
     blocks, offsets = slot_mapping[real] // values.shape[2], slot_mapping[real] % values.shape[2]
     q.copy_(torch_rotate(q, cos, sin, q_weight, eps))
-    keys[blocks, :, :, offsets] = torch_rotate(k, cos, sin, k_weight, eps)[real]
-    values[blocks, :, offsets] = v[real]
+    k, v = torch_rotate(k, cos, sin, k_weight, eps)[real], v[real]
+    if key_scales is not None:
+        k, key_scales[blocks, :, offsets] = torch_encode(k, keys.dtype)
+        v, value_scales[blocks, :, offsets] = torch_encode(v, values.dtype)
+    as_codes(keys)[blocks, :, :, offsets] = as_codes(k)
+    as_codes(values)[blocks, :, offsets] = as_codes(v)
 
 
 def torch_rotate(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float) -> Tensor:

@@ -12,7 +12,7 @@ what the block held; a hit takes a block out of the middle. Each of these costs 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 NULL_BLOCK = 0
 
@@ -28,6 +28,9 @@ class BlockPool:
         self.block_hash: list[bytes | None] = [None] * (num_blocks + 1)
         self.cached: dict[bytes, int] = {}  # hash -> block
         self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        # Where else blocks may be kept (chapter 17) hears of each that is handed out again while it holds a hash.
+        self.on_evict: Callable[[int, bytes], None] = lambda block, block_hash: None
+        self.on_evict_all: Callable[[], None] = lambda: None
 
     @property
     def num_free(self) -> int:
@@ -83,8 +86,9 @@ class BlockPool:
 
     def evict_all(self) -> None:
         """Forget every hash: nothing is a hit any more. Owners keep their blocks."""
-        for block in list(self.cached.values()):
-            self._forget(block)
+        self.cached.clear()
+        self.block_hash = [None] * (self.num_blocks + 1)
+        self.on_evict_all()
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise RuntimeError unless every block is free or owned exactly as often as `tables` say."""
@@ -104,6 +108,7 @@ class BlockPool:
             raise RuntimeError("the hashes of the blocks and the index of cached blocks disagree")
 
     def _forget(self, block: int) -> None:
-        if self.block_hash[block] is not None:
-            del self.cached[self.block_hash[block]]
-            self.block_hash[block] = None
+        block_hash, self.block_hash[block] = self.block_hash[block], None
+        if block_hash is not None:
+            del self.cached[block_hash]
+            self.on_evict(block, block_hash)

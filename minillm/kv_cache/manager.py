@@ -3,6 +3,7 @@
     request A   table [4, 7, 2]      block 4: ref_cnt 2, block_size tokens that A and B begin with
     request B   table [4, 9]         blocks 7, 2, 9: ref_cnt 1; the last one of a table is usually not full
     window      table [0, 0, 5, 8]   what fell out of the sliding window was given back; 0 is the null block
+    sinks       table [3, 0, 5, 8]   but the first tokens stay, where attention sinks are kept (chapter 17)
 
 It moves no data. What has to be copied before the next forward pass is listed in `BlockMoves`.
 """
@@ -10,11 +11,13 @@ It moves no data. What has to be copied before the next forward pass is listed i
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import takewhile
+from typing import Any, Protocol
 
 from minillm.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from minillm.kv_cache.host import HostPool
 from minillm.kv_cache.prefix import extend_chain, root_hash
+from minillm.kv_cache.tiers import Disk, Tiers
 
 
 class Request(Protocol):
@@ -35,12 +38,14 @@ class Request(Protocol):
 class BlockMoves:
     """Copies to make before the forward pass, in this order; each pair is (from, to)."""
 
+    to_disk: list[tuple[int, bytes]] = field(default_factory=list)  # host place -> file of that hash
     swap_out: list[tuple[int, int]] = field(default_factory=list)  # device block -> host place
+    from_disk: list[tuple[Any, int]] = field(default_factory=list)  # what was read of a file -> host place
     copies: list[tuple[int, int]] = field(default_factory=list)  # device block -> device block, on write
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # host place -> device block
 
     def __bool__(self) -> bool:
-        return bool(self.swap_out or self.copies or self.swap_in)
+        return bool(self.to_disk or self.swap_out or self.from_disk or self.copies or self.swap_in)
 
 
 @dataclass(frozen=True)
@@ -50,13 +55,16 @@ class ComputedBlocks:
     block_ids: list[int] = field(default_factory=list)
     num_tokens: int = 0
     from_host: dict[int, int] = field(default_factory=dict)  # index in block_ids -> host place it is copied from
+    found: dict[str, int] = field(default_factory=dict)  # of a prefix: how many of the tokens each tier had
 
 
 class KVCacheManager:
     """Tables of blocks for requests, over one `BlockPool`.
 
-    `window` is the sliding window when every layer has one (the largest), else None. `identity` names all that the
-    keys and values depend on beside the tokens: it goes into every prefix hash.
+    `window` is the sliding window when every layer has one (the largest), else None; the first `sinks` tokens are kept
+    although they leave it (`minillm.kv_cache.retention`). `identity` names all that the
+    keys and values depend on beside the tokens: it goes into every prefix hash. Host blocks and `disk` take what the pool
+    has no room for (`minillm.kv_cache.tiers`).
     """
 
     def __init__(
@@ -67,36 +75,45 @@ class KVCacheManager:
         window: int | None = None,
         num_host_blocks: int = 0,
         identity: str = "",
+        disk: Disk | None = None,
+        sinks: int = 0,
     ):
         self.pool = BlockPool(num_blocks)
         self.host = HostPool(num_host_blocks)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.window = window
+        self.window, self.num_sink_blocks = window, -(-sinks // block_size)
         self.identity = identity
         self.tables: dict[str, list[int]] = {}
         self.chains: dict[str, list[bytes]] = {}  # prefix hashes of a request's full blocks, as far as they were needed
         self.num_cached_blocks: dict[str, int] = {}  # how many leading blocks of a table the pool can find by hash
         self.swapped: dict[str, list[int | bytes]] = {}  # of a swapped request: a host place, or the hash to look for
         self.moves = BlockMoves()
+        self.tiers = Tiers(self.pool, self.host, disk, self.moves)
 
-    def get_computed_blocks(self, request: Request) -> ComputedBlocks:
+    def get_computed_blocks(self, request: Request, wait: bool = True) -> ComputedBlocks:
         """What the caches hold of a request that has no blocks: its own swapped blocks, or the longest known prefix.
 
-        Never all of it: the last token is always computed, since its logits are wanted.
+        Never all of it: the last token is always computed, since its logits are wanted. `wait` for blocks on their way
+        from disk, or leave them out.
         """
         if request.request_id in self.swapped:
             return self._swapped_blocks(request)
         if not self.enable_prefix_caching or request.skip_prefix_cache:
             return ComputedBlocks()
         chain = self._chain(request, (request.num_tokens - 1) // self.block_size)
+        if wait:
+            self.tiers.arrive(chain)
         hits: list[int] = []
-        for block_hash in chain:
+        from_host: dict[int, int] = {}
+        for index, block_hash in enumerate(chain):
             block = self.pool.lookup(block_hash)
-            if block is None and self.window is None:
+            if block is None and (place := self.host.lookup(block_hash)) is not None:
+                from_host[index] = place
+            elif block is None and self.window is None:
                 break
             hits.append(NULL_BLOCK if block is None else block)
-        return self._within_window(hits) if self.window else ComputedBlocks(hits, len(hits) * self.block_size)
+        return self._within_window(hits, from_host) if self.window else self._found(hits, from_host)
 
     def allocate_slots(self, request: Request, num_new_tokens: int, computed: ComputedBlocks | None = None) -> bool:
         """Give `request` slots for `num_new_tokens` after those it has computed; False, and nothing changed, if the
@@ -162,35 +179,41 @@ class KVCacheManager:
         table = self.tables[request.request_id][:used]
         stays = [self.pool.ref_cnt[block] > 1 and self.pool.block_hash[block] is not None for block in table]
         moved = [block for block, kept in zip(table, stays) if block != NULL_BLOCK and not kept]
-        if len(moved) > self.host.num_free or not moved:
+        if not moved or (places := self.tiers.hold(moved)) is None:
             return False
-        places = dict(zip(moved, self.host.allocate(len(moved))))
         entries = [self.pool.block_hash[block] if kept else places.get(block, -1) for block, kept in zip(table, stays)]
         chain = self.chains.get(request.request_id)
         self.free(request)
         if chain is not None:
             self.chains[request.request_id] = chain
         self.swapped[request.request_id] = entries
-        self.moves.swap_out += places.items()
         return True
+
+    def prefetch(self, request: Request) -> None:
+        """A request is going to wait: have read, meanwhile, what only the disk has of its prefix."""
+        if self.tiers.disk is not None and self.enable_prefix_caching and not request.skip_prefix_cache:
+            self.tiers.prefetch(self._chain(request, (request.num_tokens - 1) // self.block_size))
 
     def take_moves(self) -> BlockMoves:
         """The copies to make before the next forward pass; asked once a step."""
+        self.tiers.collect()
         moves, self.moves = self.moves, BlockMoves()
+        self.tiers.moves = self.moves
+        self.host.settle()
         return moves
 
     def blocks_needed(self, num_tokens: int, max_new_tokens: int) -> int:
         """The most blocks a request of `num_tokens` owns at once, when at most `max_new_tokens` come in one step."""
-        if self.window is not None:
-            num_tokens = min(num_tokens, self.window + max_new_tokens + self.block_size)
-        return -(-num_tokens // self.block_size)
+        num_blocks = -(-num_tokens // self.block_size)
+        if self.window is None:
+            return num_blocks
+        return min(num_blocks, self.num_sink_blocks - (-(self.window + max_new_tokens + self.block_size) // self.block_size))
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every block, and every host place, is free or owned as often as counted."""
         self.pool.check_integrity(self.tables.values())
         held = [entry for entries in self.swapped.values() for entry in entries if isinstance(entry, int) and entry >= 0]
-        if sorted(held + self.host.free_ids) != list(range(self.host.num_blocks)):
-            raise RuntimeError(f"host places: {len(held)} held and {self.host.num_free} free of {self.host.num_blocks}")
+        self.host.check_integrity(held)
 
     def _fits(self, wanted: int, table: list[int], unused: list[int], computed: ComputedBlocks | None) -> bool:
         available = self.pool.num_free + sum(self.pool.ref_cnt[table[i]] == 1 for i in unused)
@@ -203,9 +226,10 @@ class KVCacheManager:
         """Own the computed blocks; those that are in host memory get new device blocks and a copy order."""
         table = list(computed.block_ids)
         self.pool.touch(table)
-        for (index, place), block in zip(computed.from_host.items(), self.pool.allocate(len(computed.from_host))):
+        for index, block in zip(computed.from_host, self.tiers.take(computed)):
             table[index] = block
-            self.moves.swap_in.append((place, block))
+        if computed.found or request.request_id not in self.swapped:
+            self.tiers.found.add(computed, request.num_tokens)
         self._drop_swapped(request)
         self.tables[request.request_id] = table
         # Blocks from host memory have lost their hash; cache_blocks finds the others known already.
@@ -231,21 +255,32 @@ class KVCacheManager:
         entries = self.swapped.pop(request.request_id, [])
         self.host.free([entry for entry in entries if isinstance(entry, int) and entry >= 0])
 
-    def _within_window(self, hits: list[int]) -> ComputedBlocks:
+    def _found(self, hits: list[int], from_host: dict[int, int]) -> ComputedBlocks:
+        """The blocks of a prefix, and how many of its tokens each tier had."""
+        num_tokens = len(hits) * self.block_size
+        found = {"device": num_tokens, "host": 0, "disk": 0}
+        for place in from_host.values():
+            found[self.tiers.found_in(place)] += self.block_size
+            found["device"] -= self.block_size
+        return ComputedBlocks(hits, num_tokens, from_host, found)
+
+    def _within_window(self, hits: list[int], from_host: dict[int, int]) -> ComputedBlocks:
         """The longest prefix whose last window is all there; what came before it is never read."""
         for num_blocks in range(len(hits), 0, -1):
             num_tokens = num_blocks * self.block_size
             first = max(0, num_tokens - self.window + 1) // self.block_size
-            if NULL_BLOCK not in hits[first:num_blocks]:
-                return ComputedBlocks([NULL_BLOCK] * first + hits[first:num_blocks], num_tokens)
+            if all(hits[i] != NULL_BLOCK or i in from_host for i in range(first, num_blocks)):
+                wanted = {i: place for i, place in from_host.items() if first <= i < num_blocks}
+                return self._found([NULL_BLOCK] * first + hits[first:num_blocks], wanted)
         return ComputedBlocks()
 
     def _outside_window(self, table: list[int], num_computed: int) -> list[int]:
-        """Places of the table that no token from `num_computed` on will look at."""
+        """Places of the table that no token from `num_computed` on will look at, and that hold a block yet."""
         if self.window is None:
             return []
-        first = max(0, num_computed - self.window + 1) // self.block_size
-        return [i for i in range(min(first, len(table))) if table[i] != NULL_BLOCK]
+        first = min(max(0, num_computed - self.window + 1) // self.block_size, len(table))
+        held = takewhile(lambda i: table[i] != NULL_BLOCK, range(first - 1, self.num_sink_blocks - 1, -1))
+        return list(held)[::-1]  # what lies before them was given back in earlier steps
 
     def _chain(self, request: Request, num_blocks: int) -> list[bytes]:
         chain = self.chains.setdefault(request.request_id, [])

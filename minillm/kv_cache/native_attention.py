@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minillm.kernels import native
 from minillm.kv_cache.paged import PagedKVCache
+from minillm.kv_cache.retention import SinkTurn
 
 if TYPE_CHECKING:
     from minillm.model.batch import ForwardBatch
@@ -20,40 +21,45 @@ if TYPE_CHECKING:
 
 class NativeAttention:
     """The AttentionBackend over a `PagedKVCache` in host memory, for prompts and single tokens alike: no padding, no
-    gathered copy, no score matrix. Raises ValueError where there are no kernels for the cache."""
+    gathered copy, no score matrix; 8-bit pages are read as they are. Raises ValueError where there are no kernels for
+    the cache."""
 
-    def __init__(self, cache: PagedKVCache, layer_windows: Sequence[int | None]):
-        if not native.serves(cache.keys[0]):
-            where = f"{cache.keys[0].dtype} on {cache.keys[0].device}"
+    def __init__(self, cache: PagedKVCache, layer_windows: Sequence[int | None], sink_turn: SinkTurn | None = None):
+        if not self.serves(cache):
+            where = f"{cache.model_dtype} on {cache.keys[0].device}"
             raise ValueError(
                 f"attention_backend='native' has no kernels for {where}: they need Linux, a C compiler with OpenMP, and "
                 f"float32 or bfloat16 on a CPU; use attention_backend='torch'"
             )
         self.cache = cache
-        self.layer_windows = layer_windows
+        self.sink_turn = sink_turn
+        sinks = sink_turn.policy.sinks if sink_turn else 0
+        scales = zip(cache.key_scales, cache.value_scales) if cache.quantized else [None] * len(cache.keys)
+        self.pages = [native.Pages.of(*layer, sinks) for layer in zip(cache.keys, cache.values, scales, layer_windows)]
+
+    @staticmethod
+    def serves(cache: PagedKVCache) -> bool:
+        """Whether there are kernels for a model and a cache of these dtypes on this machine."""
+        return cache.keys[0].is_cpu and native.library(cache.model_dtype, cache.dtype if cache.quantized else None) is not None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
         """See `minillm.model.attention.AttentionBackend`."""
         return native.paged_attention(
-            _heads_side_by_side(q),
-            _heads_side_by_side(k),
-            _heads_side_by_side(v),
-            self.cache.keys[layer],
-            self.cache.values[layer],
-            _plain(batch.query_start_loc),
-            _plain(batch.seq_lens),
-            _plain(batch.block_table),
-            _plain(batch.slot_mapping),
-            batch.max_seq_len,
-            self.layer_windows[layer],
+            *map(_heads_side_by_side, (q, k, v)), self.pages[layer], *_index(batch), batch.max_seq_len, self._turn(batch)
         )
-
 
     def run_layer(self, weights: native.Layer, hidden: Tensor, rotary: tuple[Tensor, Tensor], layer: int, batch: ForwardBatch):
         """A whole decoder layer in one call, in place on `hidden` [num_tokens, hidden_size]."""
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        index = (batch.query_start_loc, batch.seq_lens, batch.block_table, batch.slot_mapping)
-        native.decoder_layer(weights, hidden, *rotary, keys, values, *map(_plain, index), batch.max_seq_len)
+        native.decoder_layer(
+            weights, hidden, *rotary, self.pages[layer], *_index(batch), batch.max_seq_len, self._turn(batch)
+        )
+
+    def _turn(self, batch: ForwardBatch) -> Tensor | None:
+        return self.sink_turn and self.sink_turn.of(batch)
+
+
+def _index(batch: ForwardBatch) -> tuple[Tensor, ...]:
+    return tuple(map(_plain, (batch.query_start_loc, batch.seq_lens, batch.block_table, batch.slot_mapping)))
 
 
 def _heads_side_by_side(x: Tensor) -> Tensor:

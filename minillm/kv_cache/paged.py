@@ -1,7 +1,8 @@
 """Where the keys and values of all blocks lie, and how blocks are copied and moved. Built in chapter 06.
 
-    keys[layer]    [num_blocks + 1, num_kv_heads, head_dim, block_size]
-    values[layer]  [num_blocks + 1, num_kv_heads, block_size, head_dim]
+    keys[layer]         [num_blocks + 1, num_kv_heads, head_dim, block_size]
+    values[layer]       [num_blocks + 1, num_kv_heads, block_size, head_dim]
+    key_scales[layer]   [num_blocks + 1, num_kv_heads, block_size] float32, and value_scales likewise: in 8 bits only
 
 A slot is block * block_size + offset. Keys lie transposed within a block, so that the scores of a whole block are a
 weighted sum of its rows (see `torch_attention`); vLLM's first paged kernel turned them too, for the same reason.
@@ -18,12 +19,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from minillm.kv_cache.quantized import KV_DTYPES, bytes_per_vector, dequantize_vectors, quantize_vectors
+
 if TYPE_CHECKING:
     from minillm.kv_cache.manager import BlockMoves
 
 
 class PagedKVCache:
-    """The memory behind a `BlockPool` of `num_blocks`, and `num_host_blocks` places to move blocks to."""
+    """The memory behind a `BlockPool` of `num_blocks`, and `num_host_blocks` places to move blocks to.
+
+    `dtype` is the model's; `kv_dtype` "int8" or "fp8" keeps codes and scales (see `quantized`) in its place. All that a block
+    is made of stands in `parts`, each a list of one tensor a layer, and whatever moves a block moves all of them.
+    """
 
     def __init__(
         self,
@@ -35,56 +42,84 @@ class PagedKVCache:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         num_host_blocks: int = 0,
+        kv_dtype: str = "auto",
     ):
         self.num_blocks, self.block_size = num_blocks, block_size
-        key_shape, value_shape = (num_kv_heads, head_dim, block_size), (num_kv_heads, block_size, head_dim)
-        self.keys = [_zeros((num_blocks + 1, *key_shape), dtype, device) for _ in range(num_layers)]
-        self.values = [_zeros((num_blocks + 1, *value_shape), dtype, device) for _ in range(num_layers)]
-        self.host_keys = [_zeros((num_host_blocks, *key_shape), dtype) for _ in range(num_layers)]
-        self.host_values = [_zeros((num_host_blocks, *value_shape), dtype) for _ in range(num_layers)]
-        self.bytes_per_block = bytes_per_block(num_layers, num_kv_heads, head_dim, block_size, dtype)
+        self.model_dtype = dtype
+        self.dtype = dtype if kv_dtype == "auto" else KV_DTYPES[kv_dtype]
+        self.quantized = kv_dtype != "auto"
+        shapes = {"keys": (num_kv_heads, head_dim, block_size), "values": (num_kv_heads, block_size, head_dim)}
+        dtypes = {"keys": self.dtype, "values": self.dtype}
+        if self.quantized:
+            shapes |= dict.fromkeys(("key_scales", "value_scales"), (num_kv_heads, block_size))
+            dtypes |= dict.fromkeys(("key_scales", "value_scales"), torch.float32)
+
+        def layers(name: str, count: int, place: torch.device | str) -> list[Tensor]:
+            return [_zeros((count, *shapes[name]), dtypes[name], place) for _ in range(num_layers)]
+
+        self.parts = {name: layers(name, num_blocks + 1, device) for name in shapes}
+        self.host_parts = {name: layers(name, num_host_blocks, "cpu") for name in shapes}
+        self.keys, self.values = self.parts["keys"], self.parts["values"]
+        self.key_scales, self.value_scales = self.parts.get("key_scales"), self.parts.get("value_scales")
+        self.bytes_per_block = bytes_per_block(num_layers, num_kv_heads, head_dim, block_size, self.dtype)
 
     def write(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
         """Put each token's key and value, [num_tokens, num_kv_heads, head_dim], into its slot [num_tokens] int64."""
         blocks, offsets = slots // self.block_size, slots % self.block_size
-        self.keys[layer][blocks, :, :, offsets] = k
-        self.values[layer][blocks, :, offsets] = v
+        if self.quantized:
+            k, self.key_scales[layer][blocks, :, offsets] = quantize_vectors(k, self.dtype)
+            v, self.value_scales[layer][blocks, :, offsets] = quantize_vectors(v, self.dtype)
+        as_bytes(self.keys[layer])[blocks, :, :, offsets] = as_bytes(k)
+        as_bytes(self.values[layer])[blocks, :, offsets] = as_bytes(v)
+
+    def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of the keys and values of some blocks, in the model's dtype: [len(blocks), num_kv_heads, ...]."""
+        keys, values = (as_bytes(part[layer]).index_select(0, blocks).view(self.dtype) for part in (self.keys, self.values))
+        if not self.quantized:
+            return keys, values
+        key_scales, value_scales = self.key_scales[layer][blocks], self.value_scales[layer][blocks]
+        keys = dequantize_vectors(keys, key_scales[:, :, None], self.model_dtype)  # keys lie transposed
+        return keys, dequantize_vectors(values, value_scales[..., None], self.model_dtype)
 
     def move(self, moves: BlockMoves) -> None:
         """Make the copies a step asks for, before its forward pass."""
         for pairs, sources, targets in (
-            (moves.swap_out, (self.keys, self.values), (self.host_keys, self.host_values)),
-            (moves.copies, (self.keys, self.values), (self.keys, self.values)),
-            (moves.swap_in, (self.host_keys, self.host_values), (self.keys, self.values)),
+            (moves.swap_out, self.parts, self.host_parts),
+            (moves.copies, self.parts, self.parts),
+            (moves.swap_in, self.host_parts, self.parts),
         ):
             if not pairs:
                 continue
             origin, destination = torch.tensor(pairs).unbind(1)
-            for source_layers, target_layers in zip(sources, targets):
-                for source, target in zip(source_layers, target_layers):
-                    rows = source.index_select(0, origin.to(source.device))  # read first: a target may be a source
-                    target.index_copy_(0, destination.to(target.device), rows.to(target.device))
+            for name in sources:
+                for source, target in zip(sources[name], targets[name]):
+                    rows = as_bytes(source).index_select(0, origin.to(source.device))  # read first: a target may be a source
+                    as_bytes(target).index_copy_(0, destination.to(target.device), rows.to(target.device))
 
-    def read_blocks(self, blocks: list[int]) -> tuple[Tensor, Tensor]:
-        """Copies in host memory: keys [num_layers, len(blocks), ...] and values likewise."""
+    def read_blocks(self, blocks: list[int]) -> dict[str, Tensor]:
+        """Copies in host memory of all parts, by name: each [num_layers, len(blocks), ...]."""
         index = torch.tensor(blocks, dtype=torch.int64)
-        keys, values = (
-            torch.stack([layer.index_select(0, index.to(layer.device)).cpu() for layer in layers])
-            for layers in (self.keys, self.values)
-        )
-        return keys, values
+        return {
+            name: torch.stack([as_bytes(layer).index_select(0, index.to(layer.device)).cpu() for layer in layers])
+            for name, layers in self.parts.items()
+        }
 
-    def write_blocks(self, blocks: list[int], keys: Tensor, values: Tensor) -> None:
+    def write_blocks(self, blocks: list[int], rows: dict[str, Tensor]) -> None:
         """The reverse of `read_blocks`."""
         index = torch.tensor(blocks, dtype=torch.int64)
-        for layers, rows in ((self.keys, keys), (self.values, values)):
-            for layer, layer_rows in zip(layers, rows):
-                layer.index_copy_(0, index.to(layer.device), layer_rows.to(layer))
+        for name, layers in self.parts.items():
+            for layer, layer_rows in zip(layers, rows[name]):
+                as_bytes(layer).index_copy_(0, index.to(layer.device), layer_rows.to(layer.device))
 
 
 def bytes_per_block(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> int:
-    """Keys and values of `block_size` tokens in all layers."""
-    return 2 * num_layers * block_size * num_kv_heads * head_dim * dtype.itemsize
+    """Keys and values of `block_size` tokens in all layers, with their scales if `dtype` has 8 bits."""
+    return 2 * num_layers * block_size * num_kv_heads * bytes_per_vector(head_dim, dtype)
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """fp8 as the bytes that it is: copying them needs no arithmetic, which torch does not have for it everywhere."""
+    return x.view(torch.uint8) if x.dtype is torch.float8_e4m3fn else x
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:

@@ -1,6 +1,6 @@
 """The prefix cache on disk: written, and taken over by the next process. Built in chapter 07.
 
-A file holds the cached blocks with their hashes. A hash says model, dtype and tokens, so a block of another model
+A file holds the cached blocks, scales included, with their hashes. A hash says model, dtype and tokens, so a block of another model
 could never be a hit; the header is checked all the same, because a file that would never help is a mistake to name.
 """
 
@@ -23,9 +23,9 @@ def save(path: str | Path, manager: KVCacheManager, cache: PagedKVCache) -> int:
     if not manager.pool.cached:
         raise ValueError("the prefix cache is empty: nothing to save; serve a prompt of at least one block first")
     hashes, blocks = zip(*manager.pool.cached.items())
-    keys, values = cache.read_blocks(list(blocks))
+    parts = {name: rows.contiguous() for name, rows in cache.read_blocks(list(blocks)).items()}
     header = _header(manager, cache) | {"hashes": json.dumps([block_hash.hex() for block_hash in hashes])}
-    save_file({"keys": keys.contiguous(), "values": values.contiguous()}, path, metadata=header)
+    save_file(parts, path, metadata=header)
     return len(blocks)
 
 
@@ -38,7 +38,7 @@ def restore(path: str | Path, manager: KVCacheManager, cache: PagedKVCache) -> i
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             _check(path, header, _header(manager, cache))
-            keys, values = file.get_tensor("keys"), file.get_tensor("values")
+            parts = {name: file.get_tensor(name) for name in cache.parts}
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     except Exception as error:
@@ -55,7 +55,7 @@ def restore(path: str | Path, manager: KVCacheManager, cache: PagedKVCache) -> i
     # The least recently used stand in front, and cached blocks may be among them: take the empty ones.
     empty = [block for block in pool.free_queue if pool.block_hash[block] is None][: len(new)]
     pool.touch(empty)
-    cache.write_blocks(empty, keys[:, new], values[:, new])
+    cache.write_blocks(empty, {name: rows[:, new] for name, rows in parts.items()})
     for block, index in zip(empty, new):
         pool.cache(block, hashes[index])
     pool.free(reversed(empty))
@@ -65,9 +65,9 @@ def restore(path: str | Path, manager: KVCacheManager, cache: PagedKVCache) -> i
 def _header(manager: KVCacheManager, cache: PagedKVCache) -> dict[str, str]:
     return {
         "format": FORMAT,
+        "dtype": str(cache.dtype),  # of the keys and values: before the model, whose name it is a part of
         "model": manager.identity,
         "block_size": str(manager.block_size),
-        "dtype": str(cache.keys[0].dtype),
         "layout": str((len(cache.keys), *cache.keys[0].shape[1:])),
     }
 

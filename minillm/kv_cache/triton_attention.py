@@ -21,22 +21,31 @@ from minillm.kernels.paged_decode import choose_num_splits, paged_decode
 from minillm.kernels.paged_prefill import paged_prefill
 from minillm.kernels.rotary import rotate_and_store
 from minillm.kv_cache.paged import PagedKVCache
+from minillm.kv_cache.retention import SinkTurn, turn_queries
 from minillm.kv_cache.torch_attention import TorchAttention
 
 if TYPE_CHECKING:
     from minillm.model.batch import ForwardBatch
+
+PAGE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 
 
 class TritonAttention:
     """The AttentionBackend over a `PagedKVCache`, on a GPU, or interpreted on a CPU.
 
     `torch_prefill` leaves prompts to `TorchAttention`: on a GPU whose tensor cores Triton cannot use (a T4) torch's
-    kernels win there, while decoding, which waits for memory, stays ours. None decides by the device. Raises
-    ValueError where no kernel can run.
+    kernels win there, while decoding, which waits for memory, stays ours. None decides by the device. `sink_turn`
+    is retention's (chapter 17): its sinks are seen beside the windows of all layers. Raises ValueError where no kernel
+    can run.
     """
 
     def __init__(
-        self, cache: PagedKVCache, layer_windows: Sequence[int | None], num_heads: int, torch_prefill: bool | None = None
+        self,
+        cache: PagedKVCache,
+        layer_windows: Sequence[int | None],
+        num_heads: int,
+        torch_prefill: bool | None = None,
+        sink_turn: SinkTurn | None = None,
     ):
         keys = cache.keys[0]
         if not serves(keys):
@@ -46,11 +55,17 @@ class TritonAttention:
             )
         if not 16 <= keys.shape[2] <= 256:
             raise ValueError(f"attention_backend='triton' takes head_dim 16 to 256, not {keys.shape[2]}; use 'torch'")
+        if keys.dtype not in PAGE_DTYPES:
+            raise ValueError(f"attention_backend='triton' cannot read pages of {keys.dtype}; it reads {', '.join(map(str, PAGE_DTYPES))}")
+        if sink_turn and None in layer_windows:
+            raise ValueError(f"sinks={sink_turn.policy.sinks} need a window in every layer, not layer_windows={layer_windows}")
         self.cache = cache
         self.layer_windows = layer_windows
+        self.sink_turn = sink_turn
+        self._turn: tuple[ForwardBatch | None, Tensor | None] = (None, None)  # the angles of this step
         if torch_prefill is None:
             torch_prefill = keys.is_cuda and not triton_has_tensor_cores(keys.device)
-        self.torch = TorchAttention(cache, layer_windows, num_heads) if torch_prefill else None
+        self.torch = TorchAttention(cache, layer_windows, num_heads, sink_turn) if torch_prefill else None
         self.num_sms = torch.cuda.get_device_properties(keys.device).multi_processor_count if keys.is_cuda else 4
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
@@ -76,19 +91,21 @@ class TritonAttention:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         num_kv_heads = keys.shape[1]
         q, k, v = qkv.split_with_sizes([qkv.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
-        rotate_and_store(q, k, v, *rotary, keys, values, batch.slot_mapping, q_weight, k_weight, eps)
+        rotate_and_store(q, k, v, *rotary, keys, values, batch.slot_mapping, q_weight, k_weight, eps, **self._scales(layer))
         return self._attend(q, layer, batch)
 
     def _attend(self, q: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
         keys, values, window = self.cache.keys[layer], self.cache.values[layer], self.layer_windows[layer]
+        fewer = self._scales(layer) | self._sinks(q, layer, batch)  # what chapter 17 adds
         num_decodes = count_decodes(batch)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if num_decodes:
             decodes = slice(num_decodes)
             num_splits = choose_num_splits(num_decodes, keys.shape[1], batch.max_seq_len, self.num_sms)
             paged_decode(
-                q[decodes], keys, values, batch.seq_lens[decodes], batch.block_table[decodes], num_splits, window, out=out[decodes]
-            )
+                q[decodes], keys, values, batch.seq_lens[decodes], batch.block_table[decodes], num_splits, window, out=out[decodes],
+                **fewer,
+            )  # fmt: skip
         if num_decodes < batch.num_tokens:
             if self.torch is not None:
                 self.torch.prefill(q, layer, batch, out)
@@ -96,9 +113,25 @@ class TritonAttention:
                 several = slice(num_decodes, None)
                 paged_prefill(
                     q, keys, values, batch.query_start_loc[several], batch.seq_lens[several], batch.block_table[several],
-                    batch.max_query_len, window, out=out,
+                    batch.max_query_len, window, out=out, **fewer,
                 )  # fmt: skip
         return out
+
+    def _scales(self, layer: int) -> dict[str, Tensor]:
+        """Those of a cache in 8 bits."""
+        cache = self.cache
+        return {"key_scales": cache.key_scales[layer], "value_scales": cache.value_scales[layer]} if cache.quantized else {}
+
+    def _sinks(self, q: Tensor, layer: int, batch: ForwardBatch) -> dict[str, int | Tensor]:
+        """How many they are, and the queries as they meet them."""
+        if self.sink_turn is None:
+            return {}
+        policy, turned = self.sink_turn.policy, q
+        if batch.max_seq_len > policy.num_kept:  # before that, all stand in the cache where they stand in the text
+            if layer == 0 or self._turn[0] is not batch:  # a recorded batch is one object for all of its steps
+                self._turn = batch, SinkTurn(policy, self.sink_turn.frequencies).of(batch)
+            turned = turn_queries(q, self._turn[1])
+        return {"sinks": policy.sinks, "q_sink": turned.contiguous()}
 
 
 def count_decodes(batch: ForwardBatch) -> int:

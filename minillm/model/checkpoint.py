@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +17,33 @@ from minillm import zoo
 from minillm.device import DTYPES, resolve_device, resolve_dtype
 from minillm.model.config import ModelConfig, as_token_ids
 from minillm.model.decoder import Decoder
+from minillm.model.calibration import calibration_sequences
+from minillm.model.gguf import GGUFFile, read_gguf
+from minillm.model.hub_formats import READERS
+from minillm.model.quantize import quantize_decoder
+from minillm.model.parts import QuantizedPart
+from minillm.model.quantized_folder import read_quantized, stored_config
+from minillm.quantization.config import QuantizationConfig
+from minillm.quantization.config import resolve as resolve_quantization
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 HUB_EXTRAS = ["original/*", "consolidated*"]  # the same weights once more, in another layout
+GGUF = ".gguf"
+AUTO_GPTQ = "quantize_config.json"  # where old AutoGPTQ wrote what config.json says today
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 WHY_NO_PICKLE = (
     "a pickle file can run any code when it is read, so minillm reads safetensors only; "
     "with a file you trust, convert it: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
 )
+
+# Folders whose weights are in few bits already: who takes those tensors, by the quant_method in config.json. Each is
+# called with the decoder, whose matrices wait on "meta", the tensors and the quantization_config; it gives the decoder
+# its matrices, hands back the other tensors, and raises ValueError for what it cannot read.
+QuantizedReader = Callable[[Decoder, Iterator[tuple[str, Tensor]], dict[str, Any]], Iterable[tuple[str, Tensor]]]
+QUANTIZED_READERS: dict[str, QuantizedReader] = {"minillm": read_quantized, **READERS, "gguf": read_gguf}
 
 
 class CheckpointError(ValueError):
@@ -34,23 +51,26 @@ class CheckpointError(ValueError):
 
 
 def resolve_model(name: str | Path) -> Path:
-    """The folder of a model: a bundled name ("tinyworld"), a folder, or a hub id ("Qwen/Qwen3-0.6B").
+    """The folder of a model: a bundled name ("tinyworld"), a folder, or a hub id ("Qwen/Qwen3-0.6B"); or a GGUF file,
+    by its path, by its folder if it is the only one there, or by hub id and name ("org/model/file.gguf").
 
-    A hub id is downloaded once, with a progress bar, into the Hugging Face cache; no code is fetched.
-    Raises CheckpointError for a name that is none of the three, a pickle file, or a hub out of reach.
+    What the hub has is downloaded once, with a progress bar, into the Hugging Face cache; no code is fetched.
+    Raises CheckpointError for a name that is none of these, a pickle file, or a hub out of reach.
     """
     bundled = zoo.bundled()
     if str(name) in bundled:
         return Path(bundled[str(name)])
     path = Path(name).expanduser()
     if path.is_dir():
+        return path if (path / "config.json").exists() else _only_gguf(path) or path
+    if path.is_file() and path.suffix == GGUF:
         return path
     if path.suffix in PICKLE_SUFFIXES:
         raise CheckpointError(f"model={str(name)!r} is refused: {WHY_NO_PICKLE}")
     if path.is_file():
-        raise CheckpointError(f"model={str(name)!r} is a file; pass the folder that holds it and its config.json")
-    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", str(name)):
-        return _download(str(name))
+        raise CheckpointError(f"model={str(name)!r} is a file; pass the folder that holds it and its config.json, or a .gguf file")
+    if hub := re.fullmatch(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:/([\w./-]+\.gguf))?", str(name)):
+        return _download(*hub.groups())
     raise CheckpointError(
         f"model={str(name)!r} is neither a folder that exists, nor a hub id like 'Qwen/Qwen3-0.6B', "
         f"nor bundled ({', '.join(bundled) or 'none here'})"
@@ -60,7 +80,12 @@ def resolve_model(name: str | Path) -> Path:
 def load_config(path: str | Path) -> ModelConfig:
     """Read config.json; end-of-sequence ids come from generation_config.json too, and may be several."""
     path = Path(path)
+    if path.suffix == GGUF:
+        with naming(path):
+            return GGUFFile(path).config
     raw = _read_json(path / "config.json")
+    if stored_quantization(path) is not None:
+        raw.pop("quantization_config", None)  # the decoder's shape is the same
     generation = path / "generation_config.json"
     extra = _read_json(generation).get("eos_token_id") if generation.exists() else None
     ids = as_token_ids(raw.get("eos_token_id")) + as_token_ids(extra)
@@ -68,13 +93,19 @@ def load_config(path: str | Path) -> ModelConfig:
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder; never runs code from it. Raises CheckpointError where there is none."""
-    from transformers import AutoTokenizer
+    """The tokenizer of a model folder or GGUF file; never runs code from it. Raises CheckpointError where there is none."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    path = Path(path)
+    if path.suffix == GGUF:
+        try:
+            return PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(f"no tokenizer could be loaded from the metadata of {path} ({error})") from error
     try:
-        return AutoTokenizer.from_pretrained(Path(path), trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        present = "has" if (Path(path) / "tokenizer.json").exists() else "has no"
+        present = "has" if (path / "tokenizer.json").exists() else "has no"
         raise CheckpointError(
             f"{path} {present} tokenizer.json, and no tokenizer could be loaded from it "
             f"({str(error).splitlines()[0]}); a model folder is what `save_pretrained` of model and tokenizer write"
@@ -82,20 +113,78 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 
 
 def load_model(
-    path: str | Path, dtype: str | torch.dtype = "auto", device: str | torch.device = "auto"
+    path: str | Path,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    quantization: str | dict[str, Any] | QuantizationConfig | None = None,
+    cpu_offload_bytes: int = 0,
 ) -> Decoder:
     """Build the decoder of a model folder and fill it from its safetensors files, converted to `dtype`.
 
-    Raises CheckpointError naming every tensor that is missing, surplus or misshapen, a damaged file, or
-    pickle weights; ValueError for a configuration the decoder does not support.
+    With `quantization` (see `minillm.quantization.config`) its matrices are then written in few bits, one after the
+    other; in full they only ever stand in host memory. Raises CheckpointError naming every tensor that is missing,
+    surplus or misshapen, a damaged file, or pickle weights; ValueError for a configuration the decoder does not support.
     """
-    path, device = Path(path), resolve_device(device)
-    model = Decoder(load_config(path), resolve_dtype(dtype, device), device)
-    fill(model.checkpoint_views(), read_tensors(path), path)
-    return model.prepare()
+    return read_model(path, dtype, device, quantization, on_host=cpu_offload_bytes > 0).prepare(cpu_offload_bytes)
 
 
-def fill(views: dict[str, Tensor], tensors: Iterator[tuple[str, Tensor]], path: Path) -> None:
+def read_model(
+    path: str | Path,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    quantization: str | dict[str, Any] | QuantizationConfig | None = None,
+    on_layer: Callable[[str], None] = lambda name: None,
+    on_host: bool = False,
+) -> Decoder:
+    """`load_model`, not prepared yet; `on_layer` hears of each layer that is quantized. `on_host` leaves the matrices there."""
+    path, device, quantization = Path(path), resolve_device(device), resolve_quantization(quantization)
+    stored = stored_quantization(path, quantization)
+    waits = "meta" if stored else "cpu" if quantization or on_host else None
+    model = Decoder(load_config(path), resolve_dtype(dtype, device), device, linear_device=waits)
+    tensors = read_tensors(path)
+    if stored is not None:
+        with naming(path):
+            tensors = QUANTIZED_READERS[stored["quant_method"]](model, tensors, stored)
+    fill(model.checkpoint_views(), tensors, path)
+    if quantization is not None and stored is None:
+        texts = None
+        if quantization.is_calibrated:
+            asked = (quantization.num_documents, quantization.seed, quantization.calibration)
+            texts = calibration_sequences(load_tokenizer(path), *asked)
+        quantize_decoder(model, quantization, texts, on_layer)
+    return model
+
+
+def stored_quantization(path: Path, asked: QuantizationConfig | None = None) -> dict[str, Any] | None:
+    """The quantization_config of a folder whose weights are in few bits already; None of any other.
+
+    Raises CheckpointError for a method that is not read, or where `asked` is something else than what is there.
+    """
+    if path.suffix == GGUF:
+        with naming(path):
+            kept = GGUFFile(path).kept_types
+        settings = kept and {"quant_method": "gguf", "weights": " and ".join(kept)}
+    else:
+        settings = _read_json(path / "config.json").get("quantization_config")
+        if not settings and (path / AUTO_GPTQ).exists():
+            settings = {"quant_method": "gptq"} | _read_json(path / AUTO_GPTQ)
+    if not settings:
+        return None
+    method = settings.get("quant_method", "unknown")
+    if method not in QUANTIZED_READERS:
+        raise CheckpointError(
+            f"the checkpoint in {path} is quantized ({method}), which is not read; read are "
+            f"{', '.join(QUANTIZED_READERS)}: use its bfloat16, float16 or float32 original"
+        )
+    if asked is not None and (method != "minillm" or stored_config(settings) != asked):
+        there = f"{settings.get('method', method)}, {settings.get('weights', settings.get('bits', ''))}"
+        raise CheckpointError(
+            f"quantization asks for {asked.method}, {asked.weights}; {path} is quantized already ({there}): leave quantization out"
+        )
+    return settings
+
+
+def fill(views: dict[str, Tensor], tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
     """Copy each checkpoint tensor into the view of the model it belongs to, and account for every one."""
     missing, surplus, misshapen = set(views), [], []
     for name, tensor in tensors:
@@ -117,8 +206,23 @@ def fill(views: dict[str, Tensor], tensors: Iterator[tuple[str, Tensor]], path: 
         raise CheckpointError(f"the weights in {path} do not fit their config.json. {'. '.join(told)}")
 
 
-def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the folder's safetensors files, one at a time, with its name."""
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let errors say which checkpoint they are about."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def read_tensors(path: Path) -> Iterator[tuple[str, Tensor | QuantizedPart]]:
+    """Every tensor of a GGUF file, or of the folder's safetensors files, one at a time, with its name."""
+    if path.suffix == GGUF:
+        with naming(path):
+            yield from GGUFFile(path).tensors()
+        return
     for file in weight_files(path):
         try:
             with safe_open(file, framework="pt") as tensors:
@@ -149,11 +253,21 @@ def weight_files(path: Path) -> list[Path]:
     return files
 
 
-def _download(hub_id: str) -> Path:
-    from huggingface_hub import snapshot_download
+def _only_gguf(folder: Path) -> Path | None:
+    files = sorted(folder.glob(f"*{GGUF}"))
+    if len(files) > 1:
+        names = _some([file.name for file in files])
+        raise CheckpointError(f"{folder} has {len(files)} GGUF files and no config.json: name one of {names}")
+    return files[0] if files else None
+
+
+def _download(hub_id: str, file: str | None = None) -> Path:
+    from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
+        if file is not None:
+            return Path(hf_hub_download(hub_id, file))
         return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES, ignore_patterns=HUB_EXTRAS))
     except GatedRepoError as error:
         raise CheckpointError(

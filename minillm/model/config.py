@@ -21,7 +21,8 @@ class RopeConfig:
     """Rotary position embedding (Su et al. 2021) and how it is stretched to longer texts.
 
     `type` is one of ROPE_TYPES: "linear" divides every frequency by `factor`, "llama3" only the
-    slow ones, "yarn" (Peng et al. 2023) blends the two and scales attention by `attention_factor`.
+    slow ones, "yarn" (Peng et al. 2023) blends the two and scales attention by `attention_factor`. A GGUF
+    file keeps the result instead, a divisor for each frequency: "divided".
     """
 
     theta: float = 10000.0
@@ -34,6 +35,7 @@ class RopeConfig:
     beta_slow: float = 1.0  # yarn: those turning less often are stretched
     attention_factor: float = 1.0  # yarn: multiplies cos and sin
     truncate: bool = True  # yarn: round the two borders to whole dimensions
+    divisors: tuple[float, ...] = ()  # divided: head_dim / 2 of them
 
 
 @dataclass(frozen=True)

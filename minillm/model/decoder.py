@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -14,44 +15,74 @@ from minillm.model.batch import ForwardBatch
 from minillm.model.config import ModelConfig
 from minillm.model.fused import run_layers
 from minillm.model.layers import CosSin, Linear, RMSNorm, Rotary, SwiGLU, apply_rotary, empty_parameter
+from minillm.model.offload import LayerStream, move_to, offload
+from minillm.quantization.linear import QuantizedLinear
 
 WHOLE_UP_TO = 256  # tokens; with more the calls cost nothing beside the work, and the memory between them would grow
 CACHE_BYTES = 16 * 2**20  # weights that a usual last-level cache holds from one step to the next
 
 
 class Decoder(nn.Module):
-    """A decoder-only transformer. New, its weights are unset: fill `checkpoint_views`, then call `prepare`."""
+    """A decoder-only transformer. New, its weights are unset: fill `checkpoint_views`, then call `prepare`.
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu"):
+    `linear_device` is where the matrices wait until they are quantized (chapter 15): "cpu", so that they never stand
+    on the device in full, or "meta", if they come quantized.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        linear_device: torch.device | str | None = None,
+    ):
         super().__init__()
         device = torch.device(device)
+        matrices = torch.device(linear_device or device)
         self.config, self.dtype, self.device = config, dtype, device
         self.embed_tokens = empty_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.rotary = Rotary(config.rope, config.head_dim, dtype, device)
-        self.layers = nn.ModuleList(DecoderLayer(config, index, dtype, device) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, index, dtype, device, matrices) for index in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, False, dtype, device)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, False, dtype, device, matrices)
         if config.tie_word_embeddings:
             self.lm_head.plain = self.embed_tokens
+        self.stream: LayerStream | None = None  # of layers that lie in host memory
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> Tensor:
         """Logits of the tokens in `batch.logits_indices`: [num_logits, vocab_size] float32."""
         rotary = self.rotary(batch.positions)
-        hidden = F.embedding(batch.token_ids, self.embed_tokens)  # [num_tokens, hidden_size]
+        hidden = self.embed(batch.token_ids)
         if hasattr(attention, "attend_fused"):  # on a GPU: the same in fewer launches, chapter 14
             return self.lm_head(run_layers(self, hidden, rotary, attention, batch)).float()
-        for layer in self.layers:
+        for layer in self.in_order():
             hidden = layer(hidden, rotary, attention, batch)
         wanted = hidden.index_select(0, batch.logits_indices)  # [num_logits, hidden_size]
         return self.lm_head(self.norm(wanted)).float()
 
-    def prepare(self) -> Decoder:
-        """Let every Linear choose its road for this machine; after the weights are filled. Returns self."""
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[num_tokens, hidden_size]: rows of the table, or of the output matrix that is one with it and quantized."""
+        if self.embed_tokens is None:
+            return self.lm_head.quantized.rows(token_ids, self.dtype)
+        return F.embedding(token_ids, self.embed_tokens)
+
+    def in_order(self) -> Iterable[DecoderLayer]:
+        """The layers, each when it can compute."""
+        return self.layers if self.stream is None else self.stream.through(self.layers)
+
+    def prepare(self, cpu_offload_bytes: int = 0) -> Decoder:
+        """Let every Linear choose its road for this machine; after the weights are filled. Returns self.
+
+        `cpu_offload_bytes` of the last layers stay in host memory and are streamed, see `minillm.model.offload`.
+        """
         self.fingerprint = self._fingerprint()
+        if cpu_offload_bytes:
+            self.stream = offload(self.layers, cpu_offload_bytes, self.device)
+            move_to(self.lm_head, self.device)
         in_cache = self.config.num_parameters() * self.dtype.itemsize <= CACHE_BYTES
         for module in self.modules():
-            if isinstance(module, Linear):
+            if isinstance(module, Linear) and (self.stream is None or module not in self.stream.linears):
                 module.prepare(in_cache)
         for layer in self.layers:
             layer.prepare(self.config)
@@ -61,15 +92,21 @@ class Decoder(nn.Module):
         """Names this model by its configuration, dtype and a sample of every weight. Keys and values that another
         model computed, or this one before it was trained further, must never be taken for its own."""
         digest = hashlib.sha256(f"{self.config}{self.dtype}".encode())
-        for name, view in self.checkpoint_views().items():
-            sample = view.flatten()[:: max(1, view.numel() // 64)].float().cpu()
+        tensors = self.checkpoint_views()
+        for name, module in self.named_modules():
+            if isinstance(module, QuantizedLinear):
+                tensors |= {f"{name}.codes": module.weight.codes, f"{name}.scales": module.weight.scales}
+        for name, tensor in tensors.items():
+            sample = tensor.flatten()[:: max(1, tensor.numel() // 64)].float().cpu()
             digest.update(name.encode() + sample.numpy().tobytes())
         return digest.hexdigest()
 
     def checkpoint_views(self) -> dict[str, Tensor]:
         """Where each tensor of a Hugging Face checkpoint goes: its name to a view of our (fused) weight."""
-        views = {"model.embed_tokens.weight": self.embed_tokens, "model.norm.weight": self.norm.weight}
-        if not self.config.tie_word_embeddings:
+        views = {"model.norm.weight": self.norm.weight}
+        if self.embed_tokens is not None:
+            views["model.embed_tokens.weight"] = self.embed_tokens
+        if not self.config.tie_word_embeddings and self.lm_head.plain is not None:
             views["lm_head.weight"] = self.lm_head.plain
         for index, layer in enumerate(self.layers):
             views |= {f"model.layers.{index}.{name}": view for name, view in layer.checkpoint_views().items()}
@@ -79,22 +116,22 @@ class Decoder(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention, then MLP, each on a normed copy and added back to the residual stream."""
 
-    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device):
+    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device, matrices: torch.device):
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
-        self.self_attn = SelfAttention(config, index, dtype, device)
+        self.self_attn = SelfAttention(config, index, dtype, device, matrices)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
-        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size, config.mlp_bias, dtype, device)
+        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size, config.mlp_bias, dtype, device, matrices)
         self.whole: native.Layer | None = None
 
     def prepare(self, config: ModelConfig) -> None:
         """After the weights are packed: where the CPU's kernels have them all, the layer can run as a whole."""
         attn, mlp = self.self_attn, self.mlp
         linears = {"qkv": attn.qkv_proj, "o": attn.o_proj, "gate_up": mlp.gate_up_proj, "down": mlp.down_proj}
-        if any(linear.panels is None or linear.panels.shape[1] * linear.panels.shape[3] != linear.in_features for linear in linears.values()):
+        matrices = {name: _matrix(linear) for name, linear in linears.items()}
+        if any(matrix is None or matrix.in_features != linears[name].in_features for name, matrix in matrices.items()):
             return
-        weights = {name: linear.panels for name, linear in linears.items()}
-        weights |= {f"{name}_bias": linear.bias for name, linear in linears.items()}
+        weights = {f"{name}_bias": linear.bias for name, linear in linears.items()}
         weights |= {"input_norm": self.input_layernorm.weight, "post_norm": self.post_attention_layernorm.weight}
         weights |= {name: norm and norm.weight for name, norm in (("q_norm", attn.q_norm), ("k_norm", attn.k_norm))}
         sizes = dict(
@@ -103,9 +140,8 @@ class DecoderLayer(nn.Module):
             kv_heads=config.num_kv_heads,
             dim=config.head_dim,
             intermediate=config.intermediate_size,
-            window=config.layer_windows[attn.index] or 0,
         )
-        self.whole = native.Layer.of(weights, sizes, config.rms_norm_eps)
+        self.whole = native.Layer.of(matrices, weights, sizes, config.rms_norm_eps)
 
     def forward(self, hidden: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
         """[num_tokens, hidden_size] in and out; the input may be overwritten."""
@@ -124,15 +160,25 @@ class DecoderLayer(nn.Module):
         return views | {f"mlp.{name}": view for name, view in self.mlp.checkpoint_views().items()}
 
 
+def _matrix(linear: Linear) -> native.Matrix | None:
+    """A linear layer as the CPU's kernels take it; None where it takes another road, or has more to it than a product."""
+    quantized = linear.quantized
+    if quantized is None:
+        return None if linear.panels is None else native.Matrix.of(linear.panels, linear.out_features)
+    if quantized.matrix is None or quantized.outliers is not None or quantized.order is not None:
+        return None
+    return quantized.matrix.struct
+
+
 class SelfAttention(nn.Module):
     """Project to queries, keys and values, rotate, let the backend attend, project back."""
 
-    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device):
+    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device, matrices: torch.device):
         super().__init__()
         self.index, self.head_dim = index, config.head_dim
         self.heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]  # of q, k and v
-        self.qkv_proj = Linear(config.hidden_size, sum(self.heads) * self.head_dim, config.qkv_bias, dtype, device)
-        self.o_proj = Linear(config.num_heads * self.head_dim, config.hidden_size, config.o_bias, dtype, device)
+        self.qkv_proj = Linear(config.hidden_size, sum(self.heads) * self.head_dim, config.qkv_bias, dtype, device, matrices)
+        self.o_proj = Linear(config.num_heads * self.head_dim, config.hidden_size, config.o_bias, dtype, device, matrices)
         self.q_norm = self.k_norm = None
         if config.qk_norm:
             self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype, device)

@@ -47,7 +47,7 @@ def run_layers(
     eps = decoder.config.rms_norm_eps
     layers = list(decoder.layers)
     hidden = rms_norm(residual, layers[0].input_layernorm.weight, eps)
-    for layer, following in zip(layers, [*layers[1:], None]):
+    for layer, following in zip(decoder.in_order(), [*layers[1:], None]):
         attn, mlp = layer.self_attn, layer.mlp
         qkv = attn.qkv_proj(hidden).view(hidden.shape[0], -1, attn.head_dim)
         q_weight, k_weight = attn.q_norm and attn.q_norm.weight, attn.k_norm and attn.k_norm.weight

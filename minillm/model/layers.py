@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from minillm.kernels import native
 from minillm.model.config import RopeConfig
+from minillm.quantization.linear import QuantizedLinear
 
 # For oneDNN's road alone: it serves where there is no C compiler, our own kernel (`minillm.kernels.native`) needs none of
 # this. Measured with AVX-512 on two cores (`MINILLM_NATIVE=0 minillm bench decode` shows the sum). oneDNN's layout for
@@ -54,12 +55,21 @@ class Linear(nn.Module):
     fp32 `F.linear` (MKL) reads it at half speed.
     """
 
-    def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        weight_device: torch.device | None = None,  # where it waits to be quantized: see Decoder
+    ):
         super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self.plain = empty_parameter(out_features, in_features, dtype=dtype, device=device)
+        self.in_features, self.out_features, self.dtype = in_features, out_features, dtype
+        self.plain = empty_parameter(out_features, in_features, dtype=dtype, device=weight_device or device)
         self.panels: Tensor | None = None  # packed for our own kernel
         self.packed: Tensor | None = None  # packed for oneDNN
+        self.quantized: QuantizedLinear | None = None  # in few bits instead: chapter 15
         self.bias = empty_parameter(out_features, dtype=dtype, device=device) if bias else None
 
     @property
@@ -67,14 +77,28 @@ class Linear(nn.Module):
         """[out_features, in_features], unpacked if need be: for whoever quantizes, slices or adapts it."""
         if self.plain is not None:
             return self.plain
+        if self.quantized is not None:
+            return self.quantized.dequantize()
         if self.panels is not None:
             return native.unpack(self.panels, self.out_features, self.in_features)
         return self.packed.to_dense()
+
+    def quantize(self, quantized: QuantizedLinear) -> None:
+        """Let `quantized` stand in for the weight. Raises ValueError where it has another shape."""
+        if (quantized.out_features, quantized.in_features) != (self.out_features, self.in_features):
+            raise ValueError(
+                f"a quantized weight of {quantized.out_features} x {quantized.in_features} does not fit a product of "
+                f"{self.out_features} x {self.in_features}"
+            )
+        self.quantized, self.plain = quantized, None
 
     def prepare(self, in_cache: bool = False) -> None:
         """Choose the road, once, when the weights are final. A packed weight replaces the plain one, unless the
         whole model is small enough to stay `in_cache`."""
         if self.panels is not None or self.packed is not None:
+            return
+        if self.quantized is not None:
+            self.quantized.prepare(self.dtype)
             return
         if native.serves(self.plain):
             self.panels, self.plain = native.pack(self.plain), None
@@ -89,6 +113,8 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, out_features]"""
+        if self.quantized is not None:
+            return self.quantized(x, self.bias)
         if self.panels is not None:
             return native.linear(x, self.panels, self.bias, self.out_features)
         one_row = x.shape[0] == 1
@@ -100,8 +126,9 @@ class Linear(nn.Module):
 
     def checkpoint_views(self, **rows: int) -> dict[str, Tensor]:
         """Where the parts of a fused weight go: each checkpoint name takes its number of rows, in order."""
-        parts = dict(zip(rows, self.plain.split(list(rows.values()))))
-        views = {f"{name}.weight": part for name, part in parts.items()}
+        views = {}
+        if self.plain is not None:
+            views = {f"{name}.weight": part for name, part in zip(rows, self.plain.split(list(rows.values())))}
         if self.bias is not None:
             views |= {f"{name}.bias": part for name, part in zip(rows, self.bias.split(list(rows.values())))}
         return views
@@ -110,10 +137,18 @@ class Linear(nn.Module):
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x)) (Shazeer 2020), gate and up fused into one matrix product."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, bias: bool, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        weight_device: torch.device | None = None,
+    ):
         super().__init__()
-        self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size, bias, dtype, device)
-        self.down_proj = Linear(intermediate_size, hidden_size, bias, dtype, device)
+        self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size, bias, dtype, device, weight_device)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias, dtype, device, weight_device)
 
     def forward(self, x: Tensor) -> Tensor:
         gate_up = self.gate_up_proj(x)  # [num_tokens, 2 * intermediate_size]
@@ -164,6 +199,8 @@ def rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     plain = 1.0 / rope.theta**exponents
     if rope.type == "default":
         return plain
+    if rope.type == "divided":
+        return plain / torch.tensor(rope.divisors)
     stretched = plain / rope.factor
     if rope.type == "linear":
         return stretched

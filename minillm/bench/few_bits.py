@@ -1,0 +1,202 @@
+"""Decoding with weights of few bits, against our own bf16, `transformers` and llama.cpp, in one run. Built in chapter 15.
+
+A decode step cannot take less time than its bytes need: weights of 4.25 bits allow 3.8 times the tokens of bf16. `run`
+measures how much of that arrives, at batch 1 against the peers, and over the batch sizes against our own bf16.
+"""
+from __future__ import annotations
+
+import gc
+import random
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Callable
+
+import torch
+
+from .. import LLM
+from ..device import resolve_device, resolve_dtype
+from ..model.checkpoint import load_config, load_model
+from ..model.config import ModelConfig
+from ..model.decoder import Decoder
+from ..model.layers import Linear
+from ..quantization.linear import QuantizedLinear
+from . import decode, ladder, llama_cpp, measure
+
+GGUF_TYPES = ("BF16", "Q8_0", "Q4_0")
+TOLERANCE = 0.01  # of the norm of a product: what rounding it to bfloat16 may change
+
+
+@dataclass(frozen=True)
+class Workload:
+    shape: str = "smollm2-135m"
+    dtype: str = "bfloat16"
+    quantizations: tuple[str, ...] = ("int8", "int4", "fp8")
+    batches: tuple[int, ...] = (2, 4, 8, 16, 32)
+    prompt_tokens: int = 64
+    output_tokens: int = 64
+    repeats: int = measure.MIN_REPEATS
+    seed: int = 0
+
+
+def num_runs(workload: Workload) -> int:
+    """How often `run` says that something is done."""
+    engines = 2 + len(workload.quantizations) + len(GGUF_TYPES) * llama_cpp.installed()
+    return 1 + engines * (workload.repeats + 2) + (1 + len(workload.quantizations)) * len(workload.batches) * (workload.repeats + 1)
+
+
+def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench bits",
+        shapes: dict[str, decode.Shape] = decode.SHAPES, on_run: Callable[[str], None] = lambda what: None) -> dict:
+    """Measure `workload` and return a result (see `measure.result`); `on_run` hears what has just been done.
+
+    Raises ValueError for an unknown shape, RuntimeError where a quantized product is not the one of its weights.
+    """
+    if workload.shape not in shapes:
+        raise ValueError(f"shape={workload.shape!r} is unknown; choose one of {', '.join(shapes)}")
+    where = resolve_device(device)
+    dtype = resolve_dtype(workload.dtype, where)
+    with tempfile.TemporaryDirectory() as folder:
+        path = decode.write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed)
+        config = load_config(path)
+        ceilings = measure.measure_ceilings(where, (dtype,), measure.megabytes_to_read(config.num_parameters() * 2, where))
+        on_run("ceilings")
+        engines, weight_bytes = _engines(path, config, workload, where, dtype, on_run)
+        rng = random.Random(workload.seed)
+        prompt = [rng.randrange(4, config.vocab_size) for _ in range(workload.prompt_tokens)]
+        alone = measure.interleave({name: lambda engine=engine: engine(prompt, workload.output_tokens) for name, engine in engines.items()},
+                                   workload.repeats, device=where, on_run=on_run)
+        engines.clear()
+        gc.collect()
+        together = _over_batches(path, workload, where, dtype, prompt, on_run)
+    kv_bytes = (workload.prompt_tokens + workload.output_tokens // 2) * config.kv_bytes_per_token(dtype)
+    base = alone[f"minillm {workload.dtype}"]
+    figures = {"batch 1": {name: {
+        "tokens_per_second": 1 / times.median, "spread": times.spread, "weight_bytes": weight_bytes[name],
+        "limit_tokens_per_second": ceilings.bandwidth / (weight_bytes[name] + kv_bytes),
+        "share_of_limit": (weight_bytes[name] + kv_bytes) / ceilings.bandwidth / times.median,
+        "speedup_over_own": base.median / times.median,
+        "speedup_over_transformers": alone["transformers"].median / times.median,
+    } for name, times in alone.items()}}
+    for batch in workload.batches:
+        plain = together[f"{workload.dtype}/{batch}"]
+        figures[f"batch {batch}"] = {name: {
+            "tokens_per_second": batch / times.median, "spread": times.spread, "speedup_over_own": plain.median / times.median}
+            for name in (workload.dtype, *workload.quantizations) for times in [together[f"{name}/{batch}"]]}
+    return measure.result(f"bits-{workload.shape}", command, where, asdict(workload), ceilings, figures, alone | together)
+
+
+def _engines(path: Path, config: ModelConfig, workload: Workload, device: torch.device, dtype: torch.dtype,
+             on_run: Callable[[str], None]) -> tuple[dict[str, Callable], dict[str, int]]:
+    """Seconds a token of each engine, called with a prompt and a number of tokens; and the weight bytes each must read."""
+    plain_bytes = decode.bytes_per_token(config, dtype, workload) - (
+        workload.prompt_tokens + workload.output_tokens // 2) * config.kv_bytes_per_token(dtype)
+    engines, weight_bytes = {}, {}
+
+    def add(name: str, stream, num_bytes: int) -> None:
+        engines[name], weight_bytes[name] = _seconds_per_token(name, stream), num_bytes
+        on_run(name)
+
+    add("transformers", ladder.with_transformers(use_cache=True)(str(path), device, dtype), plain_bytes)
+    add(f"minillm {workload.dtype}", ladder.with_engine()(str(path), device, dtype), plain_bytes)
+    for name in workload.quantizations:
+        check(path, name, dtype, device)
+        add(f"minillm {name}", ladder.with_engine(quantization=name)(str(path), device, dtype),
+            weight_bytes_of(load_model(path, dtype, device, name)))
+        gc.collect()
+    if llama_cpp.installed() and device.type == "cpu" and config.model_type == "llama":
+        for kind in GGUF_TYPES:
+            file = llama_cpp.write_gguf(path, config, kind, path.parent / f"{kind}.gguf")
+            peer = llama_cpp.LlamaCpp(file, torch.get_num_threads(), 2 * (workload.prompt_tokens + workload.output_tokens))
+            engines[f"llama.cpp {kind}"] = _seconds_of_peer(peer)
+            weight_bytes[f"llama.cpp {kind}"] = file.stat().st_size
+            on_run(f"llama.cpp {kind}")
+    return engines, weight_bytes
+
+
+def weight_bytes_of(model: Decoder) -> int:
+    """What the matrices of a model take as they are kept, packed and with their scales."""
+    linears = [module for module in model.modules() if isinstance(module, Linear)]
+    return sum(x.quantized.num_bytes if x.quantized is not None else x.weight.numel() * x.weight.element_size() for x in linears)
+
+
+def check(path: Path, quantization: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Every product of the first layer and of the head, against the dequantized weights in float64.
+
+    Raises RuntimeError where they are further apart than rounding explains.
+    """
+    model = load_model(path, dtype, device, quantization)
+    products = [module for layer in (model.layers[0], model.lm_head) for module in layer.modules() if isinstance(module, QuantizedLinear)]
+    for product in products:
+        x = torch.randn(5, product.in_features, device=device).to(dtype)
+        expected = x.double() @ product.dequantize().double().t()
+        error = float((product(x).double() - expected).norm() / expected.norm())
+        if not error < TOLERANCE * (1 if dtype is not torch.float32 else 1e-3):
+            raise RuntimeError(f"{quantization}, {product.out_features} x {product.in_features}: {error:.2%} away from the product "
+                               f"with the dequantized weight: no point in timing")
+
+
+def _seconds_per_token(name: str, stream) -> Callable[[list[int], int], float]:
+    def measure_once(prompt: list[int], count: int) -> float:
+        said = ladder.record(name, stream, prompt, count, ignore_eos=True)
+        return (said.said[-1].seconds - said.ttft) / (len(said.token_ids) - 1)
+
+    return measure_once
+
+
+def _seconds_of_peer(peer: llama_cpp.LlamaCpp) -> Callable[[list[int], int], float]:
+    def measure_once(prompt: list[int], count: int) -> float:
+        tokens = peer(prompt)
+        next(tokens)
+        started = time.perf_counter()
+        for _ in islice(tokens, count - 1):
+            pass
+        return (time.perf_counter() - started) / (count - 1)
+
+    return measure_once
+
+
+def _over_batches(path: Path, workload: Workload, device: torch.device, dtype: torch.dtype, prompt: list[int],
+                  on_run: Callable[[str], None]) -> dict[str, measure.Samples]:
+    """Seconds a step with several sequences under way, for our own engine in each format."""
+    names = (workload.dtype, *workload.quantizations)
+    llms = {name: LLM(str(path), device=str(device), dtype=workload.dtype, quantization=None if name == workload.dtype else name)
+            for name in names}
+    found = {}
+    for batch in workload.batches:
+        candidates = {f"{name}/{batch}": lambda llm=llm, batch=batch: _seconds_per_step(llm, prompt, batch, workload.output_tokens // 2)
+                      for name, llm in llms.items()}
+        found |= measure.interleave(candidates, workload.repeats, device=device, on_run=on_run)
+    return found
+
+
+def _seconds_per_step(llm: LLM, prompt: list[int], batch: int, steps: int) -> float:
+    from .. import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=steps + 1, ignore_eos=True)
+    streams = [llm.stream({"prompt_token_ids": [token + 1 + i for token in prompt]}, params) for i in range(batch)]
+    for stream in streams:
+        next(stream)
+    started = time.perf_counter()
+    for _ in zip(*streams):
+        pass
+    return (time.perf_counter() - started) / steps
+
+
+def tables(measured: dict) -> list:
+    """The limit first, then the figures (rich renderables)."""
+    from rich.table import Table
+
+    workload, figures = measured["workload"], measured["figures"]
+    alone = Table("engine", "weights, MB", "limit, tokens/s", "tokens/s", "± half range", "of limit", "× own", "× transformers",
+                  title=f"Decode at batch 1, {workload['shape']}, read bandwidth {measured['ceilings']['read_bytes_per_second'] / 1e9:.1f} GB/s")
+    for name, f in figures["batch 1"].items():
+        alone.add_row(name, f"{f['weight_bytes'] / 1e6:.0f}", f"{f['limit_tokens_per_second']:,.0f}", f"{f['tokens_per_second']:,.1f}",
+                      f"{f['spread'] / 2:.0%}", f"{f['share_of_limit']:.0%}", f"{f['speedup_over_own']:.2f}", f"{f['speedup_over_transformers']:.2f}")
+    names = (workload["dtype"], *workload["quantizations"])
+    together = Table("batch", *names, title="Tokens a second over the batch size, and × our own " + workload["dtype"])
+    for batch in workload["batches"]:
+        row = figures[f"batch {batch}"]
+        together.add_row(str(batch), *(f"{row[name]['tokens_per_second']:,.0f} ({row[name]['speedup_over_own']:.2f}×)" for name in names))
+    return [alone, together]

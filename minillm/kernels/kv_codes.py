@@ -1,0 +1,116 @@
+"""Keys and values as 8-bit codes with one scale a token and head: into codes and out again, inside kernels. Built in chapter 17.
+
+    scale = largest |x| / 127 (int8) or / 448 (fp8 e4m3), float32;  1 where all of x is 0
+    code  = x / scale, rounded to the nearest code, halves to the even one;  x is about code * scale
+
+    keys, values              int8 or float8_e4m3fn, where they always were
+    key_scales, value_scales  [num_blocks + 1, num_kv_heads, block_size] float32, likewise
+
+From an L4 or H100 on, GPUs have an instruction that reads fp8. Before them, and in the interpreter, a kernel sees bytes and
+moves their bits: an e4m3 byte is a float16 with the highest bit of the exponent and the low ones of the fraction left out,
+so its bits in a float16's places, times 2^8 for the difference of the biases, are its value, exactly.
+
+    e4m3      s  eeee mmm               bias 7
+    float16   s 0eeee mmm0000000        bias 15
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from minillm.kernels.language import tl, triton
+
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # the largest code of each dtype a page may hold
+UNIT = tl.constexpr(64.0)  # weights times value scales, in these units, stay within float16 for values that do
+
+
+@triton.jit
+def encode(first, second, CODES: tl.constexpr):
+    """Heads in two halves, [HEADS, WIDTH] each, float32: codes of both as CODES (int8, or uint8 for the bytes of fp8),
+    and scales [HEADS]."""
+    largest = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), 1)
+    scale = tl.div_rn(largest, tl.full(largest.shape, 127.0 if CODES == tl.int8 else 448.0, tl.float32))
+    scale = tl.where(scale > 0.0, scale, 1.0)
+    whole = tl.broadcast_to(scale[:, None], first.shape)
+    return to_code(tl.div_rn(first, whole), CODES), to_code(tl.div_rn(second, whole), CODES), scale
+
+
+@triton.jit
+def to_code(x, CODES: tl.constexpr):
+    """The code nearest to each x, float32, halves to even. Adding a large power of two rounds: the bits below its last
+    one fall away as the hardware rounds; a cast to an integer would cut them off."""
+    if CODES == tl.int8:
+        size = tl.minimum(tl.maximum(x, -127.0), 127.0)
+        code = (size + 12582912.0) - 12582912.0  # 1.5 * 2^23: what is below 1 falls away
+    else:
+        size = tl.minimum(tl.abs(x), 448.0)
+        small = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000  # 2^14: what is below 2^-9 falls away
+        bits = size.to(tl.int32, bitcast=True)
+        bits += 0x7FFFF + ((bits >> 20) & 1)  # three bits of the fraction stay
+        code = tl.where(size < 0.015625, small, (bits >> 20) - ((127 - 7) << 3))  # below 2^-6 all steps are 2^-9
+        code |= (x.to(tl.int32, bitcast=True) >> 24) & 0x80
+    return code.to(CODES)
+
+
+@triton.jit
+def decode(codes, like):
+    """Codes as numbers of the dtype of `like`, exactly; what is no code stays as it is."""
+    if codes.dtype == like.dtype:
+        return codes
+    elif codes.dtype == tl.uint8:
+        wide = codes.to(tl.int8, bitcast=True).to(tl.int16) << 7  # the sign twice, then all other bits in their places
+        return ((wide & -0x4001).to(tl.float16, bitcast=True) * 256.0).to(like.dtype)
+    else:
+        return codes.to(like.dtype)
+
+
+@triton.jit
+def take_in_codes(best, total, acc, scores, codes, scales, MASKED: tl.constexpr, PRECISION: tl.constexpr):
+    """Chapter 12's `take_in` of values as codes [keys, dims] and scales [keys]: the weights take the scales with them into
+    the product. acc is in units of 1 / UNIT."""
+    larger = tl.maximum(best, tl.max(scores, 1))
+    reference = larger
+    if MASKED:
+        reference = tl.where(larger == float("-inf"), 0.0, larger)
+    rescale = tl.exp2(best - reference)
+    weights = tl.exp2(scores - reference[:, None])
+    total = total * rescale + tl.sum(weights, 1)
+    acc = acc * rescale[:, None]
+    weights *= (scales * UNIT)[None, :]
+    acc = tl.dot(weights.to(codes.dtype), codes, acc, input_precision=PRECISION)
+    return larger, total, acc
+
+
+def as_codes(pages: Tensor, capability: int = 0) -> Tensor:
+    """Pages as a kernel takes them: fp8 as bytes, unless a GPU of this compute capability knows it by itself."""
+    return pages.view(torch.uint8) if pages.dtype is torch.float8_e4m3fn and capability < 89 else pages
+
+
+def check_codes(keys: Tensor, values: Tensor, key_scales: Tensor | None, value_scales: Tensor | None) -> None:
+    """Raise ValueError unless pages and scales belong together: codes with scales of their shape, or neither."""
+    if keys.dtype is not values.dtype:
+        raise ValueError(f"keys are {keys.dtype} and values {values.dtype}; a cache holds both in one dtype")
+    if keys.dtype not in LARGEST:
+        if key_scales is not None or value_scales is not None:
+            raise ValueError(f"scales were given for a cache of {keys.dtype}, which has none; leave them out")
+        if keys.element_size() == 1:
+            raise ValueError(f"a cache of {keys.dtype} cannot be read; 8-bit pages are int8 or float8_e4m3fn")
+        return
+    shape = (values.shape[0], values.shape[1], values.shape[2])
+    for name, scales in (("key_scales", key_scales), ("value_scales", value_scales)):
+        if scales is None:
+            raise ValueError(f"a cache of {keys.dtype} needs {name}, float32 {list(shape)}; none were given")
+        if scales.dtype is not torch.float32 or tuple(scales.shape) != shape or not scales.is_contiguous():
+            raise ValueError(
+                f"{name} must be float32 {list(shape)} in one piece; they are {scales.dtype} {list(scales.shape)}"
+            )
+
+
+def torch_encode(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The twin of `encode`: codes [..., head_dim] and float32 scales [...] of vectors [..., head_dim]."""
+    x = x.float()
+    scales = x.abs().amax(-1) / LARGEST[dtype]
+    scales = torch.where(scales > 0, scales, 1.0)
+    codes = (x / scales[..., None]).clamp(-LARGEST[dtype], LARGEST[dtype])
+    return (codes.round() if dtype is torch.int8 else codes).to(dtype), scales

@@ -1,0 +1,92 @@
+// What all the CPU's kernels share: the element type, vectors of floats, exp and log, memory that is kept. Built in chapter 14.
+//
+// T is float or (with -DBF16) bfloat16; all arithmetic is float32.
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LANES = 16, ROWS = 8 };  // floats handled together; rows that share a pass over weights or keys
+typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
+
+#define PARALLEL_FROM 32768  // elements; waking a thread takes as long as handling some ten thousand
+
+typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));
+
+// Narrow whole numbers as wide ones. gcc 12 takes bytes apart one by one where one instruction does it.
+#ifdef __AVX512F__
+#include <immintrin.h>
+static inline ints widen_bytes(const int8_t *p) { return (ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+static inline ints widen_halves(const uint16_t *p) { return (ints)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
+#else
+typedef int8_t bytes8 __attribute__((vector_size(LANES), aligned(1)));
+typedef int16_t shorts __attribute__((vector_size(2 * LANES)));
+static inline ints widen_bytes(const int8_t *p) {
+    return __builtin_convertvector(__builtin_convertvector(*(const bytes8 *)p, shorts), ints);
+}
+static inline ints widen_halves(const uint16_t *p) { return __builtin_convertvector(*(const halves *)p, ints); }
+#endif
+
+#ifdef BF16
+typedef uint16_t T;
+
+static inline float load(T x) {
+    union { uint32_t bits; float value; } u = {(uint32_t)x << 16};
+    return u.value;
+}
+
+static inline T store(float x) {  // to the nearest, ties to even
+    union { float value; uint32_t bits; } u = {x};
+    return (u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16;
+}
+
+static inline lanes load_lanes(const T *p) {
+    return (lanes)(widen_halves(p) << 16);
+}
+
+static inline void store_lanes(T *p, lanes x) {
+    ints bits = (ints)x;
+    *(halves *)p = __builtin_convertvector((bits + 0x7fff + (bits >> 16 & 1)) >> 16, halves);
+}
+#else
+typedef float T;
+static inline float load(T x) { return x; }
+static inline T store(float x) { return x; }
+static inline lanes load_lanes(const T *p) { return *(const lanes *)p; }
+static inline void store_lanes(T *p, lanes x) { *(lanes *)p = x; }
+#endif
+
+// exp(x) = 2^n * exp(r) with |r| <= ln(2)/2; relative error 1e-7. Below -87 it is 0 but for rounding, above 88 it is capped.
+static inline float fast_exp(float x) {
+    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+    float n = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
+    union { float value; int32_t bits; } shifted = {n};
+    n -= 12582912.0f;
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts, so that nothing is lost
+    float p = 1.0f + r * (1.0f + r * (0.5f + r * (1.6666667e-1f + r * (4.1666668e-2f + r * (8.3333310e-3f + r * 1.3888889e-3f)))));
+    union { int32_t bits; float value; } power = {(int32_t)((uint32_t)(shifted.bits - 0x4b400000 + 127) << 23)};
+    return p * power.value;
+}
+
+// log(x) for normal x > 0: x = m * 2^e with m in [0.75, 1.5), then the series of 2 artanh((m - 1) / (m + 1)).
+static inline float fast_log(float x) {
+    union { float value; int32_t bits; } u = {x};
+    int32_t e = (u.bits - 0x3f400000) >> 23;
+    u.bits -= (int32_t)((uint32_t)e << 23);
+    float s = (u.value - 1.0f) / (u.value + 1.0f), s2 = s * s;
+    float series = 2.0f + s2 * (0.66666667f + s2 * (0.4f + s2 * (0.28571429f + s2 * (0.22222222f + s2 * 0.18181818f))));
+    return (float)e * 0.69314718f + s * series;
+}
+
+typedef struct { void *memory; size_t bytes; } Workspace;  // kept from call to call, one for each thread
+
+static void *reserve(Workspace *workspace, size_t bytes) {
+    if (bytes > workspace->bytes) {
+        free(workspace->memory);
+        workspace->memory = malloc(bytes);
+        workspace->bytes = workspace->memory ? bytes : 0;
+    }
+    return workspace->memory;
+}

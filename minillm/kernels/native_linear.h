@@ -1,0 +1,98 @@
+// Matrix products with few rows: weights in panels that are read once, from front to back. Built in chapter 14.
+
+// Weights of a linear layer lie in panels of LANES outputs, [panels][in / PAIR][LANES][PAIR]: a panel is read once,
+// from front to back, and every load brings one input's weight (of bfloat16 two inputs') for LANES outputs.
+#if defined(BF16) && defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+#define IN_PAIRS
+enum { PAIR = 2 };
+typedef __m512 accumulator;
+typedef __m512i factors;
+static inline factors load_factors(const T *weights) { return _mm512_loadu_si512(weights); }
+static inline void store_factors(T *weights, factors w) { _mm512_storeu_si512(weights, w); }
+static inline accumulator multiply_add(accumulator sum, const T *x, factors w) {
+    int32_t pair;
+    memcpy(&pair, x, 4);
+    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)w);
+}
+#else
+enum { PAIR = 1 };
+typedef lanes accumulator, factors;
+static inline factors load_factors(const T *weights) { return load_lanes(weights); }
+static inline void store_factors(T *weights, factors w) { store_lanes(weights, w); }
+static inline accumulator multiply_add(accumulator sum, const T *x, factors w) { return sum + load(*x) * w; }
+#endif
+
+int weight_pair(void) { return PAIR; }
+
+// One panel times up to ROWS rows of x. Few rows take more chains of additions, so that none waits for the one before.
+static inline __attribute__((always_inline)) void multiply_panel(const int rows, const int chains, const T *x, long x_stride,
+                                                                 const T *panel, lanes *sums, long in) {
+    accumulator sum[ROWS][4] = {};
+    long i = 0, step = PAIR * chains;
+    for (; i + step <= in; i += step)
+        for (int c = 0; c < chains; c++)
+            for (int r = 0; r < rows; r++)
+                sum[r][c] = multiply_add(sum[r][c], x + r * x_stride + i + c * PAIR, load_factors(panel + (i + c * PAIR) * LANES));
+    for (; i < in; i += PAIR)
+        for (int r = 0; r < rows; r++) sum[r][0] = multiply_add(sum[r][0], x + r * x_stride + i, load_factors(panel + i * LANES));
+    for (int r = 0; r < rows; r++) {
+        sums[r] = (lanes)sum[r][0];
+        for (int c = 1; c < chains; c++) sums[r] += (lanes)sum[r][c];
+    }
+}
+
+// To its place in out [rows, out_features]: what the panel of the outputs from `first` gave for up to ROWS rows from `row`,
+// plus bias, plus residual [rows, out_features] if there are. Not inlined, so that a product is rounded before it is added to.
+static __attribute__((noinline)) void finish(const lanes *sums, int rows, const T *bias, const T *residual, T *out, long row,
+                                             long first, long out_features) {
+    long width = out_features - first < LANES ? out_features - first : LANES;
+    for (int r = 0; r < rows; r++) {
+        long place = (row + r) * out_features + first;
+        T last[3][LANES] = {};  // the last panel may reach beyond the outputs
+        T *to = out + place;
+        const T *plus = bias ? bias + first : NULL, *rest = residual ? residual + place : NULL;
+        if (width < LANES) {
+            to = last[0];
+            if (bias) plus = memcpy(last[1], plus, width * sizeof(T));
+            if (residual) rest = memcpy(last[2], rest, width * sizeof(T));
+        }
+        lanes sum = sums[r];
+        if (bias) sum += load_lanes(plus);
+        if (residual) {
+            T rounded[LANES];
+            store_lanes(rounded, sum);
+            sum = load_lanes(rounded) + load_lanes(rest);
+        }
+        store_lanes(to, sum);
+        if (width < LANES) memcpy(out + place, to, width * sizeof(T));
+    }
+}
+
+// out [rows, out_features] = x [rows, in] times the weights, plus bias and plus residual [rows, out_features] if there are.
+// `in` is a multiple of PAIR; residual may be out.
+void linear(const T *x, const T *panels, const T *bias, const T *residual, T *out, long rows, long out_features, long in) {
+    enum { CHUNK = 64 };  // rows that a panel meets while it is in the nearest cache
+    long num_panels = (out_features + LANES - 1) / LANES;
+#pragma omp parallel for collapse(2) if (rows * in * out_features > 65536)
+    for (long from = 0; from < rows; from += CHUNK)
+        for (long n = 0; n < num_panels; n++) {
+            const T *panel = panels + n * in * LANES;
+            long to = from + CHUNK < rows ? from + CHUNK : rows;
+            for (long row = from; row < to; row += ROWS) {
+                const T *first = x + row * in;
+                lanes sums[ROWS];
+                int count = to - row < ROWS ? to - row : ROWS;
+                switch (count) {
+                    case 1: multiply_panel(1, 4, first, in, panel, sums, in); break;
+                    case 2: multiply_panel(2, 4, first, in, panel, sums, in); break;
+                    case 3: multiply_panel(3, 2, first, in, panel, sums, in); break;
+                    case 4: multiply_panel(4, 2, first, in, panel, sums, in); break;
+                    case 5: multiply_panel(5, 2, first, in, panel, sums, in); break;
+                    case 6: multiply_panel(6, 2, first, in, panel, sums, in); break;
+                    case 7: multiply_panel(7, 2, first, in, panel, sums, in); break;
+                    default: multiply_panel(8, 2, first, in, panel, sums, in);
+                }
+                finish(sums, count, bias, residual, out, row, n * LANES, out_features);
+            }
+        }
+}

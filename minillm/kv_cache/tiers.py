@@ -1,0 +1,183 @@
+"""Tiers: what the device has no room for goes to host memory, and from there to disk. Built in chapter 17.
+
+    device  --a cached block is handed out again-->  host  --a cold place is handed out again-->  disk
+    device  <--------a prefix hit, swap_in---------  host  <-----read by a thread since add------  disk
+
+A block's hash says model, layout and every token before it, so a block found by its hash is right wherever it lies.
+A block that goes up leaves its copy below: going down again, it costs nothing. Requests that were swapped out come
+first: their blocks own their places, cold ones make room for them.
+
+Like the manager, this decides and moves no data. One step's copies are made in the order of `BlockMoves`: to_disk reads
+what swap_out overwrites, swap_out reads what the step computes over, and swap_in reads what from_disk brought.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from minillm.kv_cache.block_pool import BlockPool
+from minillm.kv_cache.host import HostPool
+
+if TYPE_CHECKING:
+    from minillm.kv_cache.manager import BlockMoves, ComputedBlocks
+
+TIERS = ("device", "host", "disk")
+
+
+class Disk(Protocol):
+    """What the tiers ask of a `minillm.kv_cache.disk.DiskStore`; a block is one opaque value here."""
+
+    def __contains__(self, block_hash: bytes) -> bool: ...
+    def fetch(self, block_hash: bytes) -> Future[Any]:
+        """Read it, beside the caller; the result is None where it cannot be read."""
+    def touch(self, block_hash: bytes) -> None: ...
+
+
+@dataclass
+class FoundTokens:
+    """How many tokens of the requests that looked for a prefix were found where, over the life of a cache."""
+
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+    computed: int = 0  # found nowhere
+
+    def add(self, computed: ComputedBlocks, num_tokens: int) -> None:
+        for tier, count in computed.found.items():
+            setattr(self, tier, getattr(self, tier) + count)
+        self.computed += num_tokens - computed.num_tokens
+
+    def hit_rate(self, tier: str) -> float:
+        """Share of all tokens that this tier had, 0 to 1. Raises ValueError for a tier that there is not."""
+        if tier not in TIERS:
+            raise ValueError(f"tier={tier!r} is not allowed; allowed: {', '.join(TIERS)}")
+        return getattr(self, tier) / max(1, self.device + self.host + self.disk + self.computed)
+
+
+class Tiers:
+    """The way of blocks between a `BlockPool`, a `HostPool` and a disk, if there is one."""
+
+    def __init__(self, pool: BlockPool, host: HostPool, disk: Disk | None, moves: BlockMoves):
+        self.pool, self.host, self.disk, self.moves = pool, host, disk, moves
+        self.fetching: dict[bytes, Future[Any]] = {}  # in the order they were asked for
+        self.fetched: set[bytes] = set()  # came from disk, and no request has used it yet
+        self.found = FoundTokens()
+        if host.num_blocks:
+            pool.on_evict, pool.on_evict_all = self._cool, self.evict_all
+        if disk is not None:
+            host.on_evict = self._freeze
+
+    def hold(self, blocks: Sequence[int]) -> dict[int, int] | None:
+        """An owned host place for each device block, copied there where host memory does not have it yet; None, and
+        nothing changed, if there is no room."""
+        places: dict[int, int] = {}
+        for block in blocks:
+            if (place := self.host.lookup(self.pool.block_hash[block])) is not None:
+                places[block] = place
+        self.host.touch(places.values())
+        missing = [block for block in blocks if block not in places]
+        if len(missing) > self.host.num_available:
+            self.host.free(places.values())
+            return None
+        for block, place in zip(missing, self.host.allocate(len(missing))):
+            self._copy_out(block, place)
+            places[block] = place
+        return places
+
+    def take(self, computed: ComputedBlocks) -> list[int]:
+        """New device blocks for what `computed` found in host memory, in its order, and the orders to fill them."""
+        places = list(computed.from_host.values())
+        self.host.in_motion.update(places)  # before blocks are allocated: what they evict may want a host place
+        blocks = self.pool.allocate(len(places))
+        for place, block in zip(places, blocks):
+            self.moves.swap_in.append((place, block))
+            if (block_hash := self.host.block_hash[place]) is not None:
+                self.pool.cache(block, block_hash)
+                self.fetched.discard(block_hash)
+        self._refresh(places)
+        return blocks
+
+    def found_in(self, place: int) -> str:
+        """The tier to thank for what lies in a host place."""
+        return "disk" if self.host.block_hash[place] in self.fetched else "host"
+
+    def prefetch(self, hashes: Iterable[bytes]) -> None:
+        """Start reading what of these blocks is on disk alone, up to the first that is nowhere, and no more than host
+        memory holds."""
+        for block_hash in hashes:
+            if block_hash in self.fetching or self.pool.lookup(block_hash) is not None or self.host.lookup(block_hash) is not None:
+                continue
+            if self.disk is None or block_hash not in self.disk or len(self.fetching) >= self.host.num_blocks:
+                return
+            self.fetching[block_hash] = self.disk.fetch(block_hash)
+
+    def arrive(self, hashes: Sequence[bytes]) -> None:
+        """Wait for what was fetched of these blocks, and give it host places.
+
+        Whoever asks is about to be scheduled, and the thread has been reading since the request was added. A block takes
+        about as long to read as to wait for a step; dropping it would cost the device, and so every request beside.
+        """
+        if self.disk is None:
+            return
+        self.prefetch(hashes)
+        if not any(block_hash in self.fetching for block_hash in hashes):
+            return
+        known = [place for block_hash in hashes if (place := self.host.lookup(block_hash)) is not None]
+        self.host.touch(known)  # room for the tail of a prefix is not made by throwing out its head
+        for block_hash in hashes:
+            if block_hash in self.fetching:
+                self._install(block_hash)
+        self.host.free(reversed(known))
+
+    def collect(self) -> None:
+        """Give host places to what has come from disk meanwhile, whoever it was fetched for."""
+        for block_hash in [block_hash for block_hash, read in self.fetching.items() if read.done()]:
+            self._install(block_hash)
+
+    def evict_all(self) -> None:
+        """Forget what is in host memory. What is on disk was written whole, and stays."""
+        self.host.evict_all()
+        self.fetched.clear()
+
+    def _cool(self, block: int, block_hash: bytes) -> None:
+        """A device block that holds `block_hash` is handed out again: keep a copy, if a place can be had."""
+        place = self.host.lookup(block_hash)
+        if place is not None:
+            self._refresh([place])
+        elif self.host.num_available:
+            [place] = self.host.allocate(1)
+            self._copy_out(block, place, block_hash)
+            self.host.free([place])
+
+    def _freeze(self, place: int, block_hash: bytes) -> None:
+        """A host place that holds `block_hash` is handed out again: the disk keeps a copy."""
+        self.fetched.discard(block_hash)
+        if block_hash in self.disk:
+            self.disk.touch(block_hash)
+        else:
+            self.moves.to_disk.append((place, block_hash))
+
+    def _copy_out(self, block: int, place: int, block_hash: bytes | None = None) -> None:
+        self.moves.swap_out.append((block, place))
+        block_hash = block_hash or self.pool.block_hash[block]
+        if block_hash is not None:
+            self.host.cache(place, block_hash)
+
+    def _install(self, block_hash: bytes) -> None:
+        data = self.fetching.pop(block_hash).result()
+        if data is None or self.host.lookup(block_hash) is not None or not self.host.num_available:
+            return
+        [place] = self.host.allocate(1)
+        self.host.cache(place, block_hash)
+        self.moves.from_disk.append((data, place))
+        self.fetched.add(block_hash)
+        self.host.free([place])
+
+    def _refresh(self, places: Iterable[int]) -> None:
+        """These are the most recently used now; of a prefix, the tail is to go first, as on the device."""
+        for place in reversed(list(places)):
+            if place in self.host.free_queue:
+                self.host.free_queue.move_to_end(place)

@@ -1,0 +1,209 @@
+"""GGUF files: llama.cpp's format, one file with configuration, weights and tokenizer. Built in chapter 15.
+
+The container is `minillm.model.gguf_file`. A row of a quantized tensor is blocks of 32 weights, each with its scale in front:
+
+    Q8_0  [ d: float16 | q0 q1 ... q31: int8 ]                  w = d * q            34 bytes
+    Q4_0  [ d: float16 | q16 q0 | q17 q1 | ... | q31 q15 ]      w = d * (q - 8)      18 bytes, q0 in the lower half
+
+Those two are read as they are. Every other type that the `gguf` library knows (Q4_K, Q6_K, Q5_0, ...) is dequantized
+to the model's dtype. The file is mapped into memory and read one tensor after the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import gguf  # the library: imports are absolute
+import numpy as np
+import torch
+from torch import Tensor
+
+from minillm.model.config import ModelConfig
+from minillm.model.decoder import Decoder
+from minillm.model.gguf_file import Container, StoredTensor
+from minillm.model.parts import QuantizedPart, install
+from minillm.quantization.formats import FORMATS, QuantizedWeight
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+Kind = gguf.GGMLQuantizationType
+PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
+KEPT = {Kind.Q8_0: 8, Kind.Q4_0: 4}  # types that stay in few bits, and how many
+BLOCK = 32  # weights that share a scale
+ROPE_DIVISORS = "rope_freqs.weight"
+END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")  # of a text, of a turn, of a message
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+class GGUFFile:
+    """A GGUF file of a Llama or Qwen model, by the names of a Hugging Face checkpoint.
+
+    Raises ValueError for a file that is something else, cut off, one of several, or of another architecture.
+    """
+
+    def __init__(self, path: Path):
+        container = Container(path)
+        self.metadata, self.stored = container.metadata, container.tensors
+        self.architecture = self._required("general.architecture")
+        if self.architecture not in ARCHITECTURES:
+            raise ValueError(f"general.architecture={self.architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+        if self.metadata.get("split.count", 1) > 1:
+            raise ValueError(f"split.count={self.metadata.get('split.count')}: it is one of several; llama-gguf-split --merge joins them")
+        if self._of_model("expert_count", 0):
+            raise ValueError(f"expert_count={self._of_model('expert_count')}: mixtures of experts come with chapter 21")
+
+    @property
+    def kept_types(self) -> list[str]:
+        """The types in the file that stay in few bits; what is dequantized as it is read is not among them."""
+        return sorted({tensor.kind.name for tensor in self.stored.values() if tensor.kind in KEPT})
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        config = ModelConfig.from_hf(self._raw_config())
+        if ROPE_DIVISORS not in self.stored:  # the scaling of Llama 3.1 and later
+            return config
+        divisors = self._read(self.stored[ROPE_DIVISORS]).flatten().tolist()  # head_dim / 2 of them
+        return replace(config, rope=replace(config.rope, type="divided", divisors=tuple(divisors)))
+
+    def _raw_config(self) -> dict[str, Any]:
+        """What a config.json would say."""
+        num_heads, head_dim = self._number("attention.head_count"), self._head_dim
+        rotated = self._of_model("rope.dimension_count", head_dim)
+        if rotated != head_dim:
+            raise ValueError(
+                f"{self.architecture}.rope.dimension_count={rotated} of head size {head_dim} is not supported; all must be rotated"
+            )
+        if "token_embd.weight" not in self.stored:
+            raise ValueError("it has no tensor token_embd.weight; a vocabulary or an adapter alone is not a model")
+        window = self._of_model("attention.sliding_window") if self.architecture == "llama" else None
+        ends = [self.metadata.get(f"tokenizer.ggml.{key}") for key in END_KEYS]
+        return {
+            "model_type": "mistral" if window else self.architecture,
+            "sliding_window": window,
+            "vocab_size": self.stored["token_embd.weight"].shape[0],
+            "hidden_size": self._number("embedding_length"),
+            "intermediate_size": self._number("feed_forward_length"),
+            "num_hidden_layers": self._number("block_count"),
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": self._number("attention.head_count_kv", num_heads),
+            "head_dim": head_dim,
+            "max_position_embeddings": self._number("context_length"),
+            "rms_norm_eps": self._required(f"{self.architecture}.attention.layer_norm_rms_epsilon"),
+            "tie_word_embeddings": "output.weight" not in self.stored,
+            "attention_bias": self.architecture != "qwen2" and "blk.0.attn_q.bias" in self.stored,
+            "mlp_bias": "blk.0.ffn_gate.bias" in self.stored,
+            "rope_parameters": self._rope(),
+            "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
+            "bos_token_id": self.metadata.get("tokenizer.ggml.bos_token_id"),
+        }
+
+    def tensors(self) -> Iterator[tuple[str, Tensor | QuantizedPart]]:
+        """Every weight, one at a time. A name that is not known keeps its own."""
+        for name, stored in self.stored.items():
+            if name == ROPE_DIVISORS:  # part of the configuration here
+                continue
+            tensor = self._read(stored)
+            if self.architecture == "llama" and re.search(r"\.attn_[qk]\.", name):
+                tensor = tensor[_halves(stored.shape[0], self._head_dim)]
+            yield hf_name(name), tensor
+
+    def _read(self, stored: StoredTensor) -> Tensor | QuantizedPart:
+        if stored.kind in PLAIN:
+            return torch.from_numpy(stored.data).view(PLAIN[stored.kind]).view(stored.shape)
+        if stored.kind in KEPT:
+            return QuantizedPart(read_blocks(stored.data, KEPT[stored.kind]))
+        try:
+            return torch.from_numpy(gguf.dequantize(stored.data, stored.kind)).view(stored.shape)
+        except NotImplementedError as error:
+            raise ValueError(f"{stored.name} is of type {stored.kind.name}, which the gguf library cannot dequantize") from error
+
+    def _rope(self) -> dict[str, Any]:
+        rope = {"rope_theta": self._of_model("rope.freq_base", 10000.0)}
+        kind = self._of_model("rope.scaling.type", "none")
+        if kind == "none":
+            return rope
+        rope |= {"rope_type": kind, "factor": self._required(f"{self.architecture}.rope.scaling.factor")}
+        original = self._of_model("rope.scaling.original_context_length")
+        betas = {beta: self._of_model(f"rope.scaling.yarn_{beta}") for beta in ("beta_fast", "beta_slow")}
+        return rope | {"original_max_position_embeddings": original} | {beta: value for beta, value in betas.items() if value}
+
+    @property
+    def _head_dim(self) -> int:
+        return self._of_model("attention.key_length") or self._number("embedding_length") // self._number("attention.head_count")
+
+    def _of_model(self, key: str, default: Any = None) -> Any:
+        return self.metadata.get(f"{self.architecture}.{key}", default)
+
+    def _number(self, key: str, default: int | None = None) -> int:
+        """A size, which some files write for every layer."""
+        value = self._of_model(key, default)
+        if value is None:
+            return self._required(f"{self.architecture}.{key}")
+        if isinstance(value, list):
+            if len(set(value)) != 1:
+                raise ValueError(f"{self.architecture}.{key}={value} differs by layer; supported is one for all")
+            value = value[0]
+        if not isinstance(value, int):
+            raise ValueError(f"{self.architecture}.{key}={value!r} is not a whole number")
+        return value
+
+    def _required(self, key: str) -> Any:
+        if (value := self.metadata.get(key)) is None:
+            raise ValueError(f"its metadata has no {key!r}, which the decoder cannot be built without")
+        return value
+
+
+def read_gguf(
+    decoder: Decoder, tensors: Iterable[tuple[str, Tensor | QuantizedPart]], settings: dict[str, Any]
+) -> Iterator[tuple[str, Tensor]]:
+    """Give `decoder` the matrices that stay in few bits, and hand back the other tensors, for the caller to fill in."""
+    parts, plain = {}, {}
+    for name, tensor in tensors:
+        (parts if isinstance(tensor, QuantizedPart) else plain)[name] = tensor
+    return chain(plain.items(), install(decoder, parts))
+
+
+def read_blocks(data: np.ndarray, bits: int) -> QuantizedWeight:
+    """Rows of Q8_0 or Q4_0 blocks, uint8 [out_features, bytes of a row], as codes and scales."""
+    blocks = torch.from_numpy(data).view(data.shape[0], -1, 2 + BLOCK * bits // 8)
+    scales = blocks[:, :, :2].contiguous().view(torch.float16)[:, :, 0]  # [out_features, num_groups]
+    codes = blocks[:, :, 2:]
+    if bits == 4:
+        codes = torch.cat([codes & 15, codes >> 4], dim=2)
+    else:
+        codes = codes ^ 128  # int8 q to the code q + 128
+    return QuantizedWeight(FORMATS[f"int{bits}"], codes.flatten(1).contiguous(), scales.contiguous())
+
+
+def hf_name(name: str) -> str:
+    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
+    parts = re.fullmatch(r"(?:blk\.(?P<layer>\d+)\.)?(?P<what>\w+)\.(?P<kind>weight|bias)", name)
+    if parts is None or parts["what"] not in NAMES:
+        return name
+    layer = f"model.layers.{parts['layer']}." if parts["layer"] else ""
+    return f"{layer}{NAMES[parts['what']]}.{parts['kind']}"
+
+
+def _halves(rows: int, head_dim: int) -> Tensor:
+    """llama.cpp turns dimension 2i of a Llama's head with 2i + 1, we turn i with i + head_dim / 2: our order of its rows."""
+    return torch.arange(rows).view(-1, head_dim // 2, 2).transpose(1, 2).flatten()

@@ -1,0 +1,167 @@
+"""A decoder in few bits: every matrix of its layers, then the output matrix. Built in chapter 15.
+
+Chapter 15 rounds each matrix by itself. Chapter 16 looks at data: texts walk through the layers, a factor moves between
+a product and what makes its inputs (AWQ, SmoothQuant), and the matrix is written by the method that `config` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from minillm.model.calibration import CalibrationWalk
+from minillm.model.decoder import Decoder, DecoderLayer
+from minillm.model.layers import Linear
+from minillm.quantization.activations import LARGEST
+from minillm.quantization.awq import round_clipped, search_scales
+from minillm.quantization.config import QuantizationConfig
+from minillm.quantization.folding import fold_into_norm, fold_into_rows, scale_columns
+from minillm.quantization.gptq import gptq
+from minillm.quantization.linear import QuantizedLinear
+from minillm.quantization.mixed import split_outliers
+from minillm.quantization.rtn import in_groups, round_to_nearest
+from minillm.quantization.smoothquant import smoothing_scales
+from minillm.quantization.statistics import InputStatistics
+
+Statistics = dict[str, InputStatistics]  # by the name of the product
+
+
+@torch.no_grad()
+def quantize_decoder(
+    decoder: Decoder,
+    config: QuantizationConfig,
+    calibration: list[list[int]] | None = None,
+    on_layer: Callable[[str], None] = lambda name: None,
+) -> None:
+    """Replace the weights of `decoder`, which is filled but not prepared, as `config` says.
+
+    `calibration` are the token ids of some texts, for the methods that look at data; `on_layer` hears of each layer
+    that is done. Raises ValueError naming the matrix where the groups do not divide it, or if there is no text.
+    """
+    check_groups(decoder, config)
+    if config.is_calibrated and not calibration:
+        raise ValueError(f"method={config.method!r} is calibrated: it needs texts to look at, and there are none")
+    quantize_head(decoder, config)
+    walk = CalibrationWalk(decoder, calibration) if config.is_calibrated else None
+    for index, layer in enumerate(decoder.layers):
+        products = products_of(layer)
+        for linear in products.values():
+            move(linear, decoder.device)
+        statistics = walk.observe(layer, products) if walk else {}
+        rescale(layer, config, statistics, decoder.config.num_heads // decoder.config.num_kv_heads)
+        for name, linear in products.items():
+            linear.quantize(quantize_linear(linear.plain, config, statistics.get(name), behind_norm=name in norms_before(layer)))
+        if walk:
+            walk.advance(layer)
+        on_layer(f"layer {index + 1} of {len(decoder.layers)}")
+
+
+def quantize_head(decoder: Decoder, config: QuantizationConfig) -> None:
+    """The output matrix, whole rows at a time; where the embedding is the same matrix, it is kept once."""
+    head = decoder.lm_head
+    move(head, decoder.device)
+    if config.lm_head is None:
+        return
+    head.quantize(QuantizedLinear(round_to_nearest(head.plain, config.lm_head, group_size=None)))
+    if decoder.config.tie_word_embeddings:
+        decoder.embed_tokens = None
+
+
+def move(linear: Linear, device: torch.device) -> None:
+    """The weight has waited on the host until its turn came: in full, only one layer at a time is on the device."""
+    if linear.plain.device != device:
+        linear.plain = torch.nn.Parameter(linear.plain.to(device), requires_grad=False)
+
+
+def products_of(layer: DecoderLayer) -> dict[str, Linear]:
+    """The four matrices of a layer, in the order in which they compute."""
+    attn, mlp = layer.self_attn, layer.mlp
+    return {"qkv_proj": attn.qkv_proj, "o_proj": attn.o_proj, "gate_up_proj": mlp.gate_up_proj, "down_proj": mlp.down_proj}
+
+
+def check_groups(decoder: Decoder, config: QuantizationConfig) -> None:
+    for index, layer in enumerate(decoder.layers):
+        for name, linear in products_of(layer).items():
+            try:
+                in_groups(linear.plain, config.group_size)
+            except ValueError as error:
+                raise ValueError(f"layer {index}, {name}: {error}") from error
+
+
+def quantize_linear(
+    weight: Tensor, config: QuantizationConfig, inputs: InputStatistics | None = None, behind_norm: bool = True
+) -> QuantizedLinear:
+    """One matrix [out_features, in_features], by the method of `config`.
+
+    LLM.int8() looks for outliers among the model's features, which reach a product through a norm (`behind_norm`):
+    what attention and the MLP hand to their second products is of another size, most of it beyond any threshold.
+    """
+    grid = (config.weights, config.group_size, config.symmetric)
+    outliers = None
+    if config.method == "gptq":
+        quantized = gptq(weight, inputs.hessian, *grid, damping=config.damping, act_order=config.act_order)
+    elif config.method == "awq":
+        quantized = round_clipped(weight, inputs.hessian, *grid)
+    elif config.method == "llm_int8" and behind_norm:
+        quantized, outliers = split_outliers(weight, inputs.largest, config.weights, config.outlier_threshold)
+    else:
+        quantized = round_to_nearest(weight, *grid, config.per_tensor)
+    return QuantizedLinear(quantized, config.activations, static_scale(config, inputs, outliers), outliers)
+
+
+def static_scale(config: QuantizationConfig, inputs: InputStatistics | None, outliers: tuple[Tensor, Tensor] | None) -> Tensor | None:
+    """One scale for all tokens, from the largest input that calibration saw; None where each token has its own."""
+    if config.activations is None or config.activation_scales == "token":
+        return None
+    largest = inputs.largest if outliers is None else inputs.largest.index_fill(0, outliers[0], 0)
+    return largest.max() / LARGEST[config.activations]
+
+
+def rescale(layer: DecoderLayer, config: QuantizationConfig, statistics: Statistics, group: int) -> None:
+    """Fold what AWQ and SmoothQuant move, and let `statistics` be those of the inputs that come of it.
+
+    `group` query heads read one value head. The layer computes what it did before.
+    """
+    if config.method == "smoothquant":
+        for name, norm in norms_before(layer).items():
+            linear = products_of(layer)[name]
+            scales = fold_into_norm(norm.weight, smoothing_scales(statistics[name].largest, linear.plain, config.alpha))
+            scale_columns(linear.plain, scales)
+            statistics[name].divide(scales)
+    if config.method == "awq":
+        awq_rescale(layer, config, statistics, group)
+
+
+def awq_rescale(layer: DecoderLayer, config: QuantizationConfig, statistics: Statistics, group: int) -> None:
+    """AWQ's scales: into the norm before qkv and gate_up, into the value rows before o, into the up rows before down."""
+    attn, mlp, grid = layer.self_attn, layer.mlp, (config.weights, config.group_size, config.symmetric)
+    products, norms = products_of(layer), norms_before(layer)
+    value_size = attn.heads[2] * attn.head_dim
+    head, within = divmod_index(attn.o_proj.in_features, attn.head_dim, attn.qkv_proj.plain.device)
+    sources = {"o_proj": head // group * attn.head_dim + within}  # the value channel that makes each input of o
+    makers = {  # the product whose last rows make the inputs
+        "o_proj": (attn.qkv_proj, attn.qkv_proj.out_features - value_size),
+        "down_proj": (mlp.gate_up_proj, mlp.down_proj.in_features),
+    }
+    for name, linear in products.items():
+        source = sources.get(name)
+        scales = search_scales(linear.plain, statistics[name], *grid, source=source)
+        if name in norms:
+            scales = fold_into_norm(norms[name].weight, scales)
+        else:
+            maker, first = makers[name]
+            fold_into_rows(maker.plain, maker.bias, first, scales)
+        columns = scales if source is None else scales[source]
+        scale_columns(linear.plain, columns)
+        statistics[name].divide(columns)
+
+
+def norms_before(layer: DecoderLayer) -> dict[str, torch.nn.Module]:
+    return {"qkv_proj": layer.input_layernorm, "gate_up_proj": layer.post_attention_layernorm}
+
+
+def divmod_index(count: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    index = torch.arange(count, device=device)
+    return index // size, index % size

@@ -1,0 +1,167 @@
+"""Products with a quantized weight, by the road that serves here. Built in chapter 15.
+
+    native   our C kernels on a CPU: codes are decoded in registers, on the way from memory to the multiplication
+    triton   our GPU kernels, the same idea
+    torch    PyTorch's packed int8 and int4 products on a CPU, where there is no compiler
+    plain    the weight is dequantized for every call: slow, and right everywhere; the oracle of the others
+
+The weight that all of them multiply with is the same, scale * (table[code] - zero): they differ in rounding only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minillm.kernels import language, native_quant, quantized_matmul, scaled_matmul
+from minillm.quantization.activations import quantize_activations
+from minillm.quantization.formats import QuantizedWeight
+
+Product = Callable[[Tensor, Tensor | None], Tensor]  # x [num_tokens, in_features], bias -> [num_tokens, out_features]
+ROADS = ("native", "triton", "torch", "plain")
+PACKED_ROWS = 8  # measured on two cores with AVX-512: beyond it PyTorch's packed products lose to dequantizing
+
+
+class QuantizedLinear(nn.Module):
+    """y = x Wᵀ + b with W in few bits. `prepare` chooses the road; until then, it is the plain one.
+
+    `activations` ("int8", "fp8") rounds x too, one scale a token, or the fixed `activation_scale`. `outliers` are
+    columns that stay as they are, with their weights [out_features, len(columns)] (LLM.int8(), chapter 16).
+    `order` is the order in which the weight takes its inputs (GPTQ's act order, chapter 16).
+    """
+
+    def __init__(
+        self,
+        weight: QuantizedWeight,
+        activations: str | None = None,
+        activation_scale: Tensor | None = None,
+        outliers: tuple[Tensor, Tensor] | None = None,
+        order: Tensor | None = None,
+    ):
+        super().__init__()
+        self.weight: QuantizedWeight | None = weight
+        self.out_features, self.in_features = weight.codes.shape
+        self.num_bytes = weight.num_bytes + (0 if outliers is None else outliers[1].numel() * outliers[1].element_size())
+        self.activations, self.activation_scale = activations, activation_scale
+        self.outliers, self.order = outliers, order
+        self.road = "plain"
+        self.matrix: native_quant.Matrix | quantized_matmul.PackedWeight | None = None  # packed for the road
+        self.product: Product = self._plain
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """[num_tokens, in_features] -> [num_tokens, out_features]"""
+        if self.order is not None:
+            x = x[:, self.order]
+        if self.outliers is None:
+            return self.product(x, bias)
+        columns, weights = self.outliers
+        rest = x.index_fill(1, columns, 0)
+        return self.product(rest, bias) + F.linear(x[:, columns], weights.to(x.dtype))
+
+    def prepare(self, dtype: torch.dtype, road: str | None = None) -> QuantizedLinear:
+        """Take the first road that serves this weight, dtype and device, or the one named. Returns self."""
+        for name in ROADS if road is None else (road,):
+            product = getattr(self, f"_prepare_{name}")(dtype)
+            if product is not None:
+                self.road, self.product = name, product
+                return self
+        raise ValueError(f"the {road!r} road does not serve {self.weight.format.name} in {dtype} on {self.weight.codes.device}")
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weight that is multiplied with, [out_features, in_features]; columns in the model's order."""
+        weight = self.weight.dequantize(dtype) if self.weight is not None else self.rows(torch.arange(self.out_features), dtype)
+        if self.outliers is not None:
+            weight = weight.index_copy(1, self.outliers[0], self.outliers[1].to(dtype))
+        return weight if self.order is None else weight[:, self.order.argsort()]
+
+    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows of the weight as numbers, [len(ids), in_features]: an embedding that is the output matrix too."""
+        if self.matrix is not None:
+            return self.matrix.unpack_rows(ids).to(dtype)
+        return self.weight[ids].dequantize(dtype)
+
+    def _prepare_native(self, dtype: torch.dtype) -> Product | None:
+        weight, format = self.weight, self.weight.format
+        group_size = weight.group_size if weight.scales.shape[1] > 1 else None
+        if weight.codes.device.type != "cpu" or not native_quant.serves(format.name, format.bits, self.activations, dtype, group_size):
+            return None
+        matrix = native_quant.pack(
+            weight.codes, format.table, format.bits, weight.scales, weight.zeros, dtype, self.activations, self.activation_scale
+        )
+        self.matrix, self.weight = matrix, None  # the panels hold it all
+        return lambda x, bias: native_quant.linear(x, matrix, bias)
+
+    def _prepare_triton(self, dtype: torch.dtype) -> Product | None:
+        weight, format = self.weight, self.weight.format
+        if not weight.codes.is_cuda or not language.serves(weight.codes):
+            return None
+        if self.activations is not None:
+            return self._scaled_product()
+        if not quantized_matmul.serves_format(format.name, format.bits):
+            return None
+        packed = quantized_matmul.pack(weight.codes, weight.scales, weight.zeros, format.name)
+        self.matrix, self.weight = packed, None
+        return lambda x, bias: quantized_matmul.quantized_matmul(x, packed, bias)
+
+    def _scaled_product(self) -> Product:
+        """Few bits on both sides: the tokens are rounded by one kernel, and multiplied by another."""
+        weight, format = self.weight, self.activations
+        packed, scales = scaled_matmul.pack(weight.codes, format), weight.scales[:, 0].float().contiguous()
+        self.weight = weight.to("cpu")  # the device needs it only once
+
+        def product(x: Tensor, bias: Tensor | None) -> Tensor:
+            codes, row_scales = scaled_matmul.quantize_rows(x, format, self.activation_scale)
+            return scaled_matmul.scaled_matmul(codes, row_scales, packed, scales, bias, x.dtype)
+
+        return product
+
+    def _prepare_torch(self, dtype: torch.dtype) -> Product | None:
+        """PyTorch's packed products on a CPU, for few rows; with more, dequantizing first is faster."""
+        weight = self.weight
+        if self.activations is not None or weight.codes.device.type != "cpu" or dtype is torch.float16:
+            return None
+        if weight.format.name == "int8" and weight.scales.shape[1] == 1 and weight.zeros is None:
+            few = _torch_int8(weight, dtype)
+        elif weight.format.is_integer and weight.format.bits <= 4 and weight.group_size in (32, 64, 128, 256) and dtype is torch.bfloat16:
+            few = _torch_int4(weight)  # with float32 activations it is many times slower
+        else:
+            return None
+
+        def product(x: Tensor, bias: Tensor | None) -> Tensor:
+            if x.shape[0] > PACKED_ROWS:
+                return self._plain(x, bias)
+            out = few(x.contiguous())
+            return out if bias is None else out + bias
+
+        return product
+
+    def _prepare_plain(self, dtype: torch.dtype) -> Product | None:
+        return self._plain
+
+    def _plain(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        weight = self.weight
+        if self.activations is None:
+            return F.linear(x, weight.dequantize(x.dtype), bias)
+        values, row_scales = quantize_activations(x, self.activations, self.activation_scale)
+        # Products of small integers are exact in float64, whatever their order: this is what integer units compute.
+        sums = values.double() @ weight.format.decode(weight.codes).double().t()
+        out = (sums.float() * row_scales * weight.scales.float().t()).to(x.dtype)
+        return out if bias is None else out + bias
+
+
+def _torch_int8(weight: QuantizedWeight, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    codes = (weight.codes.int() - 128).to(torch.int8)
+    scales = weight.scales[:, 0].to(dtype)
+    return lambda x: torch.ops.aten._weight_int8pack_mm(x, codes, scales)
+
+
+def _torch_int4(weight: QuantizedWeight) -> Callable[[Tensor], Tensor]:
+    """Its scales and zero points are bfloat16, and it counts from 8: w = (code - 8) * scale + zero."""
+    codes = weight.codes.int() + 8 - 2 ** (weight.format.bits - 1)
+    zeros = torch.zeros_like(weight.scales) if weight.zeros is None else -weight.zeros * weight.scales
+    sides = torch.stack([weight.scales.t(), zeros.t()], dim=-1).to(torch.bfloat16).contiguous()  # [groups, out_features, 2]
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.contiguous(), 1)
+    return lambda x: torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, weight.group_size, sides)

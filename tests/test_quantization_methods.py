@@ -1,0 +1,352 @@
+"""GPTQ, AWQ, SmoothQuant, LLM.int8(): each against an independent reference, on tensors and on whole decoders."""
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from model_zoo import save_checkpoint
+
+from minillm.model.attention import NoCacheAttention
+from minillm.model.calibration import CalibrationWalk, calibration_sequences, perplexity, whole_sequences
+from minillm.model.checkpoint import load_tokenizer, read_model, resolve_model
+from minillm.model.quantize import products_of, quantize_decoder, quantize_linear, rescale
+from minillm.quantization.awq import round_clipped, search_scales
+from minillm.quantization.config import QuantizationConfig, resolve
+from minillm.quantization.folding import fold_into_norm, fold_into_rows, scale_columns
+from minillm.quantization.formats import QuantizedWeight
+from minillm.quantization.gptq import gptq, inverse_cholesky
+from minillm.quantization.linear import QuantizedLinear
+from minillm.quantization.mixed import split_outliers
+from minillm.quantization.outliers import plant_outliers
+from minillm.quantization.rtn import round_to_nearest
+from minillm.quantization.smoothquant import smoothing_scales
+from minillm.quantization.statistics import InputStatistics, output_error
+
+
+def correlated(tokens: int, size: int, seed: int = 0) -> torch.Tensor:
+    """Inputs that vary together, and by very different amounts, as activations do: [tokens, size]."""
+    generator = torch.Generator().manual_seed(seed)
+    turned = torch.linalg.qr(torch.randn(size, size, generator=generator))[0]
+    strengths = torch.logspace(0, -1.5, size)[:, None]  # a few directions hold most of what varies
+    sizes = torch.exp(0.5 * torch.randn(size, generator=generator))
+    return 4 * torch.randn(tokens, size, generator=generator) @ (strengths * turned) * sizes
+
+
+def random_weight(out: int, size: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(out, size, generator=torch.Generator().manual_seed(seed))
+
+
+def seen(inputs: torch.Tensor) -> InputStatistics:
+    statistics = InputStatistics(inputs.shape[1])
+    for part in inputs.split(13):
+        statistics.add(part)
+    return statistics
+
+
+def assert_same(found: QuantizedWeight, expected: QuantizedWeight) -> None:
+    assert torch.equal(found.codes, expected.codes)
+    assert torch.equal(found.scales, expected.scales)
+    assert (found.zeros is None) == (expected.zeros is None) and (found.zeros is None or torch.equal(found.zeros, expected.zeros))
+
+
+# Statistics
+
+
+def test_statistics_are_those_of_all_tokens_at_once():
+    inputs = correlated(100, 16)
+    statistics = seen(inputs)
+    torch.testing.assert_close(statistics.hessian, inputs.T @ inputs)
+    torch.testing.assert_close(statistics.largest, inputs.abs().amax(0))
+    torch.testing.assert_close(statistics.mean, inputs.abs().mean(0))
+    scales = torch.rand(16) + 0.5
+    statistics.divide(scales)
+    divided = seen(inputs / scales)
+    for name in ("hessian", "largest", "mean"):
+        torch.testing.assert_close(getattr(statistics, name), getattr(divided, name))
+
+
+def test_the_output_error_comes_from_the_hessian_alone():
+    inputs, weight = correlated(80, 16), random_weight(6, 16)
+    rounded = round_to_nearest(weight, "int4", 8).dequantize()
+    expected = ((inputs @ weight.T - inputs @ rounded.T) ** 2).sum(0)
+    torch.testing.assert_close(output_error(weight, rounded, inputs.T @ inputs), expected, rtol=1e-4, atol=1e-4)
+
+
+# GPTQ
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("group_size, act_order", [(32, False), (None, False), (32, True), (192, False)])
+def test_gptq_without_correlation_is_rounding(symmetric, group_size, act_order):
+    weight = random_weight(12, 192)
+    found = gptq(weight, 3 * torch.eye(192), "int3", group_size, symmetric, act_order=act_order)
+    assert_same(found, round_to_nearest(weight, "int3", group_size, symmetric))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("format, group_size, symmetric", [("int4", 32, True), ("int3", 32, False), ("int2", None, False), ("fp4", 32, True)])
+def test_gptq_lowers_the_output_error(seed, format, group_size, symmetric):
+    inputs, weight = correlated(400, 160, seed), random_weight(24, 160, seed)
+    hessian = inputs.T @ inputs
+    plain = output_error(weight, round_to_nearest(weight, format, group_size, symmetric).dequantize(), hessian).sum()
+    for act_order in (False, True):
+        found = gptq(weight, hessian, format, group_size, symmetric, act_order=act_order)
+        assert output_error(weight, found.dequantize(), hessian).sum() < 0.8 * plain
+
+
+def test_the_first_column_moves_the_others_as_the_formula_says():
+    """Given q_1, the best w_2.. is w - (w_1 - q_1) [H⁻¹]_1: / [H⁻¹]_11; solved here as least squares, in float64."""
+    inputs, weight = correlated(50, 4).double(), random_weight(1, 4).double()
+    hessian = inputs.T @ inputs
+    upper = inverse_cholesky(hessian, 1e-9).double()
+    torch.testing.assert_close(upper.T @ upper, torch.linalg.inv(hessian), rtol=1e-4, atol=1e-6)
+    fixed = weight[0, 0].round()
+    target = inputs @ weight[0] - inputs[:, 0] * fixed
+    best = torch.linalg.lstsq(inputs[:, 1:], target[:, None]).solution[:, 0]
+    moved = weight[0, 1:] - (weight[0, 0] - fixed) / upper[0, 0] * upper[0, 1:]
+    torch.testing.assert_close(moved, best, rtol=1e-4, atol=1e-5)
+
+
+def test_gptq_is_near_the_best_of_all_roundings():
+    """Four inputs of 2 bits: all 4⁴ code words tried. GPTQ need not find the best, but must close most of the gap."""
+    gaps = []
+    for seed in range(20):
+        inputs, weight = correlated(60, 4, seed), random_weight(1, 4, seed)
+        hessian = inputs.T @ inputs
+        rounded = round_to_nearest(weight, "int2", None, symmetric=False)
+        found = gptq(weight, hessian, "int2", None, symmetric=False, damping=1e-6)
+        words = torch.tensor(list(itertools.product(range(4), repeat=4)), dtype=torch.uint8)
+        every = QuantizedWeight(rounded.format, words, rounded.scales.expand(256, 1), rounded.zeros.expand(256, 1)).dequantize()
+        best = output_error(weight.expand(256, 4), every, hessian).min()
+        errors = [output_error(weight, one.dequantize(), hessian)[0] for one in (rounded, found)]
+        assert errors[1] >= best * 0.999
+        gaps.append([(error - best).item() for error in errors])
+    plain, compensated = torch.tensor(gaps).sum(0)
+    assert compensated < 0.35 * plain
+
+
+def test_lazy_blocks_change_nothing(monkeypatch):
+    inputs, weight = correlated(600, 256), random_weight(8, 256)
+    hessian, module = inputs.T @ inputs, __import__("minillm.quantization.gptq", fromlist=["gptq"])
+    whole = gptq(weight, hessian, "int3", 32, symmetric=False)
+    monkeypatch.setattr(module, "BLOCK_SIZE", 32)
+    small = gptq(weight, hessian, "int3", 32, symmetric=False)
+    assert (whole.codes != small.codes).float().mean() < 0.01  # but for the order of additions
+
+
+def test_gptq_survives_inputs_that_never_were_and_copies():
+    inputs = correlated(200, 32)
+    inputs[:, 5] = 0
+    inputs[:, 7] = inputs[:, 6]
+    weight = random_weight(4, 32)
+    found = gptq(weight, inputs.T @ inputs, "int4", 16)
+    assert found.dequantize().isfinite().all()
+    assert_same(gptq(weight, torch.zeros(32, 32), "int4", 16), round_to_nearest(weight, "int4", 16))
+
+
+# AWQ, SmoothQuant, LLM.int8()
+
+
+def test_awq_scales_the_inputs_that_are_large():
+    inputs = correlated(300, 64) * 0.1
+    inputs[:, 10] *= 50
+    weight = random_weight(32, 64)
+    scales = search_scales(weight, seen(inputs), "int3", 32)
+    assert scales.argmax() == 10 and scales[10] > 2 * scales.median()
+    hessian = inputs.T @ inputs
+    scaled = round_to_nearest(weight * scales, "int3", 32).dequantize() / scales
+    plain = round_to_nearest(weight, "int3", 32).dequantize()
+    assert output_error(weight, scaled, hessian).sum() < 0.7 * output_error(weight, plain, hessian).sum()
+
+
+def test_awq_shares_scales_between_inputs_of_one_source():
+    inputs, weight = correlated(300, 64), random_weight(16, 64)
+    source = torch.arange(64) % 16
+    scales = search_scales(weight, seen(inputs), "int3", 32, source=source)
+    assert scales.shape == (16,) and scales.std() > 0
+
+
+@pytest.mark.parametrize("group_size, symmetric", [(16, True), (16, False), (None, True)])
+def test_clipping_lowers_the_error_of_every_group(group_size, symmetric):
+    inputs, weight = correlated(300, 64), random_weight(16, 64)
+    weight[:, 3] *= 4
+    hessian = inputs.T @ inputs
+    size = group_size or 64
+    errors = []
+    for found in (round_clipped(weight, hessian, "int3", group_size, symmetric), round_to_nearest(weight, "int3", group_size, symmetric)):
+        difference = weight - found.dequantize()
+        parts = [slice(start, start + size) for start in range(0, 64, size)]
+        errors.append(torch.stack([((difference[:, part] @ hessian[part, part]) * difference[:, part]).sum(1) for part in parts]))
+    assert (errors[0] <= errors[1] * 1.0001).all() and errors[0].sum() < 0.9 * errors[1].sum()
+
+
+def test_smoothing_evens_out_inputs_and_columns():
+    inputs, weight = correlated(100, 24), random_weight(8, 24)
+    largest, columns = inputs.abs().amax(0), weight.abs().amax(0)
+    scales = smoothing_scales(largest, weight, 0.5)
+    torch.testing.assert_close(largest / scales, columns * scales)
+    torch.testing.assert_close(smoothing_scales(largest, weight, 1.0), largest)
+    torch.testing.assert_close(smoothing_scales(largest, weight, 0.0), 1 / columns)
+    with pytest.raises(ValueError, match="alpha=1.5 is not allowed"):
+        smoothing_scales(largest, weight, 1.5)
+
+
+def test_a_fold_into_bfloat16_loses_nothing():
+    """The columns take what the norm was really divided by, its rounding included."""
+    norm = torch.nn.Parameter(torch.randn(64).bfloat16(), requires_grad=False)
+    norm[7] = 0
+    before, weight = norm.clone(), random_weight(8, 64)
+    changed = weight.clone()
+    scale_columns(changed, fold_into_norm(norm, torch.rand(64) + 0.3))
+    assert not torch.equal(norm, before)
+    torch.testing.assert_close(changed * norm.float(), weight * before.float(), rtol=1e-5, atol=1e-6)
+
+
+def test_rows_are_divided_with_their_bias_and_no_others():
+    weight, bias = random_weight(6, 4), torch.arange(6.0)
+    kept = weight.clone()
+    fold_into_rows(weight, bias, 2, torch.tensor([2.0, 4.0]))
+    torch.testing.assert_close(weight, kept / torch.tensor([1, 1, 2, 4, 1, 1])[:, None])
+    assert bias.tolist() == [0, 1, 1, 0.75, 4, 5]
+
+
+def test_llm_int8_is_exact_where_all_columns_are_outliers():
+    inputs, weight = correlated(30, 32), random_weight(8, 32)
+    quantized, outliers = split_outliers(weight, inputs.abs().amax(0), threshold=0.0)
+    product = QuantizedLinear(quantized, "int8", outliers=outliers)
+    torch.testing.assert_close(product(inputs), inputs @ weight.T)
+
+
+def test_llm_int8_takes_the_outlier_columns_out_of_both_sides():
+    inputs, weight = torch.randn(40, 32, generator=torch.Generator().manual_seed(3)), random_weight(8, 32)
+    inputs[:, [4, 9]] *= 100
+    weight[:, 9] *= 20  # would stretch the scale of every row
+    quantized, outliers = split_outliers(weight, inputs.abs().amax(0))
+    assert outliers[0].tolist() == [4, 9] and torch.equal(outliers[1], weight[:, [4, 9]])
+    exact = inputs @ weight.T
+    mixed, plain = QuantizedLinear(quantized, "int8", outliers=outliers), QuantizedLinear(round_to_nearest(weight, "int8", None), "int8")
+    assert (mixed(inputs) - exact).norm() < 0.02 * (plain(inputs) - exact).norm()
+    assert split_outliers(weight, inputs.abs().amax(0), threshold=1e6)[1] is None
+
+
+# Whole decoders
+
+FAMILIES = ["llama-mqa-biases-tied", "llama-rope-llama3", "mistral-window", "qwen2-full", "qwen3-biases-window"]
+SEQUENCES = [[1, *torch.randint(3, 97, (length,), generator=torch.Generator().manual_seed(length)).tolist()] for length in (40, 31, 22)]
+
+
+def logits(decoder) -> torch.Tensor:
+    return decoder(whole_sequences(SEQUENCES, all_logits=True), NoCacheAttention(decoder.config.layer_windows))
+
+
+@pytest.mark.parametrize("method", ["awq", "smoothquant"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_folding_preserves_the_function(tmp_path, monkeypatch, family, method):
+    """AWQ's search may find nothing to scale; any scales will do here, one for each input or source of inputs."""
+    def any_scales(weight, inputs, *grid, source):
+        return torch.rand(weight.shape[1] if source is None else int(source.max()) + 1) + 0.5
+
+    monkeypatch.setattr("minillm.model.quantize.search_scales", any_scales)
+    save_checkpoint(tmp_path, family)
+    decoder = read_model(tmp_path, "float32", "cpu")
+    expected, config = logits(decoder), resolve(method)
+    walk = CalibrationWalk(decoder, SEQUENCES)
+    group = decoder.config.num_heads // decoder.config.num_kv_heads
+    for layer in decoder.layers:
+        products = products_of(layer)
+        before = {name: linear.plain.clone() for name, linear in products.items()}
+        with torch.no_grad():
+            statistics = walk.observe(layer, products)
+            rescale(layer, config, statistics, group)
+        changed = {name for name, linear in products.items() if not torch.allclose(linear.plain, before[name])}
+        assert changed == set(products) if method == "awq" else changed == {"qkv_proj", "gate_up_proj"}
+        for name, again in walk.observe(layer, products).items():  # the statistics were divided as the inputs were
+            torch.testing.assert_close(statistics[name].hessian, again.hessian, rtol=1e-3, atol=1e-3)
+        walk.advance(layer)
+    torch.testing.assert_close(logits(decoder), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_planted_outliers_preserve_the_function_to_the_last_bit(tmp_path, family):
+    from safetensors.torch import load_file, save_file
+
+    save_checkpoint(tmp_path, family)
+    expected = logits(read_model(tmp_path, "float32", "cpu"))
+    file = tmp_path / "model.safetensors"
+    changed = plant_outliers(load_file(file), strength=256.0, num_channels=3)
+    save_file(changed, file)
+    decoder = read_model(tmp_path, "float32", "cpu")
+    torch.testing.assert_close(logits(decoder), expected, rtol=1e-5, atol=1e-5)
+    walk = CalibrationWalk(decoder, SEQUENCES)
+    for layer in decoder.layers:
+        largest = walk.observe(layer, products_of(layer))["qkv_proj"].largest.sort().values
+        assert (largest > 20 * largest.median()).sum() in (2, 3)  # one may have hardly any weight in its norm
+        walk.advance(layer)
+
+
+@pytest.mark.parametrize("wrong, said", [({"strength": 100.0}, "not a power of two"), ({"num_channels": 49}, "the model has 48")])
+def test_outliers_that_cannot_be_planted_are_named(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        plant_outliers({"model.layers.0.input_layernorm.weight": torch.ones(48)}, **wrong)
+
+
+def test_static_scales_are_what_calibration_saw_and_leave_outliers_out():
+    inputs, weight = seen(torch.tensor([[1.0, -3.0, 200.0], [2.0, 0.5, -100.0]])), random_weight(4, 3)
+    config = resolve({"name": "llm_int8", "activation_scales": "static"})
+    assert quantize_linear(weight, config, inputs).activation_scale == pytest.approx(3 / 127)
+    config = resolve({"name": "int8", "activations": "int8", "activation_scales": "static"})
+    assert quantize_linear(weight, config, inputs).activation_scale == pytest.approx(200 / 127)
+    assert quantize_linear(weight, resolve("smoothquant"), inputs).activation_scale is None
+
+
+def test_a_layer_is_calibrated_with_the_errors_before_it(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, "llama-mha")
+    decoder, inputs = read_model(tmp_path, "float32", "cpu"), []
+    observe = CalibrationWalk.observe
+    monkeypatch.setattr(CalibrationWalk, "observe", lambda walk, layer, products: (inputs.append([h.clone() for h in walk.hidden]), observe(walk, layer, products))[1])
+    quantize_decoder(decoder, QuantizationConfig("gptq", "int2", 16, lm_head=None), SEQUENCES)
+    assert len(inputs) == 3
+    batch = whole_sequences(SEQUENCES)
+    hidden = decoder.layers[0](decoder.embed(batch.token_ids), decoder.rotary(batch.positions), NoCacheAttention(decoder.config.layer_windows), batch)
+    torch.testing.assert_close(inputs[1][0], hidden)
+
+
+# Errors
+
+
+def test_what_cannot_be_calibrated_is_named(tmp_path):
+    save_checkpoint(tmp_path, "llama-mha")
+    decoder = read_model(tmp_path, "float32", "cpu")
+    with pytest.raises(ValueError, match=r"layer 0, qkv_proj: group_size=64 does not divide in_features=48"):
+        quantize_decoder(decoder, resolve("gptq"), SEQUENCES)
+    with pytest.raises(ValueError, match="method='gptq' is calibrated: it needs texts"):
+        quantize_decoder(decoder, QuantizationConfig("gptq", group_size=16))
+    with pytest.raises(ValueError, match="method='gtpq' is not allowed; allowed: rtn, gptq"):
+        resolve({"method": "gtpq"})
+
+
+def test_calibration_text_is_enough_and_not_the_held_out(tmp_path):
+    tokenizer = load_tokenizer(resolve_model("tinyworld"))
+    with pytest.raises(ValueError, match="calibration text of .* tokens .1 documents. is too little; at least 256"):
+        calibration_sequences(tokenizer, 1)
+    with pytest.raises(ValueError, match="seed=1 is the held-out text"):
+        calibration_sequences(tokenizer, seed=1)
+    file = tmp_path / "my.txt"
+    file.write_text("Once upon a time. " * 20)
+    with pytest.raises(ValueError, match="my.txt.* is too little.*take a longer text"):
+        calibration_sequences(tokenizer, file=file)
+    file.write_text("Once upon a time there was a bird. " * 200)
+    sequences = calibration_sequences(tokenizer, num_documents=2, file=file)
+    assert [len(ids) for ids in sequences] == [512, 512]
+    assert sequences[0][0] == tokenizer.bos_token_id
+
+
+def test_perplexity_is_that_of_each_sequence_by_itself(tmp_path):
+    save_checkpoint(tmp_path, "qwen3-biases-window")
+    decoder = read_model(tmp_path, "float32", "cpu")
+    losses = []
+    for ids in SEQUENCES:
+        found = decoder(whole_sequences([ids], all_logits=True), NoCacheAttention(decoder.config.layer_windows))
+        losses += torch.nn.functional.cross_entropy(found[:-1], torch.tensor(ids[1:]), reduction="none").tolist()
+    assert perplexity(decoder, SEQUENCES) == pytest.approx(torch.tensor(losses).mean().exp().item(), rel=1e-5)
