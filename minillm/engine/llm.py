@@ -41,6 +41,9 @@ class LLM:
     runs, None does so on a GPU. `quantization` writes the weights in few bits: "int8", "int4", "fp8", "gptq", "awq",
     "smoothquant", or a dict (`minillm.quantization.config`). `host_kv_bytes` and `disk_kv_bytes` in the folder `disk_kv_path` keep prefixes
     that the device has no room for, `cpu_offload_bytes` of the last layers' weights stay in host memory and are streamed.
+    `kv_cache_dtype="int8"` or "fp8" keeps keys and values in
+    8 bits. `kv_retention={"sinks": 4, "window": 1020}` keeps no more of a text than those tokens, so that it may grow past
+    what the model was made for; nothing of it enters the prefix cache (`minillm.kv_cache.retention`).
     `seed` seeds the requests that bring no seed of their own. Values that come with a
     later chapter raise NotImplementedError and name it; wrong ones raise ValueError or TypeError and name what is allowed.
     """
