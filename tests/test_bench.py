@@ -172,8 +172,9 @@ def climbed(toy):
 
 
 def test_every_rung_says_the_same(climbed):
-    assert len({tuple(run.token_ids) for run in climbed.values()}) == 1
-    assert len({run.text for run in climbed.values()}) == 1
+    assert len({tuple(climbed[rung.name].token_ids) for rung in ladder.RUNGS if rung.exact}) == 1
+    assert len({climbed[rung.name].text for rung in ladder.RUNGS if rung.exact}) == 1
+    assert sum(not rung.exact for rung in ladder.RUNGS) == 1
     assert all(run.complete and 1 <= len(run.token_ids) <= 24 for run in climbed.values())
 
 
@@ -188,8 +189,11 @@ def test_every_rung_can_be_told_to_go_on_after_the_end(toy, tmp_path):
     for rung in ladder.RUNGS:
         stream = rung.open(str(tmp_path / "ends"), "cpu")
         ended, went_on = (ladder.record(rung.name, stream, [5, 6, 7], 20, ignore_eos) for ignore_eos in (False, True))
-        assert ended.token_ids == said[:ends], rung.name
-        assert went_on.token_ids == said, rung.name
+        if rung.exact:
+            assert ended.token_ids == said[:ends], rung.name
+            assert went_on.token_ids == said, rung.name
+        else:
+            assert len(went_on.token_ids) == 20 and ended.token_ids == went_on.token_ids[: len(ended.token_ids)]
 
 
 def test_times_only_rise(climbed):

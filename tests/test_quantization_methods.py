@@ -126,6 +126,26 @@ def test_gptq_is_near_the_best_of_all_roundings():
     assert compensated < 0.35 * plain
 
 
+def test_gptq_is_what_inverting_anew_for_every_column_gives():
+    """The paper's first form, in float64: no Cholesky, no blocks, scales from the weights as they are when a group begins."""
+    inputs, weight = correlated(300, 64), random_weight(10, 64)
+    hessian = (inputs.T @ inputs).double()
+    hessian += 0.01 * hessian.diagonal().mean() * torch.eye(64)
+    work, codes, scales = weight.double().clone(), [], []
+    for j in range(64):
+        if j % 16 == 0:
+            scales.append(round_to_nearest(work[:, j : j + 16].float(), "int3", None).scales.half())
+        column = (work[:, j] / scales[-1][:, 0].double()).round().clamp(-4, 3)
+        inverse = torch.linalg.inv(hessian[j:, j:])
+        work[:, j:] -= (work[:, j] - column * scales[-1][:, 0].double())[:, None] * inverse[0] / inverse[0, 0]
+        codes.append(column + 4)
+    found = gptq(weight, inputs.T @ inputs, "int3", 16)
+    assert (found.codes != torch.stack(codes, 1)).double().mean() < 0.01
+    torch.testing.assert_close(found.scales.float(), torch.cat(scales, 1).float(), rtol=2e-2, atol=1e-3)
+    static = gptq(weight, inputs.T @ inputs, "int3", 16, act_order=True).scales
+    assert torch.equal(static, round_to_nearest(weight, "int3", 16).scales) and not torch.equal(static, found.scales)
+
+
 def test_lazy_blocks_change_nothing(monkeypatch):
     inputs, weight = correlated(600, 256), random_weight(8, 256)
     hessian, module = inputs.T @ inputs, __import__("minillm.quantization.gptq", fromlist=["gptq"])
@@ -158,6 +178,19 @@ def test_awq_scales_the_inputs_that_are_large():
     scaled = round_to_nearest(weight * scales, "int3", 32).dequantize() / scales
     plain = round_to_nearest(weight, "int3", 32).dequantize()
     assert output_error(weight, scaled, hessian).sum() < 0.7 * output_error(weight, plain, hessian).sum()
+
+
+def test_awq_finds_the_best_alpha():
+    inputs, weight = correlated(200, 32), random_weight(16, 32)
+    mean, errors, tried = inputs.abs().mean(0), [], []
+    for step in range(20):
+        scales = mean ** (step / 20)
+        tried.append(scales / (scales.max() * scales.min()).sqrt())
+        rounded = round_to_nearest(weight * tried[-1], "int2", 16, symmetric=False).dequantize()
+        errors.append(((inputs / tried[-1]) @ rounded.T - inputs @ weight.T).norm())
+    best = int(torch.stack(errors).argmin())
+    assert best > 0
+    torch.testing.assert_close(search_scales(weight, seen(inputs), "int2", 16, symmetric=False), tried[best], rtol=1e-4, atol=1e-5)
 
 
 def test_awq_shares_scales_between_inputs_of_one_source():

@@ -58,7 +58,8 @@ def test_calibration_never_reads_what_is_measured():
     assert len(quality.CALIBRATION_SEEDS) == len(quality.FRESH_SEEDS)
 
 
-def test_the_table_has_a_row_for_every_candidate(outliers):
-    measured = {"workload": {"model": "tinyworld"}, "figures": outliers}
-    assert quality.table(measured).row_count == len(outliers)
+def test_the_tables_have_a_row_for_every_candidate(outliers, three_bits):
+    for figures, expected in ((outliers, 2), (three_bits, 1)):  # without questions there are no answers to show
+        found = quality.tables({"workload": {"model": "tinyworld"}, "figures": figures})
+        assert [table.row_count for table in found] == [len(figures)] * expected
     assert quality.share(0.0025) == "+0.25%" and quality.share(290.0) == "×291"

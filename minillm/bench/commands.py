@@ -132,7 +132,7 @@ def bench_quality(model: Model = "tinyworld",
         workload = quality.Workload(model, documents, asked, seeds, only=tuple(only or ()))
         with progress("measuring", quality.num_runs(workload)) as advance:
             measured = quality.run(workload, device, command_line(), on_run=advance)
-        show([quality.table(measured)], measured, save)
+        show(quality.tables(measured), measured, save)
 
 
 @bench.command("ladder")

@@ -1,4 +1,5 @@
-"""What `minillm bench kernels` measures of a cache in 8 bits: decoding over its pages, beside the same pages in 16. Built in chapter 17.
+"""What `minillm bench kernels` measures of a cache in 8 bits: decoding over its pages, beside the same pages in 16.
+Built in chapter 17.
 
 The limit of a case counts the codes and their scales; that of the same attention over 16 bits is almost twice as far.
 """
@@ -26,7 +27,8 @@ def kv8_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[Case
                 shape = (num_seqs * blocks + 1, kv_heads, 16, dim)
                 k, v = (quantize_vectors(torch.randn(shape, device=device), codes_dtype) for _ in range(2))
                 codes = k[0].view(torch.uint8).transpose(2, 3).contiguous().view(codes_dtype), v[0]
-                plain = (k[0].to(dtype) * k[1][..., None].to(dtype)).transpose(2, 3).contiguous(), v[0].to(dtype) * v[1][..., None].to(dtype)
+                plain = [x.to(dtype) * scales[..., None].to(dtype) for x, scales in (k, v)]
+                plain[0] = plain[0].transpose(2, 3).contiguous()
                 table = (torch.randperm(num_seqs * blocks, device=device) + 1).view(num_seqs, blocks)
                 return torch.randn(num_seqs, heads, dim, device=device, dtype=dtype), table, codes, (k[1], v[1]), plain
 

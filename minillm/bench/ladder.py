@@ -1,8 +1,8 @@
 """The ladder: one prompt, served by every stage of the book, from slowest to fastest. Built in chapter 00.
 
 A rung loads a model and gives back a stream: a function that yields tokens greedily as they are made, each with the
-time at which it was made, so that two rungs can be watched side by side. All rungs say the same tokens (in float32);
-only when they say them differs. A later chapter adds its own with `RUNGS.append(Rung(...))`.
+time at which it was made, so that two rungs can be watched side by side. All rungs but those with rounded weights say
+the same tokens (in float32); only when they say them differs. A later chapter adds its own with `RUNGS.append(Rung(...))`.
 """
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ class Rung:
     chapter: str  # "03": where the book builds it
     load: Callable[[str, torch.device, torch.dtype], Stream]
     num_streams: int = 1  # texts told at once; what is shown and timed is the first of them
+    exact: bool = True  # says what the others say; with rounded weights it is another model
 
     def open(self, model: str = "tinyworld", device: str = "auto", dtype: str = "float32") -> Stream:
         """The rung, loaded and ready. float32, so that every rung says the same."""
@@ -309,5 +310,6 @@ RUNGS: list[Rung] = [
     Rung("minillm, KV cache", "03", in_torch(contiguous)),
     Rung("minillm, engine", "05", in_torch(with_engine(**PLAIN))),
     Rung("minillm, own kernels", "14", with_engine()),
+    Rung("minillm, weights in 8 bits", "15", with_engine(quantization="int8"), exact=False),
     Rung("minillm, 16 at once", "14", with_engine(num_streams=16), num_streams=16),
 ]

@@ -156,19 +156,26 @@ def num_runs(workload: Workload) -> int:
     return sum(len(workload.seeds_of(candidate)) for candidate in workload.candidates.values())
 
 
-def table(measured: dict):
-    """The result for a terminal or a notebook (a rich table)."""
+def tables(measured: dict) -> list:
+    """The result for a terminal or a notebook (rich tables): perplexity, and right answers where any were asked for."""
+    name, figures = measured["workload"]["model"], measured["figures"]
+    rows = {}
+    for candidate, one in figures.items():
+        spread = share(one["spread"]).lstrip("+") if len(one["increases"]) > 1 else "–"
+        rows[candidate] = (f"{one['bits_per_weight']:.2f}", f"{one['perplexities'][0]:.4g}", share(one["increase"]), spread)
+    found = [_table(f"{name}: fresh text, against the original on the same", ("bits", "perplexity", "increase", "spread"), rows)]
+    rows = {candidate: [f"{one['right'][task]:.0%}" for task in tasks.GOALS] for candidate, one in figures.items() if one["right"]}
+    return found + ([_table(f"{name}: right answers", tuple(tasks.GOALS), rows)] if rows else [])
+
+
+def _table(title: str, columns: tuple[str, ...], rows: dict):
     from rich.table import Table
 
-    table = Table("candidate", "bits", "perplexity", "increase", "spread", *tasks.GOALS,
-                  title=f"{measured['workload']['model']}: fresh text, against the original on the same text")
-    for column in table.columns:
-        column.no_wrap, column.justify = True, "left" if column is table.columns[0] else "right"
-    for name, figures in measured["figures"].items():
-        seeds = len(figures["increases"])
-        spread = share(figures["spread"]).lstrip("+") if seeds > 1 else "–"
-        table.add_row(name, f"{figures['bits_per_weight']:.2f}", f"{figures['perplexities'][0]:.4g}", share(figures["increase"]),
-                      spread, *(f"{figures['right'][task]:.0%}" if figures["right"] else "–" for task in tasks.GOALS))
+    table = Table("candidate", title=title)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, cells in rows.items():
+        table.add_row(name, *cells)
     return table
 
 
