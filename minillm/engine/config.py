@@ -92,11 +92,6 @@ class EngineConfig:
         policy = RetentionPolicy.of(self.kv_retention)
         if policy is not None and self.disk_kv_path is not None:
             raise ValueError("disk_kv_path keeps prefixes, and a cache with kv_retention has none to keep; drop either")
-        if policy is not None and policy.sinks and self.attention_backend == "triton":
-            raise ValueError(
-                f"attention_backend='triton' does not turn queries for kv_retention with {policy.sinks} sinks; use "
-                f"'auto' or 'torch', or sinks=0 for a window alone"
-            )
         for name, (served, chapter) in SERVED.items():
             if getattr(self, name) not in served:
                 raise NotImplementedError(

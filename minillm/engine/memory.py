@@ -84,12 +84,12 @@ def build_attention(
     model: Decoder, cache: PagedKVCache, backend: str = "auto", policy: RetentionPolicy | None = None
 ) -> AttentionBackend:
     """The backend named `backend` over `cache`; "auto" is our Triton kernels on a GPU, our C kernels on a CPU where there
-    is a compiler, and torch elsewhere and for attention sinks on a GPU."""
+    is a compiler, and torch elsewhere."""
     windows = model.config.layer_windows if policy is None else (policy.window,) * model.config.num_layers
     sink_turn = SinkTurn(policy, model.rotary.frequencies) if policy and policy.sinks else None
     compiled = MODE == "compiled" and cache.keys[0].is_cuda and 16 <= model.config.head_dim <= 256
-    if backend == "triton" or (backend == "auto" and compiled and sink_turn is None):
-        return TritonAttention(cache, windows, model.config.num_heads)
+    if backend == "triton" or (backend == "auto" and compiled):
+        return TritonAttention(cache, windows, model.config.num_heads, sink_turn=sink_turn)
     if backend == "native" or (backend == "auto" and NativeAttention.serves(cache)):
         return NativeAttention(cache, windows, sink_turn)
     return TorchAttention(cache, windows, model.config.num_heads, sink_turn)

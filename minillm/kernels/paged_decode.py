@@ -60,8 +60,8 @@ def paged_decode(
         part = torch.empty(num_seqs, num_heads, num_splits, head_dim, dtype=torch.float32, device=q.device)
         logs = torch.empty(num_seqs, num_heads, num_splits, dtype=torch.float32, device=q.device)
     paged_decode_kernel[(num_kv_heads, num_seqs, num_splits)](
-        q, as_codes(keys, capability(q)), as_codes(values, capability(q)), part, logs, seq_lens, block_table, key_scales, value_scales, q_sink,
-        (head_dim**-0.5 if scale is None else scale) * LOG2_E,
+        q, as_codes(keys, capability(q)), as_codes(values, capability(q)), part, logs, seq_lens, block_table,
+        key_scales, value_scales, q_sink, (head_dim**-0.5 if scale is None else scale) * LOG2_E,
         q.stride(0), q.stride(1), part.stride(0), part.stride(1), part.stride(2),
         keys.stride(0), values.stride(0), block_table.stride(0),
         GROUP=group, ROWS=max(16, next_power_of_2(group)), HEAD_DIM=head_dim, WIDTH=width,

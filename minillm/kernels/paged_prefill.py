@@ -59,8 +59,8 @@ def paged_prefill(
     tile_m = max(16, next_power_of_2(group), min(tile_m, next_power_of_2(max_query_len * group)))
     grid = (triton.cdiv(max_query_len, tile_m // group), num_kv_heads, seq_lens.shape[0])
     paged_prefill_kernel[grid](
-        q, as_codes(keys, capability(q)), as_codes(values, capability(q)), out, query_start_loc, seq_lens, block_table, key_scales, value_scales, q_sink,
-        (head_dim**-0.5 if scale is None else scale) * LOG2_E,
+        q, as_codes(keys, capability(q)), as_codes(values, capability(q)), out, query_start_loc, seq_lens, block_table,
+        key_scales, value_scales, q_sink, (head_dim**-0.5 if scale is None else scale) * LOG2_E,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), keys.stride(0), values.stride(0), block_table.stride(0),
         GROUP=group, HEAD_DIM=head_dim, WIDTH=next_power_of_2(head_dim), BLOCK_SIZE=block_size, WINDOW=window or 0,
         SINKS=sinks, TILE_M=tile_m, TILE_N=tile_n, PRECISION=dot_precision(q.dtype), num_warps=num_warps, num_stages=num_stages,
@@ -115,8 +115,8 @@ def paged_prefill_kernel(
         row = (first + tokens) * tl.num_programs(1) * GROUP + heads
         turned = tl.load(q_sink + row[:, None] * HEAD_DIM + dims[None, :], inside, 0.0)
         best, total, acc = walk_pages(
-            best, total, acc, turned, keys, values, block_table, key_scales, value_scales, key_block, value_block, tl.minimum(positions, SINKS - 1), scale,
-            0, tl.minimum(SINKS, length), length, tl.num_programs(1),
+            best, total, acc, turned, keys, values, block_table, key_scales, value_scales, key_block, value_block,
+            tl.minimum(positions, SINKS - 1), scale, 0, tl.minimum(SINKS, length), length, tl.num_programs(1),
             HEAD_DIM, WIDTH, BLOCK_SIZE, 0, 0, TILE_N, True, PRECISION,
         )  # fmt: skip
     if WINDOW > 0:

@@ -56,7 +56,8 @@ class TritonAttention:
         if not 16 <= keys.shape[2] <= 256:
             raise ValueError(f"attention_backend='triton' takes head_dim 16 to 256, not {keys.shape[2]}; use 'torch'")
         if keys.dtype not in PAGE_DTYPES:
-            raise ValueError(f"attention_backend='triton' cannot read pages of {keys.dtype}; it reads {', '.join(map(str, PAGE_DTYPES))}")
+            known = ", ".join(map(str, PAGE_DTYPES))
+            raise ValueError(f"attention_backend='triton' cannot read pages of {keys.dtype}; it reads {known}")
         if sink_turn and None in layer_windows:
             raise ValueError(f"sinks={sink_turn.policy.sinks} need a window in every layer, not layer_windows={layer_windows}")
         self.cache = cache
@@ -103,8 +104,8 @@ class TritonAttention:
             decodes = slice(num_decodes)
             num_splits = choose_num_splits(num_decodes, keys.shape[1], batch.max_seq_len, self.num_sms)
             paged_decode(
-                q[decodes], keys, values, batch.seq_lens[decodes], batch.block_table[decodes], num_splits, window, out=out[decodes],
-                **fewer,
+                q[decodes], keys, values, batch.seq_lens[decodes], batch.block_table[decodes], num_splits, window,
+                out=out[decodes], **fewer,
             )  # fmt: skip
         if num_decodes < batch.num_tokens:
             if self.torch is not None:
