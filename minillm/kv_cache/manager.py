@@ -177,6 +177,8 @@ class KVCacheManager:
         """
         used = -(-request.num_computed_tokens // self.block_size)
         table = self.tables[request.request_id][:used]
+        for i in self._outside_window(table, request.num_computed_tokens):
+            table[i] = NULL_BLOCK  # nobody will look at it again
         stays = [self.pool.ref_cnt[block] > 1 and self.pool.block_hash[block] is not None for block in table]
         moved = [block for block, kept in zip(table, stays) if block != NULL_BLOCK and not kept]
         if not moved or (places := self.tiers.hold(moved)) is None:
