@@ -42,7 +42,7 @@ def test_help_lists_what_exists_and_nothing_else():
     result = run("--help")
     assert result.exit_code == 0
     names = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
-    assert names + [group.name for group in cli.app.registered_groups] == ["lab", "tour", "generate", "train", "check", "bench"]
+    assert names + [group.name for group in cli.app.registered_groups] == ["lab", "tour", "generate", "train", "quantize", "check", "bench"]
     assert all(name in result.stdout for name in names)
 
 

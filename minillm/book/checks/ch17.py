@@ -1,0 +1,295 @@
+"""Checks of chapter 17: a grid for each token, pinned spans, a plan for tiers, heavy hitters. Built in chapter 17."""
+from __future__ import annotations
+
+import time
+
+import torch
+
+from minillm.book.checks import Case, Checker
+
+__all__ = ["check_heavy_hitters", "check_place", "check_span_policy", "check_token_grid"]
+
+check_token_grid = Checker(
+    "token_grid", hint="A vector is the last axis: low = its smallest number, step = (largest - smallest) / 255, code = round((x - low) / step).",
+    forbid=("minillm.kv_cache.quantized.quantize_vectors",))
+check_span_policy = Checker(
+    "span_policy", hint="The query at t sees p if p <= t and (p is pinned or p > t - window).",
+    forbid=("minillm.kv_cache.manager.KVCacheManager", "minillm.kv_cache.retention.RetentionPolicy"))
+check_place = Checker("place", hint="Total time = the sum of num_blocks * uses * cost of the tier; the device costs 0.")
+check_heavy_hitters = Checker(
+    "heavy_hitters", hint="Add the weights to the sums, then the smallest sum goes, but never one of the last `recent`; equal: the smallest position.")
+
+
+# --- 1: a grid with two ends
+
+def _grid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x = x.float()
+    lows, highs = x.amin(-1), x.amax(-1)
+    steps = torch.where(highs == lows, torch.ones_like(lows), (highs - lows) / 255)
+    return ((x - lows[..., None]) / steps[..., None]).round(), steps, lows
+
+
+def _judge_grid(case: Case, x: torch.Tensor, what: str) -> None:
+    got = case.call(x)
+    case.true(isinstance(got, tuple) and len(got) == 3 and all(isinstance(part, torch.Tensor) for part in got),
+              f"token_grid must return three tensors (codes, steps, lows), not {type(got).__name__}")
+    (codes, steps, lows), (true_codes, true_steps, true_lows) = got, _grid(x)
+    case.true(codes.dtype is torch.uint8, f"the codes must be torch.uint8; they are {codes.dtype}")
+    case.true(codes.shape == x.shape, f"the codes of x {list(x.shape)} must have its shape; they have {list(codes.shape)}")
+    for name, part in (("steps", steps), ("lows", lows)):
+        case.true(part.dtype is torch.float32, f"the {name} must be torch.float32; they are {part.dtype}")
+        case.true(part.shape == x.shape[:-1], f"the {name} must be [tokens, heads], one for each vector: {list(x.shape[:-1])}, not {list(part.shape)}")
+    case.close(lows, true_lows, f"the lows of {what}", atol=0, rtol=1e-6)
+    hint = None
+    if torch.allclose(steps * 255 / 256, true_steps * 255 / 256 * 255 / 256, rtol=1e-4):
+        hint = "255 steps between 256 codes: a ruler with 256 marks has 255 gaps."
+    if bool((x.float().amax(-1) == x.float().amin(-1)).any()):
+        hint = "Where all numbers of a vector are equal its step is 1: no division by 0."
+    case.close(steps, true_steps, f"the steps of {what}", atol=0, rtol=1e-5, hint=hint)
+    off = (codes.float() - true_codes).abs()
+    hint = None
+    if bool((codes.float() == (x.float() - true_lows[..., None]).div(true_steps[..., None]).floor()).all()):
+        hint = "To the nearest whole number: .to(torch.uint8) alone cuts off what is behind the point."
+    near_tie = ((x.float() - true_lows[..., None]) / true_steps[..., None] - true_codes).abs() > 0.499
+    case.equal(bool(((off > 0) & ~((off == 1) & near_tie)).any()), False, f"whether a code of {what} is wrong", hint=hint)
+
+
+@check_token_grid.part("example")
+def _grid_example(case: Case) -> None:
+    x = torch.tensor([[[0.0, 1.0, 2.0, 255.0]], [[-1.0, 0.0, 1.0, 50.0]]])
+    _judge_grid(case, x, "two tokens with one head each")
+
+
+@check_token_grid.part("edges")
+def _grid_edges(case: Case) -> None:
+    _judge_grid(case, torch.zeros(2, 1, 4), "vectors of zeros")
+    _judge_grid(case, torch.tensor([[[3.5, 3.5, 3.5]], [[1.0, 2.0, 4.0]]]), "a vector of equal numbers beside another one")
+    _judge_grid(case, torch.tensor([[[-7.0]], [[2.0]]]), "vectors of one number")
+    _judge_grid(case, torch.tensor([[[100.0, 101.0, 103.0]]]), "a vector far from 0")
+    _judge_grid(case, torch.tensor([[[-9.0, -8.0, -1.0]]]), "a vector without a positive number")
+    half = torch.tensor([[[1.0, 1.25, 3.0], [1000.0, 1001.0, 1004.0]]], dtype=torch.float16)
+    _judge_grid(case, half, "float16 vectors, which are computed in float32")
+    ties = torch.arange(0, 255.5, 0.5)[None, None]  # step 1: every second number lies between two codes
+    codes = case.call(ties)[0]
+    case.equal(codes[0, 0, :8].tolist(), [0, 0, 1, 2, 2, 2, 3, 4], "the codes of 0, 0.5, 1, 1.5, … with step 1", hint="Ties go to the even code, as torch.round does.")
+    one, two = case.randn(1, 2, 8), case.randn(1, 2, 8) * 100
+    alone, together = case.call(one)[0], case.call(torch.cat([one, two]))[0][:1]
+    case.equal(alone.tolist(), together.tolist(), "the codes of a token after a larger one came", hint="A later token changed the grid of an earlier one.")
+
+
+@check_token_grid.part("random")
+def _grid_random(case: Case) -> None:
+    for _ in range(20):
+        x = case.randn(case.randint(1, 6), case.randint(1, 4), case.randint(2, 40)) * case.randint(1, 20) + case.randint(-5, 6)
+        _judge_grid(case, x, f"random vectors {list(x.shape)}")
+
+
+# --- 2: pinned spans
+
+def _sees(window: int, pinned: list, query: int, key: int) -> bool:
+    return key <= query and (key > query - window or any(start <= key < end for start, end in pinned))
+
+
+def _judge_policy(case: Case, block_size: int, window: int, pinned: list, tables: list, queries: list[int]) -> None:
+    policy = case.run(case.student, block_size, window, pinned)
+    setting = f"block_size={block_size}, window={window}, pinned={pinned}"
+    for table, num_computed in tables:
+        latest = max(len(table) * block_size, num_computed) + window + 1
+        seen_by = [[t for t in range(num_computed, latest) if any(_sees(window, pinned, t, p) for p in range(i * block_size, (i + 1) * block_size))]
+                   for i in range(len(table))]
+        expected = [i for i, block in enumerate(table) if block and not seen_by[i]]
+        got = case.run(policy.free_pages, table, num_computed)
+        case.equal(got, expected, f"free_pages({table}, {num_computed}) with {setting}", hint=_page_hint(got, expected, table, num_computed, seen_by, block_size, pinned))
+    for query in queries:
+        seen = [p for p in range(query + 1) if _sees(window, pinned, query, p)]
+        expected = {p: place for place, p in enumerate(seen)}
+        got = case.run(policy.cache_positions, query)
+        hint = None
+        if isinstance(got, dict) and list(got) != seen and sorted(got) == seen:
+            got = {p: got[p] for p in seen}
+        if isinstance(got, dict) and set(got) == set(seen) and all(p == place for p, place in got.items()):
+            hint = "These are positions in the text. In the cache the seen keys stand side by side: 0, 1, 2, …"
+        elif isinstance(got, dict) and query not in got:
+            hint = "A query sees its own key: p <= t."
+        elif isinstance(got, dict) and any(p > query for p in got):
+            hint = "A pinned position in the future is not there yet."
+        elif isinstance(got, dict) and len(got) != len(seen):
+            hint = f"The query at {query} sees the keys {seen}."
+        case.equal(got, expected, f"cache_positions({query}) with {setting}", hint=hint)
+
+
+def _page_hint(got: object, expected: list, table: list, num_computed: int, seen_by: list, block_size: int, pinned: list) -> str | None:
+    if not isinstance(got, list) or not all(type(i) is int and 0 <= i < len(table) for i in got):
+        return "Return a list of places in the table, not of blocks or positions."
+    for i in got:
+        positions = f"place {i} holds the positions {i * block_size} to {(i + 1) * block_size - 1}"
+        if table[i] == 0:
+            return f"Place {i} was given back before: its entry is 0."
+        if i not in expected and (i + 1) * block_size > num_computed:
+            return f"{positions}, and some of them are still to be written."
+        if i not in expected and any(start < (i + 1) * block_size and end > i * block_size for start, end in pinned):
+            return f"{positions}, and one of them is pinned: the page stays whole."
+        if i not in expected:
+            return f"{positions}; the query at {seen_by[i][0]} looks at one of them."
+    missing = [i for i in expected if i not in got]
+    return f"Nobody from position {num_computed} on looks at place {missing[0]}." if missing else "Ascending order, please."
+
+
+@check_span_policy.part("example")
+def _span_example(case: Case) -> None:
+    _judge_policy(case, 4, 6, [(0, 2)], [([5, 6, 7, 8, 9], 18)], [3, 18])
+
+
+@check_span_policy.part("edges")
+def _span_edges(case: Case) -> None:
+    _judge_policy(case, 4, 5, [], [([5, 6, 7], 9), ([5, 6, 7], 8), ([5, 6, 7], 0), ([], 0), ([0, 6, 7, 8], 13)], [0, 4, 5, 9])
+    _judge_policy(case, 4, 1, [], [([5, 6, 7], 4), ([5, 6, 7], 3), ([5, 6, 7, 9, 11], 12)], [0, 7])  # a window of 1: itself only
+    _judge_policy(case, 4, 4, [(7, 8)], [([5, 6, 7, 8, 9], 20)], [20, 6, 7])  # one pinned position keeps its page
+    _judge_policy(case, 4, 4, [(8, 8)], [([5, 6, 7, 8, 9], 20)], [20])  # an empty span pins nothing
+    _judge_policy(case, 4, 4, [(8, 12)], [([5, 6, 7, 8, 9], 20)], [20])  # ends where a page ends
+    _judge_policy(case, 2, 3, [(9, 11), (0, 3), (2, 4)], [([3, 4, 5, 6, 7, 8, 9, 2], 15)], [15, 9, 2])  # unordered, overlapping
+    _judge_policy(case, 3, 2, [(30, 40)], [([3, 4, 5, 6], 11)], [11])  # pinned in the future
+    _judge_policy(case, 4, 100, [(0, 4)], [([5, 6, 7], 10)], [11])  # a window longer than the text
+    _judge_policy(case, 4, 4, [(0, 1)], [([5, 6, 7, 8, 9, 10], 17)], [17])  # pages for positions to come
+
+
+@check_span_policy.part("random")
+def _span_random(case: Case) -> None:
+    for _ in range(40):
+        block_size, window = case.randint(1, 6), case.randint(1, 12)
+        spans = [(start, start + case.randint(0, 6)) for start in (case.randint(0, 40) for _ in range(case.randint(0, 4)))]
+        length = case.randint(1, 45)
+        pages = -(-length // block_size) + case.randint(0, 2)
+        table = [case.randint(1, 99) if case.rng.random() < 0.8 else 0 for _ in range(pages)]
+        _judge_policy(case, block_size, window, spans, [(table, length), (table, case.randint(0, length + 1))], [case.randint(0, length), length])
+
+
+# --- 3: which prefix lies where
+
+TIERS = ("device", "host", "disk", "compute")
+
+
+def _best(prefixes: list, rooms: tuple[int, int, int], costs: dict[str, int]) -> tuple[int, list[str]]:
+    """The smallest total time, and a plan that has it."""
+    states: dict[tuple, tuple[int, tuple]] = {rooms: (0, ())}
+    for size, uses in prefixes:
+        following: dict[tuple, tuple[int, tuple]] = {}
+        for left, (spent, plan) in states.items():
+            for index, tier in enumerate(TIERS):
+                room = tuple(r - size * (i == index) for i, r in enumerate(left))
+                option = (spent + size * uses * costs.get(tier, 0), (*plan, tier))
+                if min(room) >= 0 and (room not in following or option < following[room]):
+                    following[room] = option
+        states = following
+    spent, plan = min(states.values())
+    return spent, list(plan)
+
+
+def _judge_plan(case: Case, prefixes: list, rooms: tuple[int, int, int], costs: dict[str, int]) -> None:
+    started = time.perf_counter()
+    plan = case.call(prefixes, *rooms, costs)
+    seconds = time.perf_counter() - started
+    setting = f"place({prefixes}, {', '.join(map(str, rooms))}, {costs})"
+    case.true(isinstance(plan, list) and len(plan) == len(prefixes) and all(tier in TIERS for tier in plan),
+              f"{setting} must be a list of {len(prefixes)} of {', '.join(map(repr, TIERS))}; it is {plan!r}")
+    for tier, room in zip(TIERS, rooms):
+        used = sum(size for (size, _), where in zip(prefixes, plan) if where == tier)
+        case.true(used <= room, f"{setting} puts {used} blocks on the {tier}, which has room for {room}")
+    spent = sum(size * uses * costs.get(tier, 0) for (size, uses), tier in zip(prefixes, plan))
+    least, best = _best(prefixes, rooms, costs)
+    case.true(spent == least, f"{setting}: a better plan exists. Yours takes {spent}: {plan}; this one takes {least}: {best}")
+    case.true(seconds < 8, f"{setting} took {seconds:.0f} s; remember the best for each (device left, host left, disk left), and try no state twice")
+
+
+@check_place.part("example")
+def _place_example(case: Case) -> None:
+    costs = {"host": 1, "disk": 10, "compute": 15}
+    _judge_plan(case, [(2, 5), (1, 9), (3, 1)], (3, 2, 10), costs)
+    _judge_plan(case, [(3, 10), (2, 9), (2, 9)], (4, 0, 0), costs)  # the most popular one keeps out two others
+
+
+@check_place.part("edges")
+def _place_edges(case: Case) -> None:
+    costs = {"host": 1, "disk": 10, "compute": 15}
+    _judge_plan(case, [], (4, 4, 4), costs)
+    _judge_plan(case, [(2, 3), (1, 1)], (0, 0, 0), costs)
+    _judge_plan(case, [(5, 100)], (4, 6, 6), costs)  # too large for the device
+    _judge_plan(case, [(3, 4), (1, 5)], (3, 0, 0), costs)  # twelve block uses against five
+    _judge_plan(case, [(2, 0), (2, 4)], (2, 0, 0), costs)  # nobody asks for the first
+    _judge_plan(case, [(1, 2), (2, 2)], (0, 0, 9), {"host": 1, "disk": 20, "compute": 15})  # computing beats the disk
+    _judge_plan(case, [(1, 2), (2, 2)], (0, 9, 9), {"host": 30, "disk": 10, "compute": 15})  # and the host may be the worst
+    _judge_plan(case, [(3, 7), (3, 7), (3, 7)], (6, 3, 0), costs)
+    _judge_plan(case, [(4, 6), (3, 6), (3, 6), (2, 6)], (6, 6, 0), costs)  # must be packed well
+    _judge_plan(case, [(4, 10), (3, 9), (3, 9)], (6, 4, 0), costs)
+    _judge_plan(case, [(3, 5), (2, 1)], (3, 2, 0), {"host": 0, "disk": 0, "compute": 1})
+
+
+@check_place.part("random")
+def _place_random(case: Case) -> None:
+    for number in range(30):
+        count = 12 if number >= 26 else case.randint(3, 9)
+        prefixes = [(case.randint(1, 7), case.randint(0, 13)) for _ in range(count)]
+        rooms = tuple(case.randint(0, 13 if count == 12 else 7) for _ in range(3))
+        low, high = sorted((case.randint(0, 12), case.randint(0, 12)))
+        costs = {"host": low, "disk": high, "compute": case.randint(4, 25)}
+        _judge_plan(case, prefixes, rooms, costs)
+
+
+# --- 4: heavy hitters
+
+def _judge_hitters(case: Case, budget: int, recent: int, steps: list[list[float]]) -> None:
+    student = case.run(case.student, budget, recent)
+    kept, scores = [], {}
+    for number, weights in enumerate(steps):
+        kept.append(number)
+        scores[number] = 0.0
+        for position, weight in zip(kept, weights):
+            scores[position] += weight
+        out = None
+        if len(kept) > budget:
+            out = min(kept[: len(kept) - recent], key=lambda position: (scores[position], position))
+            kept.remove(out)
+        sums = {p: round(scores[p], 4) for p in sorted({*kept, *([out] if out is not None else [])})}
+        got = case.run(student.step, weights)
+        hint = f"Sums now: {sums}; budget {budget}, the last {recent} are safe."
+        if got is not None and out is not None and got in sums and got != out and got in sorted(sums)[-recent:]:
+            hint = f"Position {got} is among the last {recent} kept. " + hint
+        case.equal(got, out, f"what step {number} of HeavyHitters({budget}, {recent}) throws out", hint=hint)
+        case.equal(list(student.kept), kept, f"kept after step {number} of HeavyHitters({budget}, {recent})",
+                   hint="Positions count all steps, also of what was thrown out, and stand in ascending order.")
+
+
+@check_heavy_hitters.part("example")
+def _hitters_example(case: Case) -> None:
+    _judge_hitters(case, 3, 1, [[1.0], [0.75, 0.25], [0.5, 0.25, 0.25], [0.5, 0.125, 0.25, 0.125], [0.25, 0.5, 0.125, 0.125]])
+
+
+@check_heavy_hitters.part("edges")
+def _hitters_edges(case: Case) -> None:
+    _judge_hitters(case, 1, 1, [[1.0], [0.9, 0.1], [0.9, 0.1]])  # only the newest
+    _judge_hitters(case, 3, 3, [[1.0], [0.5, 0.5], [0.5, 0.25, 0.25], [0.25, 0.25, 0.25, 0.25], [0.0, 0.5, 0.25, 0.25]])  # a sliding window
+    _judge_hitters(case, 2, 1, [[1.0], [1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.5, 0.5], [0.0, 0.5, 0.5]])
+    _judge_hitters(case, 4, 2, [[0.0] * n for n in (1, 2, 3, 4, 5, 5, 5)])  # all equal: the smallest position
+    # the sum, not the last step: 0 was looked at long ago, 1 just now
+    _judge_hitters(case, 3, 1, [[1.0], [1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.5, 0.25, 0.25], [0.0, 0.25, 0.5, 0.25]])
+    hitters = case.run(case.student, 3, 1)
+    case.run(hitters.step, [1.0])
+    for wrong in ([], [1.0], [0.5, 0.25, 0.25]):
+        case.raises(ValueError, hitters.step, wrong)
+    case.equal(list(hitters.kept), [0], "kept after steps that were refused", hint="Check the length first, and change nothing.")
+    case.equal(case.run(hitters.step, [0.5, 0.5]), None, "the step after a refused one")
+    case.equal(list(hitters.kept), [0, 1], "kept after the step that follows refused ones", hint="A refused step takes no position.")
+    first, second = case.run(case.student, 2, 1), case.run(case.student, 2, 1)
+    case.run(first.step, [1.0])
+    case.equal(list(second.kept), [], "kept of a second object", hint="Two objects share no lists.")
+
+
+@check_heavy_hitters.part("random")
+def _hitters_random(case: Case) -> None:
+    for _ in range(25):
+        budget = case.randint(1, 7)
+        recent = case.randint(1, budget + 1)
+        steps = []
+        for number in range(case.randint(1, 30)):
+            steps.append([case.randint(0, 8) / 8 for _ in range(min(number, budget) + 1)])  # eighths: sums are exact
+        _judge_hitters(case, budget, recent, steps)
