@@ -191,6 +191,20 @@ def test_the_real_engine_ahead(tmp_path):
     assert [b.token_ids for b in beams[0].outputs] == [b.token_ids for b in beams[1].outputs]
 
 
+def test_answers_are_found_again_whoever_made_them(tmp_path):
+    """A second turn reuses the first one's answer; scheduled ahead, a block must not be named before its last token is known."""
+    save_tiny_llama(tmp_path)
+    cached = []
+    for ahead in (False, True):
+        llm = LLM(tmp_path, device="cpu", dtype="float32", block_size=4, async_scheduling=ahead)
+        params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+        [first] = llm.generate({"prompt_token_ids": list(range(5, 15))}, params, use_tqdm=False)
+        turn = first.prompt_token_ids + first.outputs[0].token_ids
+        [second] = llm.generate({"prompt_token_ids": turn}, params, use_tqdm=False)
+        cached.append(second.metrics.num_cached_tokens)
+    assert cached[0] == cached[1] >= 44
+
+
 def test_the_switch_says_what_it_allows(tmp_path):
     with pytest.raises(TypeError, match="async_scheduling='yes'.*True, False, or None"):
         LLM(tmp_path, async_scheduling="yes")

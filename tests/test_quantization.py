@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm import LLM, SamplingParams
-from minillm.model.checkpoint import load_model, resolve_model
+from minillm.model.checkpoint import load_model, read_model, resolve_model
 from minillm.model.layers import Linear
 from minillm.quantization.activations import quantize_activations
 from minillm.quantization.config import NAMED, QuantizationConfig, resolve
@@ -211,6 +213,24 @@ def test_a_model_in_few_bits_speaks_and_weighs_what_the_formula_says(name):
 def test_another_quantization_is_another_model_to_the_prefix_cache():
     prints = {load_model(resolve_model("tinyworld-draft"), "float32", "cpu", name).fingerprint for name in (None, "int8", {"group_size": 32}, "fp8")}
     assert len(prints) == 4
+
+
+def test_what_differs_in_one_number_only_is_another_model():
+    """Column 0 is what GPTQ rounds like everybody; zero points and activations are no codes."""
+    codes = round_to_nearest(weight(64, 128), "int8", None)
+    other = codes.codes.clone()
+    other[5, 77] += 1
+    linears = [
+        QuantizedLinear(codes), QuantizedLinear(replace(codes, codes=other)), QuantizedLinear(codes, "int8"),
+        QuantizedLinear(codes, "int8", torch.tensor(0.5)), QuantizedLinear(replace(codes, zeros=torch.ones(64, 1, dtype=torch.int8))),
+        QuantizedLinear(codes, outliers=(torch.tensor([3]), torch.ones(64, 1))), QuantizedLinear(codes, order=torch.arange(128).flip(0)),
+    ]  # fmt: skip
+    prints = set()
+    for linear in linears:
+        model = read_model(resolve_model("tinyworld-draft"), "float32", "cpu", {"group_size": 32})
+        model.layers[0].mlp.down_proj.quantized = linear
+        prints.add(model._fingerprint())
+    assert len(prints) >= len(linears) - 1  # one code among thousands may escape the sample, nothing else
 
 
 def test_a_weight_of_another_shape_is_refused():

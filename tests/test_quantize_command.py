@@ -107,6 +107,7 @@ def test_options_mean_a_configuration(method, options, expected):
 @pytest.mark.parametrize("family, quantization", [
     ("llama-mqa-biases-tied", {"method": "gptq", "weights": "int3", "group_size": 16, "symmetric": False}),
     ("llama-mqa-biases-tied", {"method": "awq", "weights": "int4", "group_size": 16, "lm_head": None}),
+    ("llama-mqa-biases-tied", {"name": "awq", "group_size": 16}),
     ("qwen2-full", {"name": "smoothquant", "activation_scales": "static"}),
     ("qwen3-biases-window", {"name": "llm_int8", "outlier_threshold": 1.0}),
     ("mistral-window", {"weights": "fp4", "group_size": 16, "lm_head": None}),

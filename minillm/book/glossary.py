@@ -159,6 +159,7 @@ TERMS = [
     Term("Gumbel-max", "The argmax of logits plus Gumbel noise is a draw from their softmax.",
          "`random_sample`, as an exponential race", "`multinomial_with_seed`", "Maddison et al., 2014", 1),
     Term("head_dim", "Width of one attention head.", "`head_size`", "`head_dim`", "d_k", 2),
+    Term("Hessian", "Here XᵀX of a product's inputs: how they vary together; it turns errors of weights into errors of outputs.", "", "", "H (GPTQ)", 16),
     Term("hit rate", "Share of the prompt tokens that the prefix cache already holds.",
          "`vllm:prefix_cache_hits` over `_queries`", "`sglang:cache_hit_rate`", "", 7),
     Term("host tier", "Blocks kept in host memory or on disk, and fetched back.",
@@ -175,6 +176,8 @@ TERMS = [
     Term("KVCacheManager", "Gives a request its blocks: `get_computed_blocks`, `allocate_slots`, `free`.",
          "`KVCacheManager`", "`RadixCache` and `TokenToKVPoolAllocator`", "KV cache manager (PagedAttention)", 6),
     Term("Little's law", "Requests inside = arrivals a second × time inside.", "", "", "Little, 1961", 8),
+    Term("LLM.int8()", "The few huge inputs of a product stay in 16 bits, all others are multiplied in int8.", '`quantization="bitsandbytes"`', "",
+         "Dettmers et al., 2022", 16),
     Term("logit", "A token's score before the softmax.", "`logits`", "`next_token_logits`", "", 1),
     Term("logprob", "Logarithm of a token's probability.", "`logprobs`", "`return_logprob`, `top_logprobs_num`", "", 1),
     Term("LoRA adapter", "A low-rank correction to the weights, chosen by the request.",
@@ -291,5 +294,6 @@ TERMS = [
          "`vllm:time_to_first_token_seconds`", "`sglang:time_to_first_token_seconds`", "", 3),
     Term("virtual clock", "The time that the simulator counts instead of waiting.", "", "", "", 9),
     Term("W4A16", "Weights in 4 bits, activations in 16.", "`awq_marlin`, `gptq_marlin`", "`awq_marlin`, `gptq_marlin`", "", 15),
+    Term("W8A8", "Weights and activations in 8 bits, so that the multiplication itself is one of 8 bits.", "", "", "W8A8 (SmoothQuant)", 16),
     Term("warp", "32 threads of a GPU that take each step together.", "", "", "", 10),
 ]

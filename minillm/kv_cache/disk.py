@@ -140,6 +140,8 @@ class DiskStore:
         with self.lock:
             if (data := self.waiting.get(block_hash)) is not None:
                 return data
+            if block_hash not in self.files:
+                return None  # evicted since it was asked for
         path, started = self.path(block_hash), time.perf_counter()
         try:
             data = torch.empty(self.block_bytes, dtype=torch.uint8)

@@ -101,7 +101,7 @@ class KVCacheManager:
             return self._swapped_blocks(request)
         if not self.enable_prefix_caching or request.skip_prefix_cache:
             return ComputedBlocks()
-        chain = self._chain(request, (request.num_tokens - 1) // self.block_size)
+        chain = self._chain(request, (len(request.token_ids) - 1) // self.block_size)
         if wait:
             self.tiers.arrive(chain)
         hits: list[int] = []
@@ -146,7 +146,8 @@ class KVCacheManager:
 
     def cache_blocks(self, request: Request) -> None:
         """Make the blocks that are full of computed tokens findable; called after a step."""
-        num_full = request.num_computed_tokens // self.block_size
+        # The last token of a step in flight has keys and values, but nobody knows yet which one it is: no name for its block.
+        num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
         done = self.num_cached_blocks[request.request_id]
         if not self.enable_prefix_caching or num_full <= done:
             return
@@ -194,7 +195,7 @@ class KVCacheManager:
     def prefetch(self, request: Request) -> None:
         """A request is going to wait: have read, meanwhile, what only the disk has of its prefix."""
         if self.tiers.disk is not None and self.enable_prefix_caching and not request.skip_prefix_cache:
-            self.tiers.prefetch(self._chain(request, (request.num_tokens - 1) // self.block_size))
+            self.tiers.prefetch(self._chain(request, (len(request.token_ids) - 1) // self.block_size))
 
     def take_moves(self) -> BlockMoves:
         """The copies to make before the next forward pass; asked once a step."""

@@ -19,6 +19,7 @@ from minillm.model.offload import LayerStream, move_to, offload
 from minillm.quantization.linear import QuantizedLinear
 
 WHOLE_UP_TO = 256  # tokens; with more the calls cost nothing beside the work, and the memory between them would grow
+SAMPLED, LARGE_PRIME = 1024, 2654435761  # of every tensor, for the fingerprint
 CACHE_BYTES = 16 * 2**20  # weights that a usual last-level cache holds from one step to the next
 
 
@@ -95,9 +96,12 @@ class Decoder(nn.Module):
         tensors = self.checkpoint_views()
         for name, module in self.named_modules():
             if isinstance(module, QuantizedLinear):
-                tensors |= {f"{name}.codes": module.weight.codes, f"{name}.scales": module.weight.scales}
+                digest.update(f"{name} {module.weight.format} {module.activations}".encode())
+                tensors |= {f"{name}.{part}": tensor for part, tensor in module.tensors().items()}
         for name, tensor in tensors.items():
-            sample = tensor.flatten()[:: max(1, tensor.numel() // 64)].float().cpu()
+            # From all over the tensor: an even stride would meet the same few columns in every row.
+            places = torch.arange(SAMPLED, device=tensor.device) * LARGE_PRIME % max(1, tensor.numel())
+            sample = tensor.flatten()[places if tensor.numel() else []].float().cpu()
             digest.update(name.encode() + sample.numpy().tobytes())
         return digest.hexdigest()
 

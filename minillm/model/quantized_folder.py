@@ -39,17 +39,17 @@ def save_quantized(decoder: Decoder, config: QuantizationConfig, source: str | P
     Raises ValueError for a folder that has anything in it.
     """
     source, folder = Path(source), check_new(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: as_stored(view) for name, view in decoder.checkpoint_views().items()}
+    for name, linear in linears_of(decoder).items():
+        if linear.quantized is not None:
+            tensors |= {f"{name}.{part}": tensor for part, tensor in parts_of(linear.quantized).items()}
+    folder.mkdir(parents=True, exist_ok=True)  # only now: half a folder would be in the way of the next attempt
     for file in source.iterdir():
         if file.is_file() and file.name != "config.json" and not file.name.endswith(NOT_COPIED):
             shutil.copy2(file, folder / file.name)
     raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
     raw["quantization_config"] = {"quant_method": QUANT_METHOD, **config.as_dict()}
     (folder / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-    tensors = {name: as_stored(view) for name, view in decoder.checkpoint_views().items()}
-    for name, linear in linears_of(decoder).items():
-        if linear.quantized is not None:
-            tensors |= {f"{name}.{part}": tensor for part, tensor in parts_of(linear.quantized).items()}
     save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     return folder
 

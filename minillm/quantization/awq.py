@@ -65,7 +65,7 @@ def round_clipped(
         clipped = groups.clamp(low, high).view_as(weight)
         candidate = round_to_nearest(clipped, format, group_size, symmetric)
         difference = in_groups(weight - candidate.dequantize(), group_size).transpose(0, 1)  # [num_groups, out_features, size]
-        error = ((difference @ blocks) * difference).sum(-1).t()  # [out_features, num_groups]
+        error = ((difference @ blocks) * difference).sum(-1).t().contiguous()  # [out_features, num_groups]
         if best is None:
             best, least = candidate, error
             continue

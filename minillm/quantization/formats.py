@@ -166,7 +166,7 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
         return codes.contiguous()
     rows, count = codes.shape
     ones = (codes[:, :, None] >> torch.arange(bits, device=codes.device, dtype=torch.uint8)) & 1  # [rows, n, bits]
-    padded = torch.nn.functional.pad(ones.view(rows, count * bits), (0, -count * bits % 8)).view(rows, -1, 8)
+    padded = torch.nn.functional.pad(ones.reshape(rows, count * bits), (0, -count * bits % 8)).view(rows, -1, 8)
     return (padded << torch.arange(8, device=codes.device, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
 
 

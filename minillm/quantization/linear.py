@@ -77,6 +77,12 @@ class QuantizedLinear(nn.Module):
             weight = weight.index_copy(1, self.outliers[0], self.outliers[1].to(dtype))
         return weight if self.order is None else weight[:, self.order.argsort()]
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All that the product depends on beside x, before `prepare`."""
+        parts = {"codes": self.weight.codes, "scales": self.weight.scales, "zeros": self.weight.zeros, "order": self.order}
+        parts |= dict(zip(("outlier columns", "outlier weights"), self.outliers or ()), activation_scale=self.activation_scale)
+        return {name: torch.as_tensor(part) for name, part in parts.items() if part is not None}
+
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows of the weight as numbers, [len(ids), in_features]: an embedding that is the output matrix too."""
         if self.matrix is not None:
