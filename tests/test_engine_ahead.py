@@ -205,6 +205,29 @@ def test_answers_are_found_again_whoever_made_them(tmp_path):
     assert cached[0] == cached[1] >= 44
 
 
+def test_only_the_last_token_of_a_request_says_why_it_ended(tmp_path):
+    """A step that has to be waited for brings its tokens together with those of the step before it."""
+    save_tiny_llama(tmp_path)
+    for max_tokens in range(1, 7):
+        llm = LLM(tmp_path, device="cpu", dtype="float32", max_num_batched_tokens=8, async_scheduling=True)
+        prompts = [{"prompt_token_ids": list(range(5, 8))}, {"prompt_token_ids": list(range(9, 40))}]
+        settings = dict(temperature=1.0, seed=1, ignore_eos=True)
+        params = [SamplingParams(max_tokens=max_tokens, **settings), SamplingParams(max_tokens=9, n=2, **settings)]
+        reasons, step = {}, llm.engine.step
+
+        def watched():
+            deltas = step()
+            for delta in deltas:
+                reasons.setdefault(delta.request.request_id, []).append(delta.finish_reason)
+            assert all(not any(said[:-1]) for said in reasons.values()), reasons
+            return deltas
+
+        llm.engine.step = watched
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        assert [len(sample.token_ids) for output in outputs for sample in output.outputs] == [max_tokens, 9, 9]
+        assert sorted(said[-1] for said in reasons.values()) == ["length"] * 3
+
+
 def test_the_switch_says_what_it_allows(tmp_path):
     with pytest.raises(TypeError, match="async_scheduling='yes'.*True, False, or None"):
         LLM(tmp_path, async_scheduling="yes")

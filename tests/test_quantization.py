@@ -131,6 +131,14 @@ def test_a_wrong_configuration_is_named(what, message):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize("field, value", [
+    ("alpha", "0.5"), ("damping", None), ("symmetric", "no"), ("group_size", True), ("num_documents", 1.5), ("seed", "a"), ("per_tensor", 1),
+])  # fmt: skip
+def test_a_field_of_the_wrong_kind_is_named(field, value):
+    with pytest.raises(TypeError, match=f"{field}={value!r} is not allowed; allowed: "):
+        QuantizationConfig(**{field: value})
+
+
 def test_a_dict_starts_from_a_name():
     assert resolve({"name": "gptq", "weights": "int3"}) == QuantizationConfig(method="gptq", weights="int3", symmetric=False)
     assert resolve("int8") is NAMED["int8"] and resolve(None) is None

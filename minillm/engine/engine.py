@@ -132,7 +132,11 @@ class Engine:
             request.token_times.append(now)
         if not self.has_unfinished:
             self.scheduler.check_integrity()
-        return [TokenDelta(request, token.token_id, token.logprobs, request.finish_reason) for request, token in added]
+        last = {request.request_id: index for index, (request, _) in enumerate(added)}  # two steps may have been taken in
+        return [
+            TokenDelta(request, token.token_id, token.logprobs, request.finish_reason if last[request.request_id] == index else None)
+            for index, (request, token) in enumerate(added)
+        ]
 
     def _step(self) -> list[tuple[Request, SampledToken]]:
         with self.trace.span("schedule"):

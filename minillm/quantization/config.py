@@ -46,6 +46,7 @@ class QuantizationConfig:
         self._one_of("activations", (None, "int8", "fp8"))
         self._one_of("activation_scales", ("token", "static"))
         self._one_of("lm_head", (None, *FORMATS))
+        self._check_types()
         if self.group_size is not None and (not isinstance(self.group_size, int) or self.group_size < 1):
             raise ValueError(f"group_size={self.group_size!r} is not allowed; allowed: a number of inputs, or None for whole rows")
         if not self.symmetric and not FORMATS[self.weights].is_integer:
@@ -57,7 +58,7 @@ class QuantizationConfig:
                 raise ValueError("activations are multiplied as integers over a whole row: they need group_size=None and symmetric=True")
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"alpha={self.alpha} is not allowed; allowed: 0 to 1")
-        if self.damping <= 0:
+        if not 0 < self.damping < float("inf"):
             raise ValueError(f"damping={self.damping} is not allowed; allowed: a share above 0, such as 0.01")
         if self.num_documents < 1:
             raise ValueError(f"num_documents={self.num_documents} is not allowed; calibration needs at least 1")
@@ -68,6 +69,16 @@ class QuantizationConfig:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def _check_types(self) -> None:
+        """Raise TypeError for a field of the wrong kind: True is no number of inputs, and "no" is not False."""
+        kinds = {"symmetric": bool, "per_tensor": bool, "act_order": bool, "num_documents": int, "seed": int}
+        kinds |= {name: (int, float) for name in ("alpha", "damping", "outlier_threshold")} | {"group_size": (int, type(None))}
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+                allowed = "True or False" if kind is bool else "a whole number" if name in ("num_documents", "seed", "group_size") else "a number"
+                raise TypeError(f"quantization: {name}={value!r} is not allowed; allowed: {allowed}")
 
     def _one_of(self, name: str, allowed: tuple) -> None:
         if getattr(self, name) not in allowed:
