@@ -48,3 +48,11 @@ def test_a_cache_of_another_model_or_layout_or_a_broken_file_is_refused(folder, 
         llm.load_prefix_cache(path)
     with pytest.raises(ValueError, match="nowhere"):
         llm.load_prefix_cache(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("settings", [dict(enable_prefix_caching=False), dict(kv_retention={"sinks": 4, "window": 32})])
+def test_an_engine_without_a_prefix_cache_says_so(folder, tmp_path, settings):
+    llm = LLM(folder, device="cpu", **settings)
+    for call in (llm.save_prefix_cache, llm.load_prefix_cache):
+        with pytest.raises(ValueError, match="no prefix cache: enable_prefix_caching is False, or kv_retention"):
+            call(tmp_path / "cache.safetensors")

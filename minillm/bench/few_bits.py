@@ -118,7 +118,7 @@ def _engines(path: Path, config: ModelConfig, workload: Workload, device: torch.
 def weight_bytes_of(model: Decoder) -> int:
     """What the matrices of a model take as they are kept, packed and with their scales."""
     linears = [module for module in model.modules() if isinstance(module, Linear)]
-    return sum(x.quantized.num_bytes if x.quantized is not None else x.weight.numel() * x.weight.element_size() for x in linears)
+    return sum(x.quantized.held_bytes if x.quantized is not None else x.weight.numel() * x.weight.element_size() for x in linears)
 
 
 def check(path: Path, quantization: str, dtype: torch.dtype, device: torch.device) -> None:

@@ -35,17 +35,22 @@ if TYPE_CHECKING:
 class LLM:
     """Loads a model and answers prompts.
 
-    `model` is a bundled name, a folder in Hugging Face layout, or a hub id. `dtype="auto"` is float32 on a CPU,
-    bfloat16 on a GPU from sm_80 on, float16 below. `max_model_len` bounds prompt and answer together, in tokens.
+    `model` is a bundled name, a folder in Hugging Face layout, a GGUF file, or a hub id. `dtype="auto"` is float32 on a
+    CPU, bfloat16 on a GPU from sm_80 on, float16 below. `max_model_len` bounds prompt and answer together, in tokens.
     `enforce_eager` does without recorded steps (CUDA graphs); `async_scheduling` plans a step while the last one still
-    runs, None does so on a GPU. `quantization` writes the weights in few bits: "int8", "int4", "fp8", "gptq", "awq",
-    "smoothquant", or a dict (`minillm.quantization.config`). `host_kv_bytes` and `disk_kv_bytes` in the folder `disk_kv_path` keep prefixes
-    that the device has no room for, `cpu_offload_bytes` of the last layers' weights stay in host memory and are streamed.
-    `kv_cache_dtype="int8"` or "fp8" keeps keys and values in
-    8 bits. `kv_retention={"sinks": 4, "window": 1020}` keeps no more of a text than those tokens, so that it may grow past
+    runs, None does so on a GPU. `seed` seeds the requests that bring no seed of their own.
+
+    `quantization` writes the weights in few bits: "int8", "int4", "fp8", "fp4", "gptq", "awq", "smoothquant",
+    "llm_int8", or a dict (`minillm.quantization.config`). `kv_cache_dtype="int8"` or "fp8" keeps keys and values in 8
+    bits. `kv_retention={"sinks": 4, "window": 1020}` keeps no more of a text than those tokens, so that it may grow past
     what the model was made for; nothing of it enters the prefix cache (`minillm.kv_cache.retention`).
-    `seed` seeds the requests that bring no seed of their own. Values that come with a
-    later chapter raise NotImplementedError and name it; wrong ones raise ValueError or TypeError and name what is allowed.
+
+    `host_kv_bytes` of host memory take swapped requests and prefixes that the device has no room for;
+    `disk_kv_bytes` of the folder `disk_kv_path` take what falls out of it. `cpu_offload_bytes` of the last layers'
+    weights stay in host memory and are streamed.
+
+    Values that come with a later chapter raise NotImplementedError and name it; wrong ones raise ValueError or TypeError
+    and name what is allowed.
     """
 
     def __init__(
@@ -151,7 +156,7 @@ class LLM:
         return [self._beam_search(request, beam_width, length_penalty) for request in requests]
 
     def save_prefix_cache(self, path: str | Path) -> int:
-        """Write every cached block to a file; returns how many. See `minillm.kv_cache.persist`."""
+        """Write every block that is cached on the device to a file; returns how many. See `minillm.kv_cache.persist`."""
         return persist.save(path, self.engine.kv_cache, self.engine.runner.cache)
 
     def load_prefix_cache(self, path: str | Path) -> int:

@@ -25,13 +25,15 @@ from torch import Tensor
 
 MAGIC = b"minikv 1"
 HEADER = struct.Struct("<8s32s32sI")
+ABANDONED = 3600  # seconds after which a half written file is that of a process that was killed
 MOST_WAITING = 64  # blocks in memory that wait to be written; what comes on top is not kept
 
 
 class DiskStore:
     """Blocks of `block_bytes` each in `folder`, `num_bytes` at most with their headers, the least recently used go first.
 
-    `layout` is all that says how a block's bytes lie and what they depend on beside the tokens. Raises ValueError when
+    `layout` is all that says how a block's bytes lie and what they depend on beside the tokens. Files of another layout
+    are left alone and not counted: whoever changes the model cleans the folder, or names another. Raises ValueError when
     the folder cannot be used, or when not even one block fits.
     """
 
@@ -106,6 +108,9 @@ class DiskStore:
     def _take_up(self) -> None:
         """Find what earlier processes left."""
         found: list[tuple[int, bytes]] = []
+        for path in self.folder.glob("writing-*.tmp"):
+            if time.time() - path.stat().st_mtime > ABANDONED:
+                path.unlink(missing_ok=True)
         for path in self.folder.glob("*.kv"):
             try:
                 with path.open("rb") as file:

@@ -1,7 +1,8 @@
 """The prefix cache on disk: written, and taken over by the next process. Built in chapter 07.
 
-A file holds the cached blocks, scales included, with their hashes. A hash says model, dtype and tokens, so a block of another model
-could never be a hit; the header is checked all the same, because a file that would never help is a mistake to name.
+A file holds the cached blocks, scales included, with their hashes. A hash says model, dtype and tokens, so a block of
+another model could never be a hit; the header is checked all the same, because a file that would never help is a mistake
+to name.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ FORMAT = "minillm prefix cache 1"
 
 
 def save(path: str | Path, manager: KVCacheManager, cache: PagedKVCache) -> int:
-    """Write every cached block, those in use too; returns how many. Raises ValueError when there is none."""
+    """Write every block cached on the device, those in use too; returns how many. Raises ValueError when there is none."""
+    _check_enabled(manager)
     if not manager.pool.cached:
         raise ValueError("the prefix cache is empty: nothing to save; serve a prompt of at least one block first")
     hashes, blocks = zip(*manager.pool.cached.items())
@@ -34,6 +36,7 @@ def restore(path: str | Path, manager: KVCacheManager, cache: PagedKVCache) -> i
 
     Raises ValueError naming what differs when the file was written by another model or layout, or is no such file.
     """
+    _check_enabled(manager)
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -60,6 +63,11 @@ def restore(path: str | Path, manager: KVCacheManager, cache: PagedKVCache) -> i
         pool.cache(block, hashes[index])
     pool.free(reversed(empty))
     return len(new)
+
+
+def _check_enabled(manager: KVCacheManager) -> None:
+    if not manager.enable_prefix_caching:
+        raise ValueError("this engine has no prefix cache: enable_prefix_caching is False, or kv_retention switched it off")
 
 
 def _header(manager: KVCacheManager, cache: PagedKVCache) -> dict[str, str]:

@@ -43,7 +43,7 @@ def quantize_decoder(
     check_groups(decoder, config)
     if config.is_calibrated and not calibration:
         raise ValueError(f"method={config.method!r} is calibrated: it needs texts to look at, and there are none")
-    quantize_head(decoder, config)
+    quantize_head(decoder, config)  # first: where the embedding is the same matrix, the texts walk in through it
     walk = CalibrationWalk(decoder, calibration) if config.is_calibrated else None
     for index, layer in enumerate(decoder.layers):
         products = products_of(layer)

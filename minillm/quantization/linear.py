@@ -31,6 +31,11 @@ class QuantizedLinear(nn.Module):
     `activations` ("int8", "fp8") rounds x too, one scale a token, or the fixed `activation_scale`. `outliers` are
     columns that stay as they are, with their weights [out_features, len(columns)] (LLM.int8(), chapter 16).
     `order` is the order in which the weight takes its inputs (GPTQ's act order, chapter 16).
+
+    The road decides what is kept:      weight                  matrix
+        native, triton                  None                    the packed weight
+        triton, integer activations     on the host             None, the product holds what it needs
+        torch, plain                    as it came              None
     """
 
     def __init__(
@@ -77,6 +82,15 @@ class QuantizedLinear(nn.Module):
             weight = weight.index_copy(1, self.outliers[0], self.outliers[1].to(dtype))
         return weight if self.order is None else weight[:, self.order.argsort()]
 
+    @property
+    def held_bytes(self) -> int:
+        """What stands in memory now, and is read by a product: the panels of the road, which give codes of 2 and 3 bits
+        the room of 4, and those of 5 to 7 a byte; before `prepare`, and on the roads without panels, a byte a code."""
+        held = [self.weight.codes, self.weight.scales, self.weight.zeros] if self.weight is not None else []
+        held += [*(self.outliers or ()), self.order]
+        packed = 0 if self.matrix is None else self.matrix.num_bytes
+        return packed + sum(part.nbytes for part in held if part is not None)
+
     def tensors(self) -> dict[str, Tensor]:
         """All that the product depends on beside x, before `prepare`."""
         parts = {"codes": self.weight.codes, "scales": self.weight.scales, "zeros": self.weight.zeros, "order": self.order}
@@ -116,7 +130,7 @@ class QuantizedLinear(nn.Module):
         """Few bits on both sides: the tokens are rounded by one kernel, and multiplied by another."""
         weight, format = self.weight, self.activations
         packed, scales = scaled_matmul.pack(weight.codes, format), weight.scales[:, 0].float().contiguous()
-        self.weight = weight.to("cpu")  # the device needs it only once
+        self.weight = weight.to("cpu")  # for `dequantize`; the device has it packed
 
         def product(x: Tensor, bias: Tensor | None) -> Tensor:
             codes, row_scales = scaled_matmul.quantize_rows(x, format, self.activation_scale)
@@ -165,7 +179,8 @@ def _torch_int8(weight: QuantizedWeight, dtype: torch.dtype) -> Callable[[Tensor
 
 
 def _torch_int4(weight: QuantizedWeight) -> Callable[[Tensor], Tensor]:
-    """Its scales and zero points are bfloat16, and it counts from 8: w = (code - 8) * scale + zero."""
+    """Its scales and zero points are bfloat16, and it counts from 8: w = (code - 8) * scale + zero. Codes of fewer bits
+    move to the middle of its table: those of int3, 0 to 7, become 4 to 11."""
     codes = weight.codes.int() + 8 - 2 ** (weight.format.bits - 1)
     zeros = torch.zeros_like(weight.scales) if weight.zeros is None else -weight.zeros * weight.scales
     sides = torch.stack([weight.scales.t(), zeros.t()], dim=-1).to(torch.bfloat16).contiguous()  # [groups, out_features, 2]
