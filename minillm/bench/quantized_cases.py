@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels.quantized_matmul import PackedWeight, pack, quantized_matmul, torch_quantized_matmul
+from ..kernels.quantized_matmul import pack, quantized_matmul, torch_quantized_matmul
 from ..kernels.scaled_matmul import quantize_rows, scaled_matmul, torch_scaled_matmul
 from ..kernels.scaled_matmul import pack as pack_8
 from .case import Case

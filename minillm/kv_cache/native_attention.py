@@ -45,17 +45,17 @@ class NativeAttention:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
         """See `minillm.model.attention.AttentionBackend`."""
         return native.paged_attention(
-            *map(_heads_side_by_side, (q, k, v)), self.pages[layer], *_index(batch), batch.max_seq_len, self._turn(batch)
+            *map(_heads_side_by_side, (q, k, v)), self.pages[layer], *_index(batch), batch.max_seq_len, self._turn(batch, layer)
         )
 
     def run_layer(self, weights: native.Layer, hidden: Tensor, rotary: tuple[Tensor, Tensor], layer: int, batch: ForwardBatch):
         """A whole decoder layer in one call, in place on `hidden` [num_tokens, hidden_size]."""
         native.decoder_layer(
-            weights, hidden, *rotary, self.pages[layer], *_index(batch), batch.max_seq_len, self._turn(batch)
+            weights, hidden, *rotary, self.pages[layer], *_index(batch), batch.max_seq_len, self._turn(batch, layer)
         )
 
-    def _turn(self, batch: ForwardBatch) -> Tensor | None:
-        return self.sink_turn and self.sink_turn.of(batch)
+    def _turn(self, batch: ForwardBatch, layer: int) -> Tensor | None:
+        return self.sink_turn and self.sink_turn.of(batch, layer)
 
 
 def _index(batch: ForwardBatch) -> tuple[Tensor, ...]:

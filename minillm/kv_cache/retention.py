@@ -71,13 +71,14 @@ class SinkTurn:
         self.policy, self.frequencies = policy, frequencies
         self._last: tuple[ForwardBatch, Tensor] | None = None
 
-    def of(self, batch: ForwardBatch) -> Tensor:
-        """cos and signed sin of every token's turn, [2, num_tokens, head_dim] float32; made once a step for all layers.
+    def of(self, batch: ForwardBatch, layer: int = 0) -> Tensor:
+        """cos and signed sin of every token's turn, [2, num_tokens, head_dim] float32; made once a step, by layer 0: a
+        recorded batch is one object for all of its steps.
 
         The angle undone is the one the decoder rotated by, float32 rounding included: far into a text that rounding is
         larger than what the last bit of a short text's angle means.
         """
-        if self._last is None or self._last[0] is not batch:
+        if layer == 0 or self._last is None or self._last[0] is not batch:
             positions = batch.positions[:, None]
             angles = (self.policy.cache_positions(positions) * self.frequencies).double()
             angles -= (positions * self.frequencies).double()
@@ -88,6 +89,6 @@ class SinkTurn:
 
 
 def turn_queries(q: Tensor, turn: Tensor) -> Tensor:
-    """q [num_tokens, num_heads, head_dim] turned by `SinkTurn.of(batch)`."""
-    cos, sin = turn[:, :, None]
+    """q [num_tokens, num_heads, head_dim] turned by what `SinkTurn.of` gives."""
+    cos, sin = turn[0][:, None], turn[1][:, None]
     return torch.addcmul(q * cos, q.float().roll(q.shape[-1] // 2, dims=-1), sin).to(q.dtype)

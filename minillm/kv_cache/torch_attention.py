@@ -58,7 +58,7 @@ class TorchAttention:
         self._attend_tiles(q, layer, batch, self._plan(self.layer_windows[layer], batch).prefill_groups, out)
 
     def _attend_tiles(self, q: Tensor, layer: int, batch: ForwardBatch, groups: list[TileGroup], out: Tensor) -> None:
-        turned = turn_queries(q, self.sink_turn.of(batch)) if self.sink_turn else None
+        turned = turn_queries(q, self.sink_turn.of(batch, layer)) if self.sink_turn else None
         for group in groups:
             gathered = self.cache.gather(layer, group.block_table.flatten())
             out[group.rows] = tile_attention(q, *gathered, group, turned, self.sinks)[group.places]

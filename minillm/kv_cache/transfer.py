@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
+
 class BlockTransfer:
     """Moves blocks between a `PagedKVCache`, `num_places` rows of host memory and a `DiskStore`."""
 

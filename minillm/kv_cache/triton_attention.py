@@ -63,7 +63,6 @@ class TritonAttention:
         self.cache = cache
         self.layer_windows = layer_windows
         self.sink_turn = sink_turn
-        self._turn: tuple[ForwardBatch | None, Tensor | None] = (None, None)  # the angles of this step
         if torch_prefill is None:
             torch_prefill = keys.is_cuda and not triton_has_tensor_cores(keys.device)
         self.torch = TorchAttention(cache, layer_windows, num_heads, sink_turn) if torch_prefill else None
@@ -129,9 +128,7 @@ class TritonAttention:
             return {}
         policy, turned = self.sink_turn.policy, q
         if batch.max_seq_len > policy.num_kept:  # before that, all stand in the cache where they stand in the text
-            if layer == 0 or self._turn[0] is not batch:  # a recorded batch is one object for all of its steps
-                self._turn = batch, SinkTurn(policy, self.sink_turn.frequencies).of(batch)
-            turned = turn_queries(q, self._turn[1])
+            turned = turn_queries(q, self.sink_turn.of(batch, layer))
         return {"sinks": policy.sinks, "q_sink": turned.contiguous()}
 
 

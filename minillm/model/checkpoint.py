@@ -15,13 +15,13 @@ from torch import Tensor
 
 from minillm import zoo
 from minillm.device import DTYPES, resolve_device, resolve_dtype
+from minillm.model.calibration import calibration_sequences
 from minillm.model.config import ModelConfig, as_token_ids
 from minillm.model.decoder import Decoder
-from minillm.model.calibration import calibration_sequences
 from minillm.model.gguf import GGUFFile, read_gguf
 from minillm.model.hub_formats import READERS
-from minillm.model.quantize import quantize_decoder
 from minillm.model.parts import QuantizedPart
+from minillm.model.quantize import quantize_decoder
 from minillm.model.quantized_folder import read_quantized, stored_config
 from minillm.quantization.config import QuantizationConfig
 from minillm.quantization.config import resolve as resolve_quantization
