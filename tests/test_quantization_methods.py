@@ -64,7 +64,8 @@ def test_statistics_are_those_of_all_tokens_at_once():
     scales = torch.rand(16) + 0.5
     statistics.divide(scales)
     divided = seen(inputs / scales)
-    for name in ("hessian", "largest", "mean"):
+    torch.testing.assert_close(statistics.hessian, divided.hessian, rtol=1e-5, atol=1e-6 * float(divided.hessian.abs().max()))
+    for name in ("largest", "mean"):
         torch.testing.assert_close(getattr(statistics, name), getattr(divided, name))
 
 

@@ -56,7 +56,8 @@ def bench_bits(
         from . import few_bits
 
         default = few_bits.Workload()
-        workload = few_bits.Workload(shape, dtype, tuple(quantization or default.quantizations), tuple(batch or default.batches), repeats=repeats)
+        workload = few_bits.Workload(
+            shape, dtype, tuple(quantization or default.quantizations), batches=tuple(batch or default.batches), repeats=repeats)
         with progress("measuring", few_bits.num_runs(workload)) as advance:
             measured = few_bits.run(workload, device, command_line(), on_run=advance)
         show(few_bits.tables(measured), measured, save)

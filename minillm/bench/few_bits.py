@@ -26,6 +26,7 @@ from ..quantization.linear import QuantizedLinear
 from . import decode, ladder, llama_cpp, measure
 
 GGUF_TYPES = ("BF16", "Q8_0", "Q4_0")
+VARIANTS = {"int4, head too": {"name": "int4", "lm_head": "int4"}}  # the output matrix as llama.cpp's Q4_0 has it
 TOLERANCE = 0.01  # of the norm of a product: what rounding it to bfloat16 may change
 
 
@@ -34,6 +35,7 @@ class Workload:
     shape: str = "smollm2-135m"
     dtype: str = "bfloat16"
     quantizations: tuple[str, ...] = ("int8", "int4", "fp8")
+    variants: tuple[str, ...] = tuple(VARIANTS)  # at batch 1 only
     batches: tuple[int, ...] = (2, 4, 8, 16, 32)
     prompt_tokens: int = 64
     output_tokens: int = 64
@@ -43,7 +45,7 @@ class Workload:
 
 def num_runs(workload: Workload) -> int:
     """How often `run` says that something is done."""
-    engines = 2 + len(workload.quantizations) + len(GGUF_TYPES) * llama_cpp.installed()
+    engines = 2 + len(workload.quantizations + workload.variants) + len(GGUF_TYPES) * llama_cpp.installed()
     return 1 + engines * (workload.repeats + 2) + (1 + len(workload.quantizations)) * len(workload.batches) * (workload.repeats + 1)
 
 
@@ -100,10 +102,11 @@ def _engines(path: Path, config: ModelConfig, workload: Workload, device: torch.
 
     add("transformers", ladder.with_transformers(use_cache=True)(str(path), device, dtype), plain_bytes)
     add(f"minillm {workload.dtype}", ladder.with_engine()(str(path), device, dtype), plain_bytes)
-    for name in workload.quantizations:
-        check(path, name, dtype, device)
-        add(f"minillm {name}", ladder.with_engine(quantization=name)(str(path), device, dtype),
-            weight_bytes_of(load_model(path, dtype, device, name)))
+    for name in workload.quantizations + workload.variants:
+        quantization = VARIANTS.get(name, name)
+        check(path, quantization, dtype, device)
+        add(f"minillm {name}", ladder.with_engine(quantization=quantization)(str(path), device, dtype),
+            weight_bytes_of(load_model(path, dtype, device, quantization)))
         gc.collect()
     if llama_cpp.installed() and device.type == "cpu" and config.model_type == "llama":
         for kind in GGUF_TYPES:
@@ -121,7 +124,7 @@ def weight_bytes_of(model: Decoder) -> int:
     return sum(x.quantized.held_bytes if x.quantized is not None else x.weight.numel() * x.weight.element_size() for x in linears)
 
 
-def check(path: Path, quantization: str, dtype: torch.dtype, device: torch.device) -> None:
+def check(path: Path, quantization: str | dict, dtype: torch.dtype, device: torch.device) -> None:
     """Every product of the first layer and of the head, against the dequantized weights in float64.
 
     Raises RuntimeError where they are further apart than rounding explains.
