@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from minillm.engine.llm import LLM
+    from minillm.sampling.grammar.params import StructuredOutputsParams
     from minillm.sampling.params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
 
 def __getattr__(name: str):
@@ -24,8 +25,12 @@ def __getattr__(name: str):
         from minillm.sampling.params import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutputsParams":
+        from minillm.sampling.grammar.params import StructuredOutputsParams
+
+        return StructuredOutputsParams
     raise AttributeError(f"module 'minillm' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), "LLM", "SamplingParams"])
+    return sorted({*globals(), *__all__})

@@ -240,7 +240,5 @@ def test_parts_of_ones_own_are_used(llm):
     assert request.output_token_ids == [VOCAB_SIZE - 2] * 4 and seen == [1] * 4 and engine.kv_cache is kv_cache
     scheduler = Scheduler(KVCacheManager(10, 4), max_num_seqs=1)
     assert Engine(llm.model, scheduler=scheduler).scheduler is scheduler
-    with pytest.raises(NotImplementedError, match="chapter 18"):
-        Engine(llm.model, drafter=object())
     with pytest.raises(ValueError, match="model=None needs a runner"):
         Engine()

@@ -113,8 +113,6 @@ def test_arguments_of_later_chapters_name_them(llm, name, value, chapter):
 
 
 LATER = {
-    "attention_backend": ("triton", "13"), "quantization": ("int4", "15"),
-    "kv_cache_dtype": ("int8", "17"), "speculative_config": ({"method": "ngram"}, "18"),
     "tensor_parallel_size": (2, "20"), "pipeline_parallel_size": (2, "20"),
 }  # fmt: skip
 

@@ -22,11 +22,13 @@ class Text:
     token_ids: list[int]
     num_computed_tokens: int = 0
     cache_salt: str | None = None
-    skip_prefix_cache: bool = False
+    logprob_start_len: int = 10**9  # from here on everything has to be computed, and one token before
     num_tokens: int = field(init=False)
+    prefix_cache_limit: int = field(init=False)
 
     def __post_init__(self):
         self.num_tokens = len(self.token_ids)
+        self.prefix_cache_limit = min(self.num_tokens, self.logprob_start_len) - 1
 
 
 def compute(manager: KVCacheManager, text: Text) -> int:
@@ -122,7 +124,9 @@ def test_only_full_computed_blocks_are_hits_and_never_the_whole_text():
     assert compute(manager, Text("b", list(range(11)))) == 8
     assert compute(manager, Text("c", list(range(8)))) == 4  # both blocks are known, but the last token is computed
     assert compute(manager, Text("d", list(range(8)), cache_salt="other")) == 0
-    assert compute(manager, Text("e", list(range(11)), skip_prefix_cache=True)) == 0
+    assert compute(manager, Text("e", list(range(11)), logprob_start_len=1)) == 0
+    assert compute(manager, Text("f", list(range(11)), logprob_start_len=8)) == 4  # the logits of token 7 are wanted
+    assert compute(manager, Text("g", list(range(11)), logprob_start_len=9)) == 8
     assert manager.tables["a"][:2] == manager.tables["b"][:2] != manager.tables["e"][:2]
 
 

@@ -76,9 +76,48 @@ def test_foreign_and_damaged_files_are_named_and_never_a_hit(tmp_path):
     again.flush()
     assert torch.equal(again.fetch(block(4)[0]).result(), block(4)[1])
     again.close()
-    with pytest.warns(UserWarning, match="of another model or layout"):
+    with pytest.warns(UserWarning, match="notes.kv: no block of keys and values$"):  # the others are another's, which is no fault
         assert len(DiskStore(tmp_path, 10**6, BYTES, "model two")) == 0
-    assert len(list(tmp_path.glob("*.kv"))) == 6  # nothing was deleted
+    assert len(list(tmp_path.glob("*.kv"))) == 6  # there was room: nothing was deleted
+
+
+def test_the_bound_is_that_of_the_folder_whatever_it_was_used_with(tmp_path):
+    """Whoever changes the model or the dtype keeps what there is room for, and no byte beyond."""
+    room = 6 * (HEADER.size + BYTES)
+
+    def names() -> list[int]:
+        assert sum(path.stat().st_size for path in tmp_path.glob("*.kv")) <= room
+        return sorted(int(path.stem[:2], 16) for path in tmp_path.glob("*.kv") if path.stem != "notes")
+
+    def store(layout: str, block_bytes: int = BYTES) -> DiskStore:
+        return DiskStore(tmp_path, room, block_bytes, layout)
+
+    first = store("model one")
+    for name in range(1, 6):
+        first.write(*block(name))
+    first.close()
+    for age, name in enumerate((4, 1, 3, 5, 2)):
+        os.utime(first.path(block(name)[0]), (1000 + age, 1000 + age))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second = store("model two", 2 * BYTES)  # a block takes 204 bytes instead of 140
+    assert len(second) == 0 and names() == [1, 2, 3, 4, 5]
+    for name in (6, 7):
+        second.write(block(name)[0], block(name)[1].repeat(2))
+        second.flush()
+    assert names() == [2, 3, 5, 6, 7]  # of 840 bytes 408 are ours, 420 others': the two oldest have gone
+    for name in (8, 9, 10):
+        second.write(block(name)[0], block(name)[1].repeat(2))
+        second.flush()
+    assert names() == [7, 8, 9, 10]  # first all that another left, then one's own
+    second.close()
+    again = store("model one")
+    assert len(again) == 0 and names() == [7, 8, 9, 10]
+    again.write(*block(1))
+    again.flush()
+    assert names() == [1, 8, 9, 10] and len(again) == 1
+    again.close()
+    assert names() == [1, 8, 9, 10] and DiskStore(tmp_path, 140, BYTES, "model one").path(block(1)[0]).exists() and names() == [1]
 
 
 def test_a_disk_that_cannot_keep_up_is_left_behind(tmp_path):
@@ -225,9 +264,11 @@ def test_the_next_process_starts_with_what_the_disk_has(folder, expected, tmp_pa
     assert said == expected and sum(one["disk"] for one in found) > 0 and sum(one["host"] for one in found) == 0
     second.engine.kv_cache.tiers.disk.close()
     save_tiny_llama(tmp_path / "other", seed=1)
-    with pytest.warns(UserWarning, match="of another model or layout"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         other = tiered(str(tmp_path / "other"), tmp_path / "kv")
-    assert len(other.engine.kv_cache.tiers.disk) == 0
+    disk = other.engine.kv_cache.tiers.disk
+    assert len(disk) == 0 and len(disk.others) == num_files  # no hits, but they take their part of the room
 
 
 def test_damage_on_disk_costs_time_and_nothing_else(folder, expected, tmp_path):
@@ -261,6 +302,8 @@ def test_a_failed_step_leaves_nothing_in_host_memory_that_was_not_copied(folder,
     (dict(disk_kv_path="x", host_kv_bytes=1), "disk_kv_path='x' needs disk_kv_bytes in bytes, it is 0"),
     (dict(disk_kv_path="x", disk_kv_bytes=5), "disk_kv_path='x' needs host_kv_bytes in bytes, it is 0: blocks go to disk through"),
     (dict(disk_kv_path="x", disk_kv_bytes=5, host_kv_bytes=5, enable_prefix_caching=False), "enable_prefix_caching=False; drop either"),
+    (dict(host_kv_bytes=10**6, enable_prefix_caching=False), "host_kv_bytes=1000000 would hold nothing: enable_prefix_caching=False, and preemption_mode='recompute'"),
+    (dict(host_kv_bytes=10**6, kv_retention={"sinks": 4, "window": 60}), "host_kv_bytes=1000000 would hold nothing: kv_retention keeps no prefixes"),
     (dict(disk_kv_path="x", disk_kv_bytes=-1), "disk_kv_bytes=-1"),
     (dict(host_kv_bytes=1), "host_kv_bytes=1 holds no block"),
 ])  # fmt: skip

@@ -17,6 +17,7 @@ from minillm.quantization.config import NAMED, QuantizationConfig, resolve
 from minillm.quantization.formats import FORMATS, QuantizedWeight, concatenate, pack_codes, unpack_codes
 from minillm.quantization.linear import QuantizedLinear
 from minillm.quantization.rtn import round_to_nearest
+from minillm.quantization.torch_matrix import panel_order
 
 
 def weight(out_features: int = 24, in_features: int = 128, seed: int = 0) -> torch.Tensor:
@@ -124,6 +125,17 @@ def test_a_group_must_divide_the_inputs():
     ({"weights": "int4", "activations": "int8"}, "both sides of a product are in one format"),
     ({"weights": "int8", "group_size": 64, "activations": "int8"}, "need group_size=None"),
     ({"group_size": 0}, "group_size=0 is not allowed"),
+    ({"name": "gptq", "per_tensor": True}, "per_tensor=True with method='gptq' is not allowed: rtn and smoothquant alone read it"),
+    ({"name": "llm_int8", "per_tensor": True}, "per_tensor=True with method='llm_int8'"),
+    ({"act_order": True}, "act_order=True with method='rtn' is not allowed: gptq alone reads it; leave it out, or change the method"),
+    ({"name": "awq", "damping": 0.1}, "damping=0.1 with method='awq' is not allowed: gptq alone reads it"),
+    ({"name": "llm_int8", "alpha": 0.8}, "alpha=0.8 with method='llm_int8' is not allowed: smoothquant alone reads it"),
+    ({"name": "smoothquant", "outlier_threshold": 3}, "outlier_threshold=3 with method='smoothquant'"),
+    ({"name": "int8", "activation_scales": "static"}, "activation_scales='static' with activations=None has nothing to scale"),
+    ({"calibration": "a.txt"}, "calibration='a.txt' with method='rtn' is not read"),
+    ({"method": "llm_int8"}, "method='llm_int8' with activations=None is not allowed: it is there to round activations too; start from {'name': 'llm_int8'}"),
+    ({"method": "smoothquant", "weights": "int8", "group_size": None}, "method='smoothquant' with activations=None"),
+    ({"name": "llm_int8", "symmetric": False}, "symmetric=True"),
 ])  # fmt: skip
 def test_a_wrong_configuration_is_named(what, message):
     with pytest.raises(ValueError) as error:
@@ -137,6 +149,14 @@ def test_a_wrong_configuration_is_named(what, message):
 def test_a_field_of_the_wrong_kind_is_named(field, value):
     with pytest.raises(TypeError, match=f"{field}={value!r} is not allowed; allowed: "):
         QuantizationConfig(**{field: value})
+
+
+def test_what_is_read_is_allowed():
+    for allowed in (
+        {"name": "smoothquant", "per_tensor": True, "alpha": 0.8}, {"name": "gptq", "damping": 0.1, "act_order": True},
+        {"name": "llm_int8", "outlier_threshold": 3.0}, {"name": "int8", "activations": "int8", "activation_scales": "static", "calibration": "a.txt"},
+    ):  # fmt: skip
+        assert resolve(allowed).as_dict().items() >= {key: value for key, value in allowed.items() if key != "name"}.items()
 
 
 def test_a_dict_starts_from_a_name():
@@ -169,6 +189,57 @@ def test_every_road_multiplies_with_the_same_weight(config, dtype):
         torch.testing.assert_close(found.double(), expected, **close)
         torch.testing.assert_close(linear.dequantize(), quantized.dequantize(), rtol=0, atol=2e-3 if dtype is torch.bfloat16 else 1e-7)
     assert roads >= 1
+
+
+TORCH_ROAD = [
+    (dict(format="int8", group_size=None), torch.float32, 64 * 128 + 4 * 64),
+    (dict(format="int8", group_size=None), torch.bfloat16, 64 * 128 + (4 + 2) * 64),  # scales for the product, and as they are
+    (dict(format="int4", group_size=32), torch.bfloat16, 64 * 128 // 2 + (2 + 4) * 64 * 4),  # the product's with zero points
+    (dict(format="int3", group_size=64, symmetric=False), torch.bfloat16, 64 * 128 // 2 + (2 + 1 + 4) * 64 * 2),
+]
+
+
+@pytest.mark.parametrize("config, dtype, num_bytes", TORCH_ROAD)
+def test_pytorchs_products_hold_the_codes_once(config, dtype, num_bytes):
+    """Also for many rows, which are multiplied with the unpacked weight, and for a row that is looked up."""
+    if config["format"] != "int8" and panel_order() is None:
+        pytest.skip("this processor's int4 layout is not known")
+    quantized = round_to_nearest(weight(64, 128), **config)
+    linear = QuantizedLinear(quantized).prepare(dtype, "torch")
+    assert linear.weight is None and linear.held_bytes == num_bytes
+    held = {part.data_ptr(): part.nbytes for holder in (linear, linear.matrix) for part in vars(holder).values() if isinstance(part, torch.Tensor)}
+    assert sum(held.values()) == num_bytes
+    assert torch.equal(linear.dequantize(), quantized.dequantize())
+    ids = torch.tensor([63, 0, 17, 17])
+    assert torch.equal(linear.rows(ids, dtype), quantized.dequantize()[ids].to(dtype))
+    x = torch.randn(40, 128, generator=torch.Generator().manual_seed(2)).to(dtype)
+    expected = x.double() @ quantized.dequantize().double().t()
+    for rows in (1, 8, 40):  # packed products up to 8
+        torch.testing.assert_close(linear(x[:rows]).double(), expected[:rows], **(dict(rtol=0, atol=1e-5) if dtype is torch.float32 else dict(rtol=0.02, atol=0.02)))
+
+
+def test_a_layout_that_nobody_knows_takes_the_plain_road(monkeypatch):
+    quantized = round_to_nearest(weight(64, 128), "int4", 32)
+    monkeypatch.setattr("minillm.quantization.torch_matrix.panel_order", lambda: None)
+    with pytest.raises(ValueError, match="the 'torch' road does not serve int4"):
+        QuantizedLinear(quantized).prepare(torch.bfloat16, "torch")
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_a_model_on_pytorchs_road_says_what_the_plain_road_says(name, monkeypatch):
+    if name == "int4" and panel_order() is None:
+        pytest.skip("this processor's int4 layout is not known")
+    said = []
+    for road in ("torch", "plain"):
+        roads = ("torch", "plain") if road == "torch" else ("plain",)
+        monkeypatch.setattr("minillm.quantization.linear.ROADS", roads)
+        llm = LLM("tinyworld", device="cpu", dtype="bfloat16", quantization=name)
+        quantized = [module for module in llm.model.modules() if isinstance(module, QuantizedLinear)]
+        assert {linear.road for linear in quantized} == {road} and all(layer.whole is None for layer in llm.model.layers)
+        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+        [out] = llm.generate("Once upon a time there was a little bird", params, use_tqdm=False)
+        said.append(torch.tensor([next(iter(row.values())).logprob for row in out.prompt_logprobs[1:]]))
+    torch.testing.assert_close(said[0], said[1], rtol=0, atol=0.15)
 
 
 @pytest.mark.parametrize("static", [False, True])

@@ -60,6 +60,9 @@ def test_the_folder_says_what_the_model_in_memory_says(gptq_folder):
     assert said(LLM(folder, device="cpu", quantization=config.as_dict())) == said(loaded)  # the same once more is no contradiction
     with pytest.raises(CheckpointError, match=r"quantization asks for rtn, int8; .* is quantized already \(gptq, int3\)"):
         LLM(folder, device="cpu", quantization="int8")
+    differ = r"leave quantization out; it differs in group_size \(32 asked, 64 there\), seed \(3 asked, 0 there\)$"
+    with pytest.raises(CheckpointError, match=differ):
+        LLM(folder, device="cpu", quantization=config.as_dict() | {"group_size": 32, "seed": 3})
 
 
 def test_a_folder_that_is_not_empty_is_left_alone(tmp_path):
@@ -73,6 +76,7 @@ def test_a_folder_that_is_not_empty_is_left_alone(tmp_path):
     (["--method", "gtpq"], "method='gtpq' is not allowed"),
     (["--group-size", "48"], "layer 0, qkv_proj: group_size=48 does not divide in_features=256"),
     (["--method", "smoothquant", "--bits", "4"], "--bits 8 or --format fp8"),
+    (["--method", "awq", "--act-order"], "act_order=True with method='awq' is not allowed: gptq alone reads it"),
     (["--bits", "4", "--format", "fp8"], "give one of them"),
     (["--format", "fp9"], "weights='fp9' is not allowed"),
     (["--documents", "1"], "is too little; at least 256"),

@@ -104,9 +104,10 @@ def test_greedy_has_one_sample():
         SamplingParams(n=2, temperature=0.0)
 
 
-def test_structured_outputs_names_its_chapter():
-    with pytest.raises(NotImplementedError, match="chapter 19"):
-        SamplingParams(structured_outputs={"regex": "a*"})
+def test_structured_outputs_may_be_a_dict_and_end_the_text():
+    assert SamplingParams(structured_outputs={"regex": "a*"}).structured_outputs.regex == "a*"
+    with pytest.raises(ValueError, match="ignore_eos=True goes on after the end of the text"):
+        SamplingParams(structured_outputs={"regex": "a*"}, ignore_eos=True)
 
 
 def test_it_is_frozen_and_does_not_share_what_it_was_given():

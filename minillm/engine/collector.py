@@ -42,11 +42,15 @@ class OutputCollector:
         self._detokenizers = [self._detokenizer() for _ in self.samples] if self.at_once else []
         self._num_open = params.n
         self.first_token_time: float | None = None
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_drafted_tokens = self.num_accepted_tokens = 0
 
     @property
     def is_finished(self) -> bool:
         return self._num_open == 0
+
+    def has_ended(self, index: int) -> bool:
+        """Whether sample `index` is complete: tokens that come in the same step behind a stop string are not its own."""
+        return self.samples[index].finish_reason is not None
 
     def add(self, delta: TokenDelta) -> StreamDelta:
         """Take a token. The answer's `finish_reason` may say "stop" where the delta's says nothing: a stop string was
@@ -86,6 +90,8 @@ class OutputCollector:
             self.num_preemptions,
             request.token_times,
             request.cached_tokens,
+            self.num_drafted_tokens,
+            self.num_accepted_tokens,
         )
         return RequestOutput(
             request.group_id, request.prompt, request.prompt_token_ids, self.samples, metrics, prompt_logprobs=prompt_logprobs
@@ -112,6 +118,8 @@ class OutputCollector:
             if sample.stop_reason is None:
                 sample.stop_reason = request.stop_reason
             self.num_preemptions += request.num_preemptions
+            self.num_drafted_tokens += request.num_drafted_tokens
+            self.num_accepted_tokens += request.num_accepted_tokens
         self._num_open -= 1
 
     def _detokenizer(self) -> Detokenizer:

@@ -12,6 +12,7 @@ from minillm.kv_cache.retention import RetentionPolicy
 from minillm.quantization.config import QuantizationConfig
 from minillm.quantization.config import resolve as resolve_quantization
 from minillm.sampling.params import MAX_SEED, check_float, check_int
+from minillm.speculative.config import SpeculativeConfig
 
 CHOICES = {
     "scheduling_policy": ("fcfs", "priority", "sjf", "fair", "lpm"),
@@ -23,7 +24,6 @@ FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager")
 
 # What is served today, and the chapter that brings the other values.
 SERVED = {
-    "speculative_config": ((None,), 18),
     "tensor_parallel_size": ((1,), 20),
     "pipeline_parallel_size": ((1,), 20),
 }
@@ -54,7 +54,7 @@ class EngineConfig:
     quantization: str | dict[str, Any] | QuantizationConfig | None = None
     kv_cache_dtype: str = "auto"
     kv_retention: dict[str, int] | RetentionPolicy | None = None
-    speculative_config: dict[str, Any] | None = None
+    speculative_config: dict[str, Any] | SpeculativeConfig | None = None
     host_kv_bytes: int = 0
     disk_kv_path: str | Path | None = None
     disk_kv_bytes: int = 0
@@ -89,9 +89,12 @@ class EngineConfig:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not allowed; allowed: {', '.join(allowed)}")
         resolve_quantization(self.quantization)
+        spec = SpeculativeConfig.of(self.speculative_config)
         policy = RetentionPolicy.of(self.kv_retention)
         if policy is not None and self.disk_kv_path is not None:
             raise ValueError("disk_kv_path keeps prefixes, and a cache with kv_retention has none to keep; drop either")
+        if policy is not None and spec is not None and spec.method == "draft_model":
+            raise ValueError("a draft model keeps all of its text, kv_retention does not: use method='ngram', or drop either")
         for name, (served, chapter) in SERVED.items():
             if getattr(self, name) not in served:
                 raise NotImplementedError(
@@ -104,6 +107,13 @@ class EngineConfig:
                 "give host memory in bytes, or use preemption_mode='recompute'"
             )
         self._check_disk()
+        keeps_prefixes = self.enable_prefix_caching and policy is None
+        if self.host_kv_bytes and self.preemption_mode == "recompute" and not keeps_prefixes:
+            why = "kv_retention keeps no prefixes" if policy is not None else "enable_prefix_caching=False"
+            raise ValueError(
+                f"host_kv_bytes={self.host_kv_bytes} would hold nothing: {why}, and preemption_mode='recompute' moves no blocks; "
+                f"leave it out, or use preemption_mode='swap'"
+            )
         if self.cpu_offload_bytes and self.quantization is not None:
             raise ValueError(
                 f"cpu_offload_bytes={self.cpu_offload_bytes} streams plain weights, quantization={self.quantization!r} makes "

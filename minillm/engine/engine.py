@@ -15,14 +15,17 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from minillm.engine.config import EngineConfig
-from minillm.engine.memory import build_attention, build_cache, build_graphs, build_manager, build_transfer, retention_of
+from minillm.engine.memory import build_attention, build_cache, build_graphs, build_manager, build_transfer, close_tiers, retention_of
 from minillm.engine.policies import make_policy
 from minillm.engine.request import Request
 from minillm.engine.runner import LaunchedStep, ModelRunner
 from minillm.engine.scheduler import KVCache, SampledToken, Scheduler, SchedulerOutput
+from minillm.engine.speculation import Speculation, build_speculation
 from minillm.model.decoder import Decoder
 from minillm.sampling.logprobs import Logprob
 from minillm.sampling.sampler import Sampler
+from minillm.speculative.drafter import Drafter
+from minillm.speculative.rejection import RejectionSampler
 from minillm.trace import Trace
 
 
@@ -54,7 +57,7 @@ class Engine:
         scheduler: Scheduler | None = None,
         kv_cache: KVCache | None = None,
         sampler: Sampler | None = None,
-        drafter: None = None,
+        drafter: Drafter | None = None,
         runner: Runner | None = None,
         config: EngineConfig | None = None,
         trace: Trace | None = None,
@@ -62,8 +65,6 @@ class Engine:
     ):
         if model is None and (runner is None or (scheduler is None and kv_cache is None)):
             raise ValueError("model=None needs a runner, and a scheduler or a kv_cache; pass them, or a model")
-        if drafter is not None:
-            raise NotImplementedError(f"drafter={drafter!r} comes with chapter 18; leave it out until then")
         config = config or EngineConfig(model="")
         self.trace = trace or Trace(enabled=False)
         self.clock = clock
@@ -84,20 +85,28 @@ class Engine:
             cache = build_cache(model, self.kv_cache, config.kv_cache_dtype)
             attention = build_attention(model, cache, config.attention_backend, retention_of(config, model))
             graphs = build_graphs(model, attention, self.kv_cache, config)
+            sampler = sampler or (RejectionSampler() if drafter is not None or config.speculative_config else Sampler())
             runner = ModelRunner(model, cache, attention, sampler, self.trace, graphs, build_transfer(cache, self.kv_cache))
         self.runner = runner
+        if drafter is None and model is not None and isinstance(runner, ModelRunner):
+            self.speculation = build_speculation(model, runner, self.kv_cache, config, self.trace)
+        else:
+            self.speculation = drafter and Speculation(drafter, vocab_size=model and model.config.vocab_size, trace=self.trace)
         self.prefetch: Callable[[Request], None] | None = getattr(self.kv_cache, "prefetch", None)
         on_gpu = model is not None and model.device.type == "cuda"
         self.overlap = on_gpu and hasattr(runner, "launch") if config.async_scheduling is None else config.async_scheduling
         self.in_flight: LaunchedStep | None = None  # a step that was launched and whose tokens nobody has seen
         self.num_steps = 0
+        self.is_closed = False
 
     @property
     def has_unfinished(self) -> bool:
         return bool(self.scheduler.requests) or self.in_flight is not None
 
     def add_request(self, request: Request) -> None:
-        """Queue a request. Raises ValueError at once for one that could never be served; the others go on."""
+        """Queue a request. Raises ValueError at once for one that could never be served; the others go on. Raises
+        RuntimeError when the engine is closed."""
+        self.check_open()
         self.scheduler.add(request)
         if self.prefetch is not None:
             self.prefetch(request)
@@ -120,6 +129,7 @@ class Engine:
         If a step fails, every request in flight is aborted and the prefix cache is emptied, since nobody knows how
         far the blocks were written; then the error goes on to the caller, and the engine can serve again.
         """
+        self.check_open()
         self.trace.begin_step()
         try:
             added = self._step_ahead() if self.overlap else self._step()
@@ -138,31 +148,57 @@ class Engine:
             for index, (request, token) in enumerate(added)
         ]
 
+    def close(self) -> None:
+        """End all requests, and let the disk keep what memory holds of prefixes, where there is a disk. Nothing can be
+        computed any more; a second call does nothing."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        try:
+            self.abort(*self.scheduler.requests.values())
+        finally:
+            close_tiers(self.kv_cache, getattr(self.runner, "transfer", None))
+
+    def check_open(self) -> None:
+        """Raise RuntimeError when it is closed."""
+        if self.is_closed:
+            raise RuntimeError("this LLM is closed: it computes nothing any more; make a new one")
+
     def _step(self) -> list[tuple[Request, SampledToken]]:
-        with self.trace.span("schedule"):
-            output = self.scheduler.schedule()
+        output = self._schedule()
         sampled = self.runner.execute(output)
-        with self.trace.span("update"):
-            added = self.scheduler.update(output, sampled)
+        added = self._update(output, sampled)
         if self.trace.enabled:
             self._count(output)
         return added
+
+    def _schedule(self) -> SchedulerOutput:
+        if self.speculation is not None:
+            self.speculation.propose(self.scheduler)
+        with self.trace.span("schedule"):
+            return self.scheduler.schedule()
+
+    def _update(self, output: SchedulerOutput, sampled: list[list[SampledToken]]) -> list[tuple[Request, SampledToken]]:
+        with self.trace.span("update"):
+            if self.speculation is not None:
+                self.speculation.count(output, sampled)
+            return self.scheduler.update(output, sampled)
 
     def _step_ahead(self) -> list[tuple[Request, SampledToken]]:
         """Launch the next step, then see to the tokens of the one before, which the device computed meanwhile.
 
         The launched step may turn out to hold a request that has just ended: that token is dropped (chapter 14). A step
-        whose tokens the host needs first (penalties, log-probabilities, samples about to split off) is waited for.
+        whose tokens the host needs first (penalties, log-probabilities, samples about to split off) is waited for, and so
+        is every step where the next one begins with guesses that continue them.
         """
-        with self.trace.span("schedule"):
-            output = self.scheduler.schedule()
+        output = self._schedule()
         launched = self.runner.launch(output)
         self.scheduler.advance(output)
         if self.trace.enabled:
             self._count(output)
         added = self._take_in_flight()
         self.in_flight = launched if output.rows else None
-        if not self.scheduler.requests or any(row.needs_host for row in output.rows):
+        if self.speculation is not None or not self.scheduler.requests or any(row.needs_host for row in output.rows):
             added += self._take_in_flight()
         return added
 
@@ -170,9 +206,7 @@ class Engine:
         step, self.in_flight = self.in_flight, None
         if step is None:
             return []
-        sampled = step.wait()
-        with self.trace.span("update"):
-            return self.scheduler.update(step.output, sampled)
+        return self._update(step.output, step.wait())
 
     def _abandon(self, error: BaseException) -> None:
         """Put away what was in flight. `error` is what the caller has to see: what fails here becomes a note on it."""

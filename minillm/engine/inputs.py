@@ -11,14 +11,17 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from minillm.engine.request import Request
+from minillm.sampling.grammar.compiler import GrammarCompiler
 from minillm.sampling.noise import derive_seed
-from minillm.sampling.params import SamplingParams
+from minillm.sampling.params import SamplingParams, check_int
 
 if TYPE_CHECKING:
+    from minillm.sampling.grammar.protocol import CompiledGrammar
+
     from transformers import PreTrainedTokenizerBase
 
 Prompt = str | dict[str, Any]
-PROMPT_FORMS = "a string, {'prompt': string}, {'prompt_token_ids': [ids]} (with a 'cache_salt' or without), or a list of these"
+PROMPT_FORMS = "a string, {'prompt': string}, {'prompt_token_ids': [ids]} (with 'cache_salt', 'logprob_start_len' or without), or a list of these"
 
 
 class InputProcessor:
@@ -40,6 +43,7 @@ class InputProcessor:
         self.seed = seed
         self.clock = clock
         self._counter = count()
+        self._compiler: GrammarCompiler | None = None  # made when the first grammar is asked for
 
     def requests(
         self,
@@ -56,12 +60,14 @@ class InputProcessor:
         params = self._params(sampling_params, len(prompts))
         checked = [self._tokens(f"prompts[{index}]", p, add_special_tokens) for index, p in enumerate(prompts)]
         salts = [_salt(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)]
+        starts = [_logprob_start(f"prompts[{index}]", *one) for index, one in enumerate(zip(prompts, checked, params))]
+        grammars = [self._grammar(one) for one in params]
         priorities = _one_each("priority", priority, int, 0, len(prompts))
         users = _one_each("user", user, str, "", len(prompts))
         arrival_time = self.clock()
         return [
             self._request(text, ids, *options, arrival_time=arrival_time)
-            for (text, ids), *options in zip(checked, params, salts, priorities, users)
+            for (text, ids), *options in zip(checked, params, salts, starts, grammars, priorities, users)
         ]
 
     def conversations(self, messages: Sequence[Any]) -> list[str]:
@@ -91,6 +97,13 @@ class InputProcessor:
             )
         return params
 
+    def _grammar(self, params: SamplingParams) -> CompiledGrammar | None:
+        if params.structured_outputs is None:
+            return None
+        if self._compiler is None:
+            self._compiler = GrammarCompiler(self.tokenizer, self.vocab_size, self.eos_token_ids)
+        return self._compiler.compile(params.structured_outputs)
+
     def _check_against_vocabulary(self, params: SamplingParams) -> None:
         for name, token_ids in params.token_ids().items():
             self._check_token_ids(name, token_ids)
@@ -99,7 +112,7 @@ class InputProcessor:
                 raise ValueError(f"{name}={getattr(params, name)} exceeds the vocabulary of {self.vocab_size} tokens")
 
     def _tokens(self, name: str, prompt: Any, add_special_tokens: bool) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, dict) and len(prompt.keys() - {"cache_salt"}) == 1:
+        if isinstance(prompt, dict) and len(prompt.keys() - {"cache_salt", "logprob_start_len"}) == 1:
             if "prompt_token_ids" in prompt:
                 return None, self._checked(name, prompt["prompt_token_ids"])
             prompt = prompt.get("prompt", prompt)
@@ -136,6 +149,8 @@ class InputProcessor:
         token_ids: list[int],
         params: SamplingParams,
         cache_salt: str | None,
+        logprob_start_len: int,
+        grammar: CompiledGrammar | None,
         priority: int,
         user: str,
         arrival_time: float,
@@ -154,6 +169,8 @@ class InputProcessor:
             priority=priority,
             user=user,
             cache_salt=cache_salt,
+            logprob_start_len=logprob_start_len,
+            grammar=grammar and grammar.start(),
         )
 
 
@@ -162,6 +179,15 @@ def _salt(name: str, prompt: Any) -> str | None:
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise TypeError(f"{name}: cache_salt={salt!r} is not allowed; allowed: a string that is not empty")
     return salt
+
+
+def _logprob_start(name: str, prompt: Any, checked: tuple[str | None, list[int]], params: SamplingParams) -> int:
+    """The token with which prompt log-probabilities begin: what lies before it may come from the prefix cache."""
+    start = prompt.get("logprob_start_len", 0) if isinstance(prompt, dict) else 0
+    check_int(f"{name}: logprob_start_len", start, 0, len(checked[1]) - 1)
+    if start and params.prompt_logprobs is None:
+        raise ValueError(f"{name}: logprob_start_len={start} says where prompt_logprobs begin; set SamplingParams(prompt_logprobs=0)")
+    return start
 
 
 def _one_each(name: str, given: Any, kind: type, default: Any, num_prompts: int) -> list:

@@ -6,25 +6,24 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from minillm.engine.beams import BeamRequests
+from minillm.engine.beams import search_beams
 from minillm.engine.collector import OutputCollector
 from minillm.engine.config import EngineConfig
-from minillm.engine.detokenizer import Detokenizer
 from minillm.engine.engine import Engine, TokenDelta
 from minillm.engine.inputs import InputProcessor, Prompt
 from minillm.engine.memory import max_model_len_of, served_model_len
-from minillm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
+from minillm.engine.outputs import RequestOutput, StreamDelta
 from minillm.engine.progress import progress_bar
 from minillm.engine.request import Request
+from minillm.engine.submission import Submission
 from minillm.kv_cache import persist
 from minillm.model.checkpoint import load_model, load_tokenizer, resolve_model
-from minillm.sampling.beam import Beam, beam_search
 from minillm.sampling.params import SamplingParams, check_int
 from minillm.trace import Trace
 
@@ -45,9 +44,11 @@ class LLM:
     bits. `kv_retention={"sinks": 4, "window": 1020}` keeps no more of a text than those tokens, so that it may grow past
     what the model was made for; nothing of it enters the prefix cache (`minillm.kv_cache.retention`).
 
-    `host_kv_bytes` of host memory take swapped requests and prefixes that the device has no room for;
-    `disk_kv_bytes` of the folder `disk_kv_path` take what falls out of it. `cpu_offload_bytes` of the last layers'
-    weights stay in host memory and are streamed.
+    `host_kv_bytes` of host memory take swapped requests and prefixes that the device has no room for; `disk_kv_bytes`
+    of the folder `disk_kv_path` take what falls out of it, and bound the folder, whichever model wrote there. With a
+    disk, blocks on their way take host memory beside: up to half as much again while they are read, and up to 64 blocks
+    that wait to be written. `close`, or the end of `with LLM(...) as llm:`, lets the disk have what memory still holds.
+    `cpu_offload_bytes` of the last layers' weights stay in host memory and are streamed.
 
     Values that come with a later chapter raise NotImplementedError and name it; wrong ones raise ValueError or TypeError
     and name what is allowed.
@@ -97,7 +98,8 @@ class LLM:
         vocab_size = self.model.config.vocab_size
         self.inputs = InputProcessor(self.tokenizer, vocab_size, self.max_model_len, eos_token_ids, seed, self.engine.clock)
         self._collectors: dict[str, OutputCollector] = {}  # by group id, of every request under way
-        self._waiting_deltas: dict[str, deque] = {}  # what a stream or a search has not taken yet
+        self._submissions: dict[str, Submission] = {}  # those of them that `submit` or a stream asked for
+        self._waiting_deltas: dict[str, deque] = {}  # what a beam search has not taken yet
 
     def generate(
         self,
@@ -134,12 +136,30 @@ class LLM:
 
         The text of a delta may be empty: half a character, or what may become a stop string, has to wait.
         """
-        requests = self.inputs.requests(prompt, sampling_params)
-        if len(requests) != 1:
-            raise ValueError(f"stream() takes 1 prompt, not {len(requests)}; use generate() for several")
-        if requests[0].params.n != 1:
-            raise ValueError(f"stream() takes n=1, not n={requests[0].params.n}; use generate() for several samples")
-        return self._stream(requests[0])
+        request = self._one_request("stream", prompt, sampling_params)
+        if request.params.n != 1:
+            raise ValueError(f"stream() takes n=1, not n={request.params.n}; use generate() for several samples")
+        return self._stream(request)
+
+    def submit(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        on_delta: Callable[[Submission, StreamDelta], None] | None = None,
+        streaming: bool = False,
+    ) -> Submission:
+        """Queue one prompt and return at once; it goes on with every `step`, and with every other call's steps.
+
+        `on_delta` hears of each token; only `streaming` makes text of each at once. See `Submission`.
+        """
+        return self._submit(self._one_request("submit", prompt, sampling_params), on_delta, streaming)
+
+    def step(self) -> bool:
+        """Compute one step for all that is under way; whether anything is left to do. A step that fails raises, and aborts
+        everything.
+        """
+        self._step()
+        return self.engine.has_unfinished
 
     def beam_search(
         self,
@@ -153,26 +173,39 @@ class LLM:
         check_int("beam_width", beam_width, 1)
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos)
         requests = self.inputs.requests(prompts, params)
-        return [self._beam_search(request, beam_width, length_penalty) for request in requests]
+        return [search_beams(self, request, beam_width, length_penalty) for request in requests]
 
     def save_prefix_cache(self, path: str | Path) -> int:
         """Write every block that is cached on the device to a file; returns how many. See `minillm.kv_cache.persist`."""
+        self.engine.check_open()
         return persist.save(path, self.engine.kv_cache, self.engine.runner.cache)
 
     def load_prefix_cache(self, path: str | Path) -> int:
         """Take over the blocks of such a file; returns how many. Raises ValueError if another model wrote it."""
+        self.engine.check_open()
         return persist.restore(path, self.engine.kv_cache, self.engine.runner.cache)
+
+    def close(self) -> None:
+        """End what is under way ("abort"), and let the disk tier, if there is one, keep the prefixes that memory holds.
+
+        A second call does nothing; whatever computes raises RuntimeError from now on.
+        """
+        self.engine.close()
+        self._fail(RuntimeError("the LLM was closed"))
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         return self.tokenizer
 
     def _serve(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
-        collectors = [OutputCollector(request, self._decode, self._decode_one) for request in requests]
         with progress_bar(len(requests), use_tqdm) as advance:
             try:
-                for request, collector in zip(requests, collectors):
-                    self._submit(request, collector)
-                open_groups = {collector.request.group_id: collector for collector in collectors}
+                open_groups = {request.group_id: self._collect(request) for request in requests}
                 finished: dict[str, RequestOutput] = {}
                 while open_groups:
                     deltas = self._step()
@@ -186,39 +219,58 @@ class LLM:
         return [finished[request.group_id] for request in requests]
 
     def _stream(self, request: Request) -> Iterator[StreamDelta]:
-        collector = OutputCollector(request, self._decode, self._decode_one, streaming=True)
-        deltas = self._waiting_deltas[request.group_id] = deque()
+        deltas: deque[StreamDelta] = deque()
+        submission = self._submit(request, lambda _, delta: deltas.append(delta), streaming=True)
         try:
-            self._submit(request, collector)
             while True:
-                while not deltas and not collector.is_finished:
+                while not deltas:
                     self._step()
-                if not deltas:  # aborted by a step that failed
-                    yield StreamDelta("", [], "abort")
-                    return
                 yield (delta := deltas.popleft())
                 if delta.finish_reason:
                     return
         finally:  # also when the reader stops listening
-            self._withdraw([request])
+            submission.withdraw()
 
-    def _submit(self, request: Request, collector: OutputCollector) -> None:
+    def _one_request(self, caller: str, prompt: Prompt, params: SamplingParams | None) -> Request:
+        self.engine.check_open()
+        requests = self.inputs.requests(prompt, params)
+        if len(requests) != 1:
+            raise ValueError(f"{caller}() takes 1 prompt, not {len(requests)}; use generate() for several")
+        return requests[0]
+
+    def _submit(self, request: Request, on_delta: Callable | None, streaming: bool) -> Submission:
+        submission = Submission(self, request, self._collect(request, streaming), on_delta)
+        self._submissions[request.group_id] = submission
+        return submission
+
+    def _collect(self, request: Request, streaming: bool = False) -> OutputCollector:
+        collector = OutputCollector(request, self._decode, self._decode_one, streaming)
         self.engine.add_request(request)
         self._collectors[request.group_id] = collector
+        return collector
 
     def _withdraw(self, requests: list[Request]) -> None:
         for request in requests:
-            self._collectors.pop(request.group_id, None)
-            self._waiting_deltas.pop(request.group_id, None)
+            self._forget(request.group_id)
         self.engine.abort(*requests)
+
+    def _forget(self, group: str) -> None:
+        for known in (self._collectors, self._submissions, self._waiting_deltas):
+            known.pop(group, None)
+
+    def _fail(self, error: BaseException) -> None:
+        for collector in self._collectors.values():
+            collector.abort()
+        for submission in list(self._submissions.values()):
+            self._forget(submission.request.group_id)
+            submission.fail(error)
 
     def _step(self) -> list[TokenDelta]:
         """One step of the engine, for whoever has requests under way: streams and calls take turns."""
         try:
             deltas = self.engine.step()
-        except BaseException:
-            for collector in self._collectors.values():
-                collector.abort()
+        except BaseException as error:
+            self._fail(error)
             raise
         for delta in deltas:
             group = delta.request.group_id
@@ -226,42 +278,16 @@ class LLM:
                 if group in self._waiting_deltas:
                     self._waiting_deltas[group].append(delta)  # a beam search wants the tokens as they are
                 continue
+            if collector.has_ended(delta.request.index):
+                continue  # guessed right, but behind a stop string
             said = collector.add(delta)
             if said.finish_reason and delta.finish_reason is None:
                 self.engine.scheduler.finish(delta.request, said.finish_reason)
-            if group in self._waiting_deltas:
-                self._waiting_deltas[group].append(said)
+            if (submission := self._submissions.get(group)) is not None:
+                if collector.is_finished:
+                    self._forget(group)
+                submission.hear(said)
         return deltas
-
-    def _beam_search(self, request: Request, beam_width: int, length_penalty: float) -> RequestOutput:
-        metrics = RequestMetrics(request.arrival_time)
-        stop_token_ids, max_tokens = request.stop_token_ids, request.max_tokens
-        deltas = self._waiting_deltas[request.group_id] = deque()
-
-        def wait() -> list[TokenDelta]:
-            self._step()
-            arrived = list(deltas)
-            if arrived and metrics.first_token_time is None:
-                metrics.first_token_time = self.engine.clock()
-            deltas.clear()
-            return arrived
-
-        vocab_size = self.model.config.vocab_size
-        requests = BeamRequests(request, beam_width, vocab_size, self.engine.scheduler, wait)
-        try:
-            self.engine.add_request(request)
-            beams = beam_search(requests.next_logprobs, beam_width, max_tokens, stop_token_ids, length_penalty)
-        finally:
-            self._withdraw([request])
-        samples = [self._beam_sample(request, index, beam) for index, beam in enumerate(beams)]
-        metrics.finished_time = self.engine.clock()
-        metrics.num_cached_tokens, metrics.cached_tokens = request.num_cached_tokens, request.cached_tokens
-        return RequestOutput(request.request_id, request.prompt, request.prompt_token_ids, samples, metrics)
-
-    def _beam_sample(self, request: Request, index: int, beam: Beam) -> CompletionOutput:
-        text = Detokenizer(self._decode, request.prompt_token_ids).whole(beam.token_ids[: -1 if beam.finished else None])
-        reason = "stop" if beam.finished else "length"
-        return CompletionOutput(index, text, list(beam.token_ids), beam.cumulative_logprob, finish_reason=reason)
 
     def _decode(self, token_ids: list[int]) -> str:
         # The tokenizer's Rust core: its Python wrapper takes longer than a tiny model's whole step.

@@ -53,7 +53,7 @@ def build_manager(model: Decoder, config: EngineConfig) -> KVCacheManager:
 
 
 def build_disk(model: Decoder, config: EngineConfig, block_bytes: int) -> DiskStore | None:
-    """The folder that blocks go to from host memory, if there is one."""
+    """The folder that blocks go to from host memory, if there is one; it may hold blocks of other models and dtypes too."""
     if config.disk_kv_path is None:
         return None
     layout = f"{model.fingerprint} {config.kv_cache_dtype} {config.block_size} {block_bytes}"
@@ -63,6 +63,17 @@ def build_disk(model: Decoder, config: EngineConfig, block_bytes: int) -> DiskSt
 def build_transfer(cache: PagedKVCache, manager: KVCacheManager) -> BlockTransfer | None:
     """Host memory and disk behind `cache`, where `manager` has any."""
     return BlockTransfer(cache, manager.host.num_blocks, manager.tiers.disk) if manager.host.num_blocks else None
+
+
+def close_tiers(manager: KVCacheManager, transfer: BlockTransfer | None) -> None:
+    """Let the disk have what memory holds of prefixes, and end its threads; when no request is left."""
+    if transfer is None or transfer.disk is None:
+        return
+    try:
+        transfer.move(manager.take_moves())
+        transfer.spill(*manager.tiers.cold_blocks())
+    finally:
+        transfer.disk.close()
 
 
 def build_cache(model: Decoder, manager: KVCacheManager, kv_cache_dtype: str = "auto") -> PagedKVCache:

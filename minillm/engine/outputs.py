@@ -31,6 +31,8 @@ class RequestMetrics:
     num_preemptions: int = 0
     token_times: list[float] = field(default_factory=list)  # of the first sample's tokens
     cached_tokens: dict[str, int] = field(default_factory=dict)  # num_cached_tokens by tier: "device", "host", "disk"
+    num_drafted_tokens: int = 0  # guessed for it (chapter 18)
+    num_accepted_tokens: int = 0  # of those, how many were right
 
     @property
     def inter_token_latencies(self) -> list[float]:

@@ -2,7 +2,7 @@
 
     token_ids            [p p p p p p | o o o]     prompt, then what was generated
     num_computed_tokens   --------->               keys and values of these are in the cache
-    num_tokens            ------------------>      all there are; a step computes some of the difference
+    num_tokens            ------------------>      all there are, guesses too (chapter 18); a step computes some of the difference
 """
 
 from __future__ import annotations
@@ -10,10 +10,16 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from minillm.sampling.logprobs import Logprob
 from minillm.sampling.noise import derive_seed
 from minillm.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from minillm.sampling.grammar.protocol import Grammar
 
 
 class RequestStatus(enum.Enum):
@@ -41,6 +47,8 @@ class Request:
         cache_salt: str | None = None,
         index: int = 0,
         group_id: str | None = None,
+        logprob_start_len: int = 0,
+        grammar: Grammar | None = None,
     ):
         self.request_id = request_id
         self.group_id = request_id if group_id is None else group_id  # the request that this is a sample of
@@ -54,11 +62,17 @@ class Request:
         self.user = user
         self.cache_salt = cache_salt  # requests with different salts share no cached block
         self.index = index  # which of the n samples
+        self.grammar = grammar  # what its text may go on with (chapter 19)
 
         self.prompt_token_ids = list(prompt_token_ids)
         self.token_ids = list(prompt_token_ids)
         self.output_token_ids: list[int] = []
         self.num_computed_tokens = 0
+        self.spec_token_ids: list[int] = []  # guessed to come next, and not checked yet (chapter 18)
+        self.spec_probs: Tensor | None = None  # [len(spec_token_ids), vocab_size], what they were drawn from, if by chance
+        self.takes_drafts = True
+        self.num_drafted_tokens = 0
+        self.num_accepted_tokens = 0  # of those
         self.num_in_flight = 0  # tokens that launched steps will sample, and nobody has seen (chapter 14)
         self.status = RequestStatus.WAITING
         self.finish_reason: str | None = None
@@ -69,13 +83,16 @@ class Request:
         self.num_preemptions = 0
         self.max_computed_tokens = 0  # the most it ever had computed: what lies under it was paid for once
         self.token_times: list[float] = []  # when each output token came, seconds on the engine's clock
-        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None if params.prompt_logprobs is None else [None]
+        self.logprob_start_len = max(1, logprob_start_len)  # prompt log-probabilities begin at this token: nothing precedes the first
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * self.logprob_start_len
         own = frozenset(params.stop_token_ids)
         self.stop_token_ids = own if params.ignore_eos else own | eos_token_ids  # every token that ends it
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids) + self.num_in_flight
+        return len(self.token_ids) + len(self.spec_token_ids) + self.num_in_flight
 
     @property
     def ends_in_flight(self) -> bool:
@@ -91,9 +108,12 @@ class Request:
         return self.status is RequestStatus.FINISHED
 
     @property
-    def skip_prefix_cache(self) -> bool:
-        """Log-probabilities of the prompt need its logits, so it has to be computed."""
-        return self.params.prompt_logprobs is not None
+    def prefix_cache_limit(self) -> int:
+        """How many of its first tokens may come from a cache. The logits of the last are always wanted; those of the prompt
+        from one token before where its log-probabilities begin.
+        """
+        known = len(self.token_ids)
+        return (known if self.prompt_logprobs is None else min(known, self.logprob_start_len)) - 1
 
     def sample_seed(self, index: int | None = None) -> int:
         """The seed of sample `index`, or of this one. The first one keeps the request's, so it is the same for any n."""
@@ -104,24 +124,33 @@ class Request:
         """Take the next token, and finish if it is the last: `stop` for a stop token, `length` at the limit."""
         self.token_ids.append(token_id)
         self.output_token_ids.append(token_id)
-        num_outputs = len(self.output_token_ids)
-        if token_id in self.stop_token_ids and num_outputs >= self.params.min_tokens:
+        num_outputs, at_end = len(self.output_token_ids), False
+        if self.grammar is not None:
+            self.grammar.accept(token_id)
+            at_end = self.grammar.is_terminated
+        if at_end or (token_id in self.stop_token_ids and num_outputs >= self.params.min_tokens):
             self.finish_reason = "stop"
             if token_id in self.params.stop_token_ids:
                 self.stop_reason = token_id
         elif num_outputs >= self.max_tokens:
             self.finish_reason = "length"
 
+    def jump_tokens(self) -> list[int]:
+        """The tokens that follow whatever the model says, since the grammar leaves no choice; none unless asked for."""
+        if self.grammar is None or not self.params.structured_outputs.jump_forward or self.is_finished:
+            return []
+        return self.grammar.jump_tokens()
+
     def fork(self, index: int) -> Request:
         """Sample `index` of the same prompt, exactly as far as this one has come, output included."""
         child = Request(
             f"{self.group_id}_{index}", self.prompt_token_ids, self.params, self.max_tokens, self.seed,
             self.eos_token_ids, self.prompt, self.arrival_time, self.priority, self.user, self.cache_salt, index,
-            self.group_id,
+            self.group_id, self.logprob_start_len, self.grammar and self.grammar.copy(),
         )  # fmt: skip
         child.token_ids += self.output_token_ids
         child.output_token_ids += self.output_token_ids
-        child.num_forks = 0
+        child.num_forks, child.takes_drafts = 0, self.takes_drafts
         child.num_cached_tokens, child.cached_tokens = self.num_cached_tokens, self.cached_tokens
         child.num_computed_tokens = child.max_computed_tokens = self.num_computed_tokens
         return child

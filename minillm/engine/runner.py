@@ -18,8 +18,10 @@ from minillm.kv_cache.transfer import BlockTransfer
 from minillm.model.attention import AttentionBackend
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
+from minillm.sampling.grammar.mask import GrammarMasks
 from minillm.sampling.logprobs import gather_logprobs
 from minillm.sampling.sampler import Sampler, SamplerOutput, SamplingMetadata, SamplingRow
+from minillm.speculative.rejection import Drafted
 from minillm.trace import Trace
 
 
@@ -41,6 +43,7 @@ class ModelRunner:
         self.trace = trace or Trace(enabled=False)
         self.graphs = graphs
         self.transfer = transfer
+        self.masks = GrammarMasks(model.config.vocab_size, model.device)
         self._sampled_rows: list[ScheduledRequest] = []  # of the last step
         self._sampled: Tensor | None = None  # and their tokens, on the device
         self._metadata: SamplingMetadata | None = None
@@ -60,20 +63,25 @@ class ModelRunner:
                 (self.transfer or self.cache).move(output.moves)
         if not output.rows:
             return LaunchedStep(output, None, self.trace)
-        with self.trace.span("build batch"):
-            recorded = self.graphs is not None and self.graphs.serves(output.rows)
-            batch, scored = (self.graphs.fill(output.rows), []) if recorded else self.build_batch(output.rows)
-            self._feed_sampled(batch.token_ids, output.rows)
-        with self.trace.span("forward"):
-            logits = self.graphs.run(batch)[: len(output.rows)] if recorded else self.model.forward(batch, self.attention)
+        logits, scored = self.forward(output.rows)
         with self.trace.span("sample"):
             num_last = len(logits) - sum(count for _, count in scored)
             self._score_prompts(logits[num_last:], scored)
             return LaunchedStep(output, self._sample(output.rows, logits[:num_last]), self.trace)
 
+    def forward(self, rows: list[ScheduledRequest]) -> tuple[Tensor, list[tuple[ScheduledRequest, int]]]:
+        """One forward pass: the logits that `build_batch` says."""
+        with self.trace.span("build batch"):
+            recorded = self.graphs is not None and self.graphs.serves(rows)
+            batch, scored = (self.graphs.fill(rows), []) if recorded else self.build_batch(rows)
+            self._feed_sampled(batch.token_ids, rows)
+        with self.trace.span("forward"):
+            logits = self.graphs.run(batch)[: len(rows)] if recorded else self.model.forward(batch, self.attention)
+        return logits, scored
+
     def build_batch(self, rows: list[ScheduledRequest]) -> tuple[ForwardBatch, list[tuple[ScheduledRequest, int]]]:
-        """The flat batch of `rows`. Its logits are those of the last token of every row that samples, then those that
-        prompt log-probabilities need; the second value says of which rows, and how many.
+        """The flat batch of `rows`. Its logits are those of the last token of every row that samples, and of each of its
+        guesses; then those that prompt log-probabilities need. The second value says of which rows, and how many.
         """
         block_size = self.cache.block_size
         token_ids, positions, slots = [], [], []
@@ -86,20 +94,22 @@ class ModelRunner:
                 continue
             span = range(start, start + count)
             token_ids += request.token_ids[start : start + count]
+            token_ids += row.draft
             positions += span
             slots += [table[p // block_size] * block_size + p % block_size for p in span]
         lengths = [row.num_tokens for row in rows]
         starts = np.fromiter(accumulate(lengths, initial=0), np.int64, len(rows) + 1)
         ends = starts[1:].tolist()
-        wanted = [end - 1 for row, end in zip(rows, ends) if row.samples]
+        wanted = [at for row, end in zip(rows, ends) if row.samples for at in range(end - 1 - len(row.draft), end)]
         scored = []
         for row, end in zip(rows, ends):
             if row.request.prompt_logprobs is not None:
                 # The logits of a token say how probable the next one of the prompt was.
-                count = min(row.start + row.num_tokens, row.request.num_prompt_tokens - 1) - row.start
+                first = _first_scored(row) - row.start
+                count = min(row.num_tokens, row.request.num_prompt_tokens - 1 - row.start) - first
                 if count > 0:
                     scored.append((row, count))
-                    wanted += range(end - row.num_tokens, end - row.num_tokens + count)
+                    wanted += range(end - row.num_tokens + first, end - row.num_tokens + first + count)
         most_blocks = max(len(row.block_ids) for row in rows)
         tables = chain.from_iterable((*row.block_ids, *[0] * (most_blocks - len(row.block_ids))) for row in rows)
         block_table = np.fromiter(tables, np.int64, len(rows) * most_blocks).reshape(len(rows), most_blocks)
@@ -131,15 +141,20 @@ class ModelRunner:
             token_ids[self._tensor(late)] = self._sampled[self._tensor(sources)]
 
     def _sample(self, rows: list[ScheduledRequest], logits: Tensor) -> SamplerOutput | None:
-        """Draw for the rows that sample; logits has one row for each of them."""
+        """Draw for the rows that sample; logits has one row for each of them, and one for each guess."""
         sampling = [row for row in rows if row.samples]
         if not sampling:
             self._sampled_rows = []
             return None
-        if len(logits) != sum(row.samples for row in sampling):  # a prompt about to fork: one logits row, n draws
-            repeats = self._tensor([row.samples for row in sampling])
+        if any(row.samples > 1 for row in sampling):  # a prompt about to fork: one logits row, n draws
+            repeats = self._tensor([repeat for row in sampling for repeat in (row.samples, *[1] * len(row.draft))])
             logits = logits.repeat_interleave(repeats, dim=0)
         metadata = self._sampling_metadata(sampling)
+        if any(row.request.grammar is not None for row in sampling):
+            with self.trace.span("masks"):  # a GPU is still computing the logits
+                metadata.masks = self.masks.fill([(row.request.grammar, row.draft) for row in sampling for _ in range(row.samples)])
+        else:
+            metadata.masks = None
         sampled = self.sampler.sample(logits, metadata)
         metadata.advance(sampled.token_ids)
         self._sampled = sampled.token_ids
@@ -149,7 +164,10 @@ class ModelRunner:
         """Built anew when other requests sample than in the last step; else what `advance` kept up to date."""
         last = self._sampled_rows
         same = len(last) == len(sampling) and all(
-            now.request is before.request and now.samples == before.samples == 1 and now.start == before.start + before.num_tokens
+            now.request is before.request
+            and now.samples == before.samples == 1
+            and now.position == before.position + 1
+            and not (now.draft or before.draft)
             for now, before in zip(sampling, last)
         )
         self._sampled_rows = sampling
@@ -159,21 +177,34 @@ class ModelRunner:
                     row.request.params,
                     row.request.sample_seed(row.request.index + sample),
                     row.request.prompt_token_ids,
-                    row.request.output_token_ids,
+                    [*row.request.output_token_ids, *row.draft[:guess]] if guess else row.request.output_token_ids,
                     row.request.stop_token_ids,
-                    row.start + row.num_tokens - row.request.num_prompt_tokens,
+                    row.position + guess,
                 )
                 for row in sampling
                 for sample in range(row.samples)
+                for guess in range(1 + len(row.draft))
             ]
             self._metadata = SamplingMetadata(rows, self.model.config.vocab_size, self.model.device)
+            self._metadata.drafted = self._drafted(sampling)
         return self._metadata
+
+    def _drafted(self, sampling: list[ScheduledRequest]) -> Drafted | None:
+        """The guesses that were drawn by chance, with what they were drawn from."""
+        rows, token_ids, probs, first = [], [], [], 0
+        for row in sampling:
+            if row.draft and row.request.spec_probs is not None:
+                rows += range(first, first + len(row.draft))
+                token_ids += row.draft
+                probs.append(row.request.spec_probs[: len(row.draft)])
+            first += row.samples + len(row.draft)
+        return Drafted(self._tensor(rows), self._tensor(token_ids), torch.cat(probs)) if rows else None
 
     def _score_prompts(self, logits: Tensor, scored: list[tuple[ScheduledRequest, int]]) -> None:
         start = 0
         for row, count in scored:
             request = row.request
-            first = row.start + 1
+            first = _first_scored(row) + 1
             following = self._tensor(request.prompt_token_ids[first : first + count])
             counts = [request.params.prompt_logprobs] * count
             found = gather_logprobs(logits[start : start + count], following, counts)
@@ -200,7 +231,8 @@ class LaunchedStep:
             self.copied.record()
 
     def wait(self) -> list[list[SampledToken]]:
-        """The sampled tokens, for each row as many as it wanted samples."""
+        """The sampled tokens, for each row as many as it wanted samples; of a row with a draft the guesses that were right,
+        and the token after them."""
         if self.token_ids is None:
             return [[] for _ in self.output.rows]
         with self.trace.span("wait"):
@@ -208,4 +240,17 @@ class LaunchedStep:
                 self.copied.synchronize()
             token_ids = self.token_ids.tolist()
         tokens = iter(map(SampledToken, token_ids, self.logprobs or [None] * len(token_ids)))
-        return [[next(tokens) for _ in range(row.samples)] for row in self.output.rows]
+        return [_accepted([next(tokens) for _ in range(row.samples + len(row.draft))] if row.samples else [], row.draft) for row in self.output.rows]
+
+
+def _first_scored(row: ScheduledRequest) -> int:
+    """The first token of the row whose logits prompt log-probabilities want, if any does."""
+    return max(row.start, row.request.logprob_start_len - 1)
+
+
+def _accepted(tokens: list[SampledToken], draft: tuple[int, ...]) -> list[SampledToken]:
+    """The target's own tokens, up to the first that was guessed wrong: what it drew behind that one had a wrong text before it."""
+    for index, guess in enumerate(draft):
+        if tokens[index].token_id != guess:
+            return tokens[: index + 1]
+    return tokens

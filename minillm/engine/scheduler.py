@@ -45,11 +45,19 @@ class ScheduledRequest(NamedTuple):
     num_tokens: int
     block_ids: list[int]  # its table, this step's blocks included
     samples: int  # 0 inside a prompt, 1 at the end of the tokens there are, n when the prompt is about to fork
+    draft: tuple[int, ...] = ()  # the last of these tokens are guesses, to be checked in this step (chapter 18)
+
+    @property
+    def position(self) -> int:
+        """Which of the request's outputs this step draws first."""
+        return self.start + self.num_tokens - len(self.draft) - self.request.num_prompt_tokens
 
     @property
     def needs_host(self) -> bool:
         """Whether the next step cannot be planned before this one's tokens are known."""
         params = self.request.params
+        if self.draft or self.request.grammar is not None:
+            return True
         return self.samples > 1 or params.has_penalties or params.logprobs is not None or params.prompt_logprobs is not None
 
 
@@ -129,6 +137,9 @@ class Scheduler:
         while index < len(self.running) and budget:
             request = self.running[index]
             count = self._num_new_tokens(request, request.num_computed_tokens, budget)
+            if request.spec_token_ids and not self.kv_cache.allocate_slots(request, count):
+                request.spec_token_ids = []  # guesses are not worth a preemption
+                count = self._num_new_tokens(request, request.num_computed_tokens, budget)
             if count and not self._make_room(request, count, output):
                 break  # it was the last in order, and gave its own blocks back
             budget -= self._schedule(output, request, count)
@@ -146,7 +157,8 @@ class Scheduler:
             row.request.num_in_flight += row.samples
 
     def update(self, output: SchedulerOutput, sampled: list[list[SampledToken]]) -> list[tuple[Request, SampledToken]]:
-        """Take what the step computed: for each row its sampled tokens, as many as it wanted samples.
+        """Take what the step computed: for each row its sampled tokens, as many as it wanted samples; of a row with a
+        draft the guesses that were right, and the token after them.
 
         Returns the new tokens, each with the request (perhaps a fork of the row's) that it continues.
         """
@@ -154,22 +166,26 @@ class Scheduler:
         for row, tokens in zip(output.rows, sampled):
             request = row.request
             request.num_in_flight = max(0, request.num_in_flight - row.samples)
+            request.spec_token_ids = []
+            num_wrong = 1 + len(row.draft) - len(tokens) if row.draft else 0
+            num_computed = row.start + row.num_tokens - num_wrong  # the slots of wrong guesses are written again
             if request.is_finished:
                 self._leave(request)  # it ended while the step ran, and what the step made of it is dropped
                 continue
-            request.max_computed_tokens = max(request.max_computed_tokens, row.start + row.num_tokens)
+            request.max_computed_tokens = max(request.max_computed_tokens, num_computed)
             if request.status is RequestStatus.RUNNING:  # else it was preempted while the step ran
-                request.num_computed_tokens = max(request.num_computed_tokens, row.start + row.num_tokens)
+                # The next step may have been launched already, but never behind guesses that may be wrong.
+                request.num_computed_tokens = num_computed if row.draft else max(request.num_computed_tokens, num_computed)
                 self.kv_cache.cache_blocks(request)
             if not tokens:
                 continue
-            children = [self.fork(request, index) for index in range(1, len(tokens))]
+            children = [self.fork(request, index) for index in range(1, row.samples)]
             request.num_forks = 0
-            for one, token in zip([request, *children], tokens):
-                one.append(token.token_id)
-                added.append((one, token))
-                if one.finish_reason:
-                    self.finish(one, one.finish_reason)
+            for one, token in zip([request, *children] if children else [request] * len(tokens), tokens):
+                self._append(one, token, added)
+            for one in [request, *children]:
+                for token_id in one.jump_tokens():
+                    self._append(one, SampledToken(token_id), added)
         return added
 
     def finish(self, request: Request, reason: str) -> None:
@@ -214,6 +230,7 @@ class Scheduler:
         self.running.remove(request)
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
+        request.spec_token_ids = []
         if self.preemption_mode != "swap" or not self.kv_cache.swap_out(request):
             self.kv_cache.free(request)
             request.num_computed_tokens = 0
@@ -228,6 +245,14 @@ class Scheduler:
             raise RuntimeError(f"running {sorted(running)} and waiting {sorted(waiting)} are not {sorted(self.requests)}")
         if set(self.kv_cache.tables) != (owners := running | set(self.leaving)):
             raise RuntimeError(f"blocks are owned by {sorted(self.kv_cache.tables)}, running are {sorted(owners)}")
+
+    def _append(self, request: Request, token: SampledToken, added: list[tuple[Request, SampledToken]]) -> None:
+        if request.is_finished:
+            return  # with the token before
+        request.append(token.token_id)
+        added.append((request, token))
+        if request.finish_reason:
+            self.finish(request, request.finish_reason)
 
     def _leave(self, request: Request) -> None:
         if not request.num_in_flight and self.leaving.pop(request.request_id, None):
@@ -279,9 +304,11 @@ class Scheduler:
         if not count:
             return 0
         start = request.num_computed_tokens
-        samples = 0 if start + count < request.num_tokens else 1 + request.num_forks
+        num_known = request.num_tokens - len(request.spec_token_ids)
+        samples = 0 if start + count < num_known else 1 + request.num_forks
+        draft = tuple(request.spec_token_ids[: start + count - num_known]) if samples else ()
         table = self.kv_cache.tables[request.request_id]
-        output.rows.append(ScheduledRequest(request, start, count, table, samples))
+        output.rows.append(ScheduledRequest(request, start, count, table, samples, draft))
         if start + count > request.max_computed_tokens:
             self.waiting.charge(request, start + count - max(start, request.max_computed_tokens))
         return count

@@ -17,9 +17,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import platform
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -28,6 +26,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from minillm.kernels.native_build import cache_folder, compile_shared, cpu_name, is_ours
 
 SOURCE = Path(__file__).with_name("native.c")
 FLAGS = (
@@ -50,14 +50,14 @@ def library(dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = N
         return None
     flags = (*FLAGS, *DTYPES[dtype], *KV_FLAGS.get(kv_dtype, ()))
     sources = b"".join(path.read_bytes() for path in (SOURCE, *sorted(SOURCE.parent.glob("native_*.h"))))
-    key = hashlib.sha256(sources + repr((compiler, flags, _cpu())).encode()).hexdigest()[:16]
-    for folder in (_cache_folder(), Path(tempfile.gettempdir()) / f"minillm-{os.getuid()}"):
+    key = hashlib.sha256(sources + repr((compiler, flags, cpu_name())).encode()).hexdigest()[:16]
+    for folder in (cache_folder(), Path(tempfile.gettempdir()) / f"minillm-{os.getuid()}"):
         path = folder / f"native-{key}.so"
         try:
-            if not _is_ours(folder):
+            if not is_ours(folder):
                 continue
             if not path.exists():
-                _compile(compiler, flags, path)
+                compile_shared(compiler, flags, SOURCE, path)
             return _declare(ctypes.CDLL(str(path)))
         except (OSError, subprocess.CalledProcessError):
             continue  # a folder that we cannot write to, or a compiler without OpenMP: the twins serve
@@ -274,33 +274,3 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.paged_attention.argtypes = (ctypes.POINTER(Pages),) + (p,) * 3 + (n,) * 3 + (p,) * 6 + (n,) * 5 + (f,)
     loaded.decoder_layer.argtypes = (ctypes.POINTER(Layer),) + (p,) * 3 + (ctypes.POINTER(Pages),) + (p,) * 5 + (n,) * 4
     return loaded
-
-
-def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
-    handle, unfinished = tempfile.mkstemp(suffix=".so", dir=path.parent)
-    os.close(handle)
-    try:
-        subprocess.run([compiler, *flags, str(SOURCE), "-o", unfinished, "-lm"], check=True, capture_output=True)
-        os.replace(unfinished, path)  # at once, so that a process beside this one never loads half a file
-    except BaseException:
-        os.unlink(unfinished)
-        raise
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "minillm"
-
-
-def _is_ours(folder: Path) -> bool:
-    """Make `folder` if need be; whether nobody else can write into it. What lies there is loaded and run, and a name
-    under /tmp is anybody's to take first."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    named, reached = folder.lstat(), folder.stat()  # perhaps a link, and where it leads
-    return named.st_uid == reached.st_uid == os.getuid() and not reached.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _cpu() -> str:
-    """What -march=native looks at: a cache shared between machines must not mix them up."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    return platform.machine() + "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))

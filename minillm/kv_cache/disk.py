@@ -3,8 +3,10 @@
     FOLDER/<hash>.kv    magic 8 bytes | layout 32 | hash 32 | CRC-32 of the bytes 4 | the block's bytes
 
 One file a block, named by the block's hash. The hash says which model and which tokens, the layout says how the bytes
-lie. A file that is of another model, cut off or changed is named in a warning and left alone: a miss, never a wrong
-hit. Two threads read and write, so that no step waits for a write, and none for a read it did not ask for.
+lie. Blocks of another model or layout may lie beside ours: they are no hits here, but they count, and go first when
+room is needed. So the folder stays as small as was asked, whatever it is used with. A block that is cut off or changed
+is named in a warning: a miss, never a wrong hit. Two threads read and write, so that no step waits for a write, and
+none for a read it did not ask for.
 """
 
 from __future__ import annotations
@@ -30,19 +32,21 @@ MOST_WAITING = 64  # blocks in memory that wait to be written; what comes on top
 
 
 class DiskStore:
-    """Blocks of `block_bytes` each in `folder`, `num_bytes` at most with their headers, the least recently used go first.
+    """Blocks of `block_bytes` each in `folder`, which holds at most `num_bytes` of blocks, headers included.
 
-    `layout` is all that says how a block's bytes lie and what they depend on beside the tokens. Files of another layout
-    are left alone and not counted: whoever changes the model cleans the folder, or names another. Raises ValueError when
-    the folder cannot be used, or when not even one block fits.
+    `layout` is all that says how a block's bytes lie and what they depend on beside the tokens. The bound is that of the
+    whole folder: blocks that another layout left make room first, the oldest in front, then one's own, the least recently
+    used in front. Not counted are files that hold no block (they are named in a warning and left alone), and what another
+    process writes there at the same time, which keeps the same bound by itself. Memory: `waiting` holds up to
+    MOST_WAITING blocks. Raises ValueError when the folder cannot be used, or when not even one block fits.
     """
 
     def __init__(self, folder: str | Path, num_bytes: int, block_bytes: int, layout: str):
         self.folder, self.block_bytes = Path(folder).expanduser(), block_bytes
         self.layout = hashlib.sha256(layout.encode()).digest()
-        self.capacity = num_bytes // (HEADER.size + block_bytes)
-        if self.capacity < 1:
-            raise ValueError(f"disk_kv_bytes={num_bytes} holds no block; a block takes {HEADER.size + block_bytes} bytes on disk")
+        self.num_bytes, self.file_bytes = num_bytes, HEADER.size + block_bytes
+        if num_bytes < self.file_bytes:
+            raise ValueError(f"disk_kv_bytes={num_bytes} holds no block; a block takes {self.file_bytes} bytes on disk")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             usable = os.access(self.folder, os.R_OK | os.W_OK | os.X_OK)
@@ -51,7 +55,9 @@ class DiskStore:
         if not usable:
             raise ValueError(f"disk_kv_path={str(folder)!r} cannot be written; give another folder")
         self.lock = threading.Lock()
-        self.files: OrderedDict[bytes, None] = OrderedDict()  # the least recently used in front
+        self.files: OrderedDict[bytes, None] = OrderedDict()  # ours, the least recently used in front
+        self.others: OrderedDict[Path, int] = OrderedDict()  # bytes of blocks that are no use to us, the oldest in front
+        self.other_bytes = 0  # of all of them
         self.waiting: dict[bytes, Tensor] = {}  # not written yet
         self.skipped: dict[Path, str] = {}  # files that are not ours to use, and why
         self.num_dropped = 0  # blocks that came while too many were waiting
@@ -59,6 +65,11 @@ class DiskStore:
         self.reader = ThreadPoolExecutor(1, "kv-disk-read")
         self.writer = ThreadPoolExecutor(1, "kv-disk-write")
         self._take_up()
+
+    @property
+    def capacity(self) -> int:
+        """Blocks that there is room for, when all are ours."""
+        return self.num_bytes // self.file_bytes
 
     def __len__(self) -> int:
         return len(self.files)
@@ -77,10 +88,11 @@ class DiskStore:
             if len(self.waiting) >= MOST_WAITING:
                 self.num_dropped += 1
                 return
+            self.other_bytes -= self.others.pop(self.path(block_hash), 0)  # it was damaged, and is replaced
             self.files[block_hash] = None
             self.files.move_to_end(block_hash)
             self.waiting[block_hash] = data
-            evicted = [self.files.popitem(last=False)[0] for _ in range(len(self.files) - self.capacity)]
+            evicted = self._make_room()
         for one in evicted:  # in the thread that writes, so that a file is not removed before it is there
             self.writer.submit(self._remove, one)
         self.writer.submit(self._write, block_hash)
@@ -99,7 +111,7 @@ class DiskStore:
 
     def close(self) -> None:
         """Write what is waiting and end the threads; at the end of a process this happens by itself."""
-        self.reader.shutdown()
+        self.reader.shutdown(cancel_futures=True)
         self.writer.shutdown()
 
     def path(self, block_hash: bytes) -> Path:
@@ -107,24 +119,55 @@ class DiskStore:
 
     def _take_up(self) -> None:
         """Find what earlier processes left."""
-        found: list[tuple[int, bytes]] = []
+        found: list[tuple[int, Path, bytes | None, int]] = []  # when it was used, where, the hash if it is ours, bytes
         for path in self.folder.glob("writing-*.tmp"):
             if time.time() - path.stat().st_mtime > ABANDONED:
                 path.unlink(missing_ok=True)
         for path in self.folder.glob("*.kv"):
             try:
+                status = path.stat()
                 with path.open("rb") as file:
-                    block_hash = self._check_header(path, file.read(HEADER.size), path.stat().st_size)[0]
-                found.append((path.stat().st_mtime_ns, block_hash))
-            except (OSError, ValueError) as error:
+                    header = file.read(HEADER.size)
+                if header.startswith(MAGIC):
+                    found.append((status.st_mtime_ns, path, self._hash_of(path, header, status.st_size), status.st_size))
+                else:
+                    self.skipped[path] = "no block of keys and values"
+            except OSError as error:
                 self.skipped[path] = str(error)
+        for _, path, block_hash, size in sorted(found, key=lambda one: one[0]):
+            if block_hash is None:
+                self.others[path] = size
+                self.other_bytes += size
+            else:
+                self.files[block_hash] = None
         if self.skipped:
             some = "; ".join(f"{path.name}: {why}" for path, why in list(self.skipped.items())[:3])
             more = f" and {len(self.skipped) - 3} more" if len(self.skipped) > 3 else ""
             warnings.warn(f"disk_kv_path={str(self.folder)!r} holds files that are skipped: {some}{more}", stacklevel=2)
-        self.files = OrderedDict.fromkeys(block_hash for _, block_hash in sorted(found))
-        for _ in range(len(self.files) - self.capacity):
-            self._remove(self.files.popitem(last=False)[0])
+        for one in self._make_room():
+            self._remove(one)
+
+    def _hash_of(self, path: Path, header: bytes, size: int) -> bytes | None:
+        """The hash of a block that can be a hit, else None; damage is noted."""
+        if len(header) == HEADER.size and HEADER.unpack(header)[1] != self.layout:
+            return None
+        try:
+            return self._check_header(path, header, size)[0]
+        except ValueError as error:
+            self.skipped[path] = str(error)
+            return None
+
+    def _make_room(self) -> list[bytes | Path]:
+        """Forget what exceeds `num_bytes`, and return it: paths of others, hashes of ours."""
+        evicted: list[bytes | Path] = []
+        while self.other_bytes + len(self.files) * self.file_bytes > self.num_bytes:
+            if self.others:
+                path, size = self.others.popitem(last=False)
+                self.other_bytes -= size
+                evicted.append(path)
+            else:
+                evicted.append(self.files.popitem(last=False)[0])
+        return evicted
 
     def _check_header(self, path: Path, header: bytes, size: int) -> tuple[bytes, int]:
         """The hash and the checksum it states. Raises ValueError saying what is wrong."""
@@ -137,8 +180,8 @@ class DiskStore:
             raise ValueError("of another model or layout")
         if path.stem != block_hash.hex():
             raise ValueError(f"holds block {block_hash.hex()[:12]}…, which is not its name")
-        if size != HEADER.size + self.block_bytes:
-            raise ValueError(f"{size} bytes, a block takes {HEADER.size + self.block_bytes}")
+        if size != self.file_bytes:
+            raise ValueError(f"{size} bytes, a block takes {self.file_bytes}")
         return block_hash, checksum
 
     def _read(self, block_hash: bytes) -> Tensor | None:
@@ -155,6 +198,10 @@ class DiskStore:
                 file.readinto(memoryview(data.numpy()))
             if zlib.crc32(data.numpy()) != checksum:
                 raise ValueError("its bytes are not those that were written")
+        except FileNotFoundError:  # another process that shares the folder needed the room
+            with self.lock:
+                self.files.pop(block_hash, None)
+            return None
         except (OSError, ValueError) as error:
             self._give_up(block_hash, f"{path} cannot be used, its tokens are computed again: {error}")
             return None
@@ -176,16 +223,20 @@ class DiskStore:
         except OSError as error:
             unfinished.unlink(missing_ok=True)
             self._give_up(block_hash, f"a block could not be written to {self.folder}, it is not kept: {error}")
-        self.seconds_writing += time.perf_counter() - started
-        with self.lock:
-            self.waiting.pop(block_hash, None)
+        finally:  # also where a warning is an error
+            self.seconds_writing += time.perf_counter() - started
+            with self.lock:
+                self.waiting.pop(block_hash, None)
 
-    def _remove(self, block_hash: bytes) -> None:
+    def _remove(self, evicted: bytes | Path) -> None:
+        if isinstance(evicted, Path):
+            evicted.unlink(missing_ok=True)
+            return
         with self.lock:
-            if block_hash in self.files:
+            if evicted in self.files:
                 return  # written anew in the meantime
-            self.waiting.pop(block_hash, None)
-        self.path(block_hash).unlink(missing_ok=True)
+            self.waiting.pop(evicted, None)
+        self.path(evicted).unlink(missing_ok=True)
 
     def _mark_used(self, block_hash: bytes) -> None:
         with self.lock:

@@ -31,7 +31,7 @@ class Request(Protocol):
     @property
     def num_tokens(self) -> int: ...
     @property
-    def skip_prefix_cache(self) -> bool: ...
+    def prefix_cache_limit(self) -> int: ...  # of its first tokens, how many may come from a cache
 
 
 @dataclass
@@ -88,22 +88,26 @@ class KVCacheManager:
         self.chains: dict[str, list[bytes]] = {}  # prefix hashes of a request's full blocks, as far as they were needed
         self.num_cached_blocks: dict[str, int] = {}  # how many leading blocks of a table the pool can find by hash
         self.swapped: dict[str, list[int | bytes]] = {}  # of a swapped request: a host place, or the hash to look for
-        self.moves = BlockMoves()
-        self.tiers = Tiers(self.pool, self.host, disk, self.moves)
+        self.tiers = Tiers(self.pool, self.host, disk, BlockMoves())
+
+    @property
+    def moves(self) -> BlockMoves:
+        """Of the step that is being scheduled; the tiers own them, and `take_moves` hands them out."""
+        return self.tiers.moves
 
     def get_computed_blocks(self, request: Request, wait: bool = True) -> ComputedBlocks:
         """What the caches hold of a request that has no blocks: its own swapped blocks, or the longest known prefix.
 
-        Never all of it: the last token is always computed, since its logits are wanted. `wait` for blocks on their way
-        from disk, or leave them out.
+        Never all of it: the last token is always computed, since its logits are wanted (`prefix_cache_limit`). `wait` for
+        blocks on their way from disk, or leave them out.
         """
         if request.request_id in self.swapped:
             return self._swapped_blocks(request)
-        if not self.enable_prefix_caching or request.skip_prefix_cache:
+        if not self.enable_prefix_caching:
             return ComputedBlocks()
-        chain = self._chain(request, (len(request.token_ids) - 1) // self.block_size)
+        chain = self._chain(request, request.prefix_cache_limit // self.block_size)
         if wait:
-            self.tiers.arrive(chain)
+            self.tiers.wait_for(chain)
         hits: list[int] = []
         from_host: dict[int, int] = {}
         for index, block_hash in enumerate(chain):
@@ -182,7 +186,7 @@ class KVCacheManager:
             table[i] = NULL_BLOCK  # nobody will look at it again
         stays = [self.pool.ref_cnt[block] > 1 and self.pool.block_hash[block] is not None for block in table]
         moved = [block for block, kept in zip(table, stays) if block != NULL_BLOCK and not kept]
-        if not moved or (places := self.tiers.hold(moved)) is None:
+        if not moved or (places := self.tiers.to_host(moved)) is None:
             return False
         entries = [self.pool.block_hash[block] if kept else places.get(block, -1) for block, kept in zip(table, stays)]
         chain = self.chains.get(request.request_id)
@@ -194,14 +198,13 @@ class KVCacheManager:
 
     def prefetch(self, request: Request) -> None:
         """A request is going to wait: have read, meanwhile, what only the disk has of its prefix."""
-        if self.tiers.disk is not None and self.enable_prefix_caching and not request.skip_prefix_cache:
-            self.tiers.prefetch(self._chain(request, (len(request.token_ids) - 1) // self.block_size))
+        if self.tiers.disk is not None and self.enable_prefix_caching:
+            self.tiers.prefetch(self._chain(request, request.prefix_cache_limit // self.block_size))
 
     def take_moves(self) -> BlockMoves:
         """The copies to make before the next forward pass; asked once a step."""
-        self.tiers.collect()
-        moves, self.moves = self.moves, BlockMoves()
-        self.tiers.moves = self.moves
+        self.tiers.take_in_arrived()
+        moves, self.tiers.moves = self.moves, BlockMoves()
         self.host.settle()
         return moves
 
@@ -229,7 +232,7 @@ class KVCacheManager:
         """Own the computed blocks; those that are in host memory get new device blocks and a copy order."""
         table = list(computed.block_ids)
         self.pool.touch(table)
-        for index, block in zip(computed.from_host, self.tiers.take(computed)):
+        for index, block in zip(computed.from_host, self.tiers.to_device(computed)):
             table[index] = block
         if computed.found or request.request_id not in self.swapped:
             self.tiers.found.add(computed, request.num_tokens)

@@ -5,7 +5,15 @@
 
 A block's hash says model, layout and every token before it, so a block found by its hash is right wherever it lies.
 A block that goes up leaves its copy below: going down again, it costs nothing. Requests that were swapped out come
-first: their blocks own their places, cold ones make room for them.
+first: their blocks own their places, cold ones make room for them. A block has a hash only when it is full of tokens
+that are known and computed (`KVCacheManager.cache_blocks`): so equal hashes are equal content, and nothing is compared.
+
+Nobody calls the way down. Where a block or a place is handed out, what was in it is on its way already:
+
+    pool.allocate  --on_evict-->  Tiers._cool  ->  host.allocate  --on_evict-->  Tiers._freeze  ->  to_disk
+
+Memory: host places are all that `host_kv_bytes` pays for. Blocks on their way from disk lie beside them, at most
+`max_reading` of them, half as many as there are places; blocks on their way to it wait in the `DiskStore`.
 
 Like the manager, this decides and moves no data. One step's copies are made in the order of `BlockMoves`: to_disk reads
 what swap_out overwrites, swap_out reads what the step computes over, and swap_in reads what from_disk brought.
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
     from minillm.kv_cache.manager import BlockMoves, ComputedBlocks
 
 TIERS = ("device", "host", "disk")
+LEAST_READING = 8  # blocks; fewer would not keep a disk busy
 
 
 class Disk(Protocol):
@@ -61,16 +70,19 @@ class Tiers:
     """The way of blocks between a `BlockPool`, a `HostPool` and a disk, if there is one."""
 
     def __init__(self, pool: BlockPool, host: HostPool, disk: Disk | None, moves: BlockMoves):
-        self.pool, self.host, self.disk, self.moves = pool, host, disk, moves
+        self.pool, self.host, self.disk = pool, host, disk
+        self.moves = moves  # of the step that is being scheduled
+        self.max_reading = max(LEAST_READING, host.num_blocks // 2)
         self.fetching: dict[bytes, Future[Any]] = {}  # in the order they were asked for
         self.fetched: set[bytes] = set()  # came from disk, and no request has used it yet
         self.found = FoundTokens()
+        self.num_lost = 0  # blocks that left the device when every host place was owned or in motion: a small host starves the disk
         if host.num_blocks:
             pool.on_evict, pool.on_evict_all = self._cool, self.evict_all
         if disk is not None:
             host.on_evict = self._freeze
 
-    def hold(self, blocks: Sequence[int]) -> dict[int, int] | None:
+    def to_host(self, blocks: Sequence[int]) -> dict[int, int] | None:
         """An owned host place for each device block, copied there where host memory does not have it yet; None, and
         nothing changed, if there is no room."""
         places: dict[int, int] = {}
@@ -83,11 +95,11 @@ class Tiers:
             self.host.free(places.values())
             return None
         for block, place in zip(missing, self.host.allocate(len(missing))):
-            self._copy_out(block, place)
+            self._copy_out(block, place, self.pool.block_hash[block])
             places[block] = place
         return places
 
-    def take(self, computed: ComputedBlocks) -> list[int]:
+    def to_device(self, computed: ComputedBlocks) -> list[int]:
         """New device blocks for what `computed` found in host memory, in its order, and the orders to fill them."""
         places = list(computed.from_host.values())
         self.host.in_motion.update(places)  # before blocks are allocated: what they evict may want a host place
@@ -105,20 +117,23 @@ class Tiers:
         return "disk" if self.host.block_hash[place] in self.fetched else "host"
 
     def prefetch(self, hashes: Iterable[bytes]) -> None:
-        """Start reading what of these blocks is on disk alone, up to the first that is nowhere, and no more than host
-        memory holds."""
+        """Start reading what of these blocks is on disk alone, up to the first that is nowhere, or until enough are on
+        their way."""
         for block_hash in hashes:
-            if block_hash in self.fetching or self.pool.lookup(block_hash) is not None or self.host.lookup(block_hash) is not None:
+            if block_hash in self.fetching or self._in_memory(block_hash):
                 continue
-            if self.disk is None or block_hash not in self.disk or len(self.fetching) >= self.host.num_blocks:
+            if self.disk is None or block_hash not in self.disk:
+                return  # the prefix ends here: what comes after it is no use
+            if self.num_reading >= self.max_reading:
                 return
             self.fetching[block_hash] = self.disk.fetch(block_hash)
 
-    def arrive(self, hashes: Sequence[bytes]) -> None:
-        """Wait for what was fetched of these blocks, and give it host places.
+    def wait_for(self, hashes: Sequence[bytes]) -> None:
+        """Give host places to what is on disk of these blocks, waiting until it is read: the whole engine waits.
 
-        Whoever asks is about to be scheduled, and the thread has been reading since the request was added. A block takes
-        about as long to read as to wait for a step; dropping it would cost the device, and so every request beside.
+        That is worth it. The request is about to be scheduled, the thread has been reading since it was added, and a
+        block is read in about the time of a step. Were the block left out instead, the device would compute it again, and
+        hold up all requests of the batch for longer.
         """
         if self.disk is None:
             return
@@ -132,7 +147,7 @@ class Tiers:
                 self._install(block_hash)
         self.host.free(reversed(known))
 
-    def collect(self) -> None:
+    def take_in_arrived(self) -> None:
         """Give host places to what has come from disk meanwhile, whoever it was fetched for."""
         for block_hash in [block_hash for block_hash, read in self.fetching.items() if read.done()]:
             self._install(block_hash)
@@ -142,8 +157,25 @@ class Tiers:
         self.host.evict_all()
         self.fetched.clear()
 
+    def cold_blocks(self) -> tuple[list[tuple[int, bytes]], list[tuple[int, bytes]]]:
+        """What memory holds of prefixes, each once: (place, hash) of host memory and (block, hash) of the device, from the
+        least recently used on. What requests own is left out: end them first."""
+        device = [(block, self.pool.block_hash[block]) for block in self.pool.free_queue]
+        device = [one for one in device if one[1] is not None]
+        known = {None, *(block_hash for _, block_hash in device)}
+        host = [(place, self.host.block_hash[place]) for place in self.host.free_queue]
+        return [one for one in host if one[1] not in known], device
+
+    @property
+    def num_reading(self) -> int:
+        """Blocks from disk that lie in memory beside the host places, or soon will."""
+        return len(self.fetching) + len(self.moves.from_disk)
+
+    def _in_memory(self, block_hash: bytes) -> bool:
+        return self.pool.lookup(block_hash) is not None or self.host.lookup(block_hash) is not None
+
     def _cool(self, block: int, block_hash: bytes) -> None:
-        """A device block that holds `block_hash` is handed out again: keep a copy, if a place can be had."""
+        """A device block that held `block_hash`, and is handed out again: keep a copy, if a place can be had."""
         place = self.host.lookup(block_hash)
         if place is not None:
             self._refresh([place])
@@ -151,22 +183,25 @@ class Tiers:
             [place] = self.host.allocate(1)
             self._copy_out(block, place, block_hash)
             self.host.free([place])
+        else:
+            self.num_lost += 1
 
     def _freeze(self, place: int, block_hash: bytes) -> None:
-        """A host place that holds `block_hash` is handed out again: the disk keeps a copy."""
+        """A host place that held `block_hash`, and is handed out again: the disk keeps a copy."""
         self.fetched.discard(block_hash)
         if block_hash in self.disk:
             self.disk.touch(block_hash)
         else:
             self.moves.to_disk.append((place, block_hash))
 
-    def _copy_out(self, block: int, place: int, block_hash: bytes | None = None) -> None:
+    def _copy_out(self, block: int, place: int, block_hash: bytes | None) -> None:
+        """`block_hash` is what the block holds; the pool may have forgotten it by now. None: a block that is not full."""
         self.moves.swap_out.append((block, place))
-        block_hash = block_hash or self.pool.block_hash[block]
         if block_hash is not None:
             self.host.cache(place, block_hash)
 
     def _install(self, block_hash: bytes) -> None:
+        """Give a host place to a block that was asked for, when it is read."""
         data = self.fetching.pop(block_hash).result()
         if data is None or self.host.lookup(block_hash) is not None or not self.host.num_available:
             return

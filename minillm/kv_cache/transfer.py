@@ -12,17 +12,15 @@ Host memory keeps a block of all layers in one row, so that a block is one trans
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from minillm.device import pin_memory
+from minillm.kv_cache.disk import MOST_WAITING, DiskStore
 from minillm.kv_cache.manager import BlockMoves
 from minillm.kv_cache.paged import PagedKVCache
-
-if TYPE_CHECKING:
-    from minillm.kv_cache.disk import DiskStore
 
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
@@ -60,8 +58,9 @@ class BlockTransfer:
             self.disk.write(block_hash, self.rows[place].clone().view(torch.uint8))
         if moves.swap_out:
             self._swap_out(*zip(*moves.swap_out))
-        for data, place in moves.from_disk:
+        for index, (data, place) in enumerate(moves.from_disk):
             self.rows[place].view(torch.uint8).copy_(data)
+            moves.from_disk[index] = (None, place)  # its memory is free, however long the step is remembered
         if moves.copies:
             self.cache.move(BlockMoves(copies=moves.copies))
         if moves.swap_in:
@@ -69,6 +68,29 @@ class BlockTransfer:
         for kind in ("to_disk", "swap_out", "from_disk", "swap_in"):
             if count := len(getattr(moves, kind)):
                 self.bytes_moved[kind] += count * self.bytes_per_block
+
+    def spill(self, host: list[tuple[int, bytes]], device: list[tuple[int, bytes]]) -> None:
+        """Let the disk have (place, hash) of host memory, then (block, hash) of the device, and wait until it does. What
+        stands last is kept longest; what there is no room for is not written at all."""
+        device = device[-self.disk.capacity :]
+        host = host[max(0, len(host) + len(device) - self.disk.capacity) :]
+        if self.on_gpu:
+            self.outward.synchronize()
+        self._spill(host, lambda places: self.rows[list(places)])
+        self._spill(device, lambda blocks: self._gather(self._index(blocks)).cpu())
+
+    def _spill(self, named: list[tuple[int, bytes]], read: Callable[[tuple[int, ...]], Tensor]) -> None:
+        for start in range(0, len(named), MOST_WAITING):
+            some = named[start : start + MOST_WAITING]
+            self.disk.flush()  # what is too much at once would be dropped
+            for block_hash in (block_hash for _, block_hash in some if block_hash in self.disk):
+                self.disk.touch(block_hash)
+            if new := [one for one in some if one[1] not in self.disk]:
+                indices, hashes = zip(*new)
+                for row, block_hash in zip(read(indices), hashes):  # each [words of a block]
+                    self.disk.write(block_hash, row.view(torch.uint8))
+                self.bytes_moved["to_disk"] += len(new) * self.bytes_per_block
+        self.disk.flush()
 
     def _swap_out(self, blocks: tuple[int, ...], places: tuple[int, ...]) -> None:
         packed = self._gather(self._index(blocks))

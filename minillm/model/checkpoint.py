@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +17,19 @@ from minillm.device import DTYPES, resolve_device, resolve_dtype
 from minillm.model.calibration import calibration_sequences
 from minillm.model.config import ModelConfig, as_token_ids
 from minillm.model.decoder import Decoder
+from minillm.model.errors import CheckpointError, naming
 from minillm.model.gguf import GGUFFile, read_gguf
+from minillm.model.hub import download
 from minillm.model.hub_formats import READERS
 from minillm.model.parts import QuantizedPart
 from minillm.model.quantize import quantize_decoder
-from minillm.model.quantized_folder import read_quantized, stored_config
+from minillm.model.quantized_folder import differences, read_quantized, stored_config
 from minillm.quantization.config import QuantizationConfig
 from minillm.quantization.config import resolve as resolve_quantization
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
-HUB_EXTRAS = ["original/*", "consolidated*"]  # the same weights once more, in another layout
 GGUF = ".gguf"
 AUTO_GPTQ = "quantize_config.json"  # where old AutoGPTQ wrote what config.json says today
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -44,10 +43,6 @@ WHY_NO_PICKLE = (
 # its matrices, hands back the other tensors, and raises ValueError for what it cannot read.
 QuantizedReader = Callable[[Decoder, Iterator[tuple[str, Tensor]], dict[str, Any]], Iterable[tuple[str, Tensor]]]
 QUANTIZED_READERS: dict[str, QuantizedReader] = {"minillm": read_quantized, **READERS, "gguf": read_gguf}
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be read; the message names the file or the tensor, and the way out."""
 
 
 def resolve_model(name: str | Path) -> Path:
@@ -70,7 +65,7 @@ def resolve_model(name: str | Path) -> Path:
     if path.is_file():
         raise CheckpointError(f"model={str(name)!r} is a file; pass the folder that holds it and its config.json, or a .gguf file")
     if hub := re.fullmatch(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:/([\w./-]+\.gguf))?", str(name)):
-        return _download(*hub.groups())
+        return download(*hub.groups())
     raise CheckpointError(
         f"model={str(name)!r} is neither a folder that exists, nor a hub id like 'Qwen/Qwen3-0.6B', "
         f"nor bundled ({', '.join(bundled) or 'none here'})"
@@ -178,8 +173,9 @@ def stored_quantization(path: Path, asked: QuantizationConfig | None = None) -> 
         )
     if asked is not None and (method != "minillm" or stored_config(settings) != asked):
         there = f"{settings.get('method', method)}, {settings.get('weights', settings.get('bits', ''))}"
+        differ = f"; it differs in {differences(asked, stored_config(settings))}" if method == "minillm" else ""
         raise CheckpointError(
-            f"quantization asks for {asked.method}, {asked.weights}; {path} is quantized already ({there}): leave quantization out"
+            f"quantization asks for {asked.method}, {asked.weights}; {path} is quantized already ({there}): leave quantization out{differ}"
         )
     return settings
 
@@ -204,17 +200,6 @@ def fill(views: dict[str, Tensor], tensors: Iterable[tuple[str, Tensor]], path: 
     if any(problems.values()):
         told = [f"{len(names)} {kind}: {_some(names)}" for kind, names in problems.items() if names]
         raise CheckpointError(f"the weights in {path} do not fit their config.json. {'. '.join(told)}")
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Let errors say which checkpoint they are about."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except ValueError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def read_tensors(path: Path) -> Iterator[tuple[str, Tensor | QuantizedPart]]:
@@ -259,28 +244,6 @@ def _only_gguf(folder: Path) -> Path | None:
         names = _some([file.name for file in files])
         raise CheckpointError(f"{folder} has {len(files)} GGUF files and no config.json: name one of {names}")
     return files[0] if files else None
-
-
-def _download(hub_id: str, file: str | None = None) -> Path:
-    from huggingface_hub import hf_hub_download, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    try:
-        if file is not None:
-            return Path(hf_hub_download(hub_id, file))
-        return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES, ignore_patterns=HUB_EXTRAS))
-    except GatedRepoError as error:
-        raise CheckpointError(
-            f"model={hub_id!r} asks for its licence to be accepted: do so on its page, then run `hf auth login`"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise CheckpointError(f"model={hub_id!r} is not on the hub, or is private: check the name") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise CheckpointError(
-            f"model={hub_id!r} is not in the local cache and the hub is out of reach ({type(error).__name__}). Where "
-            f"there is a network run `hf download {hub_id} --local-dir FOLDER` and pass that folder, "
-            f"or use a bundled model: {', '.join(zoo.bundled()) or 'none here'}"
-        ) from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def _matrix(linear: Linear) -> native.Matrix | None:
     quantized = linear.quantized
     if quantized is None:
         return None if linear.panels is None else native.Matrix.of(linear.panels, linear.out_features)
-    if quantized.matrix is None or quantized.outliers is not None or quantized.order is not None:
+    if quantized.road != "native" or quantized.outliers is not None or quantized.order is not None:
         return None
     return quantized.matrix.struct
 

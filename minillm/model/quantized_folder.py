@@ -122,6 +122,12 @@ def stored_config(settings: dict[str, Any]) -> QuantizationConfig:
     return resolve({key: value for key, value in settings.items() if key != "quant_method"})
 
 
+def differences(asked: QuantizationConfig, stored: QuantizationConfig) -> str:
+    """The fields in which they are not the same, with both values."""
+    pairs = ((name, value, getattr(stored, name)) for name, value in asked.as_dict().items())
+    return ", ".join(f"{name} ({wanted!r} asked, {there!r} there)" for name, wanted, there in pairs if wanted != there)
+
+
 def assemble(name: str, linear: Linear, parts: dict[str, Tensor], config: QuantizationConfig, format: str) -> QuantizedLinear:
     """One matrix from its stored parts."""
     bits, (out, width) = FORMATS[format].bits, (linear.out_features, linear.in_features)

@@ -12,6 +12,14 @@ from minillm.quantization.formats import FORMATS
 
 METHODS = ("rtn", "gptq", "awq", "smoothquant", "llm_int8")
 CALIBRATED = ("gptq", "awq", "smoothquant", "llm_int8")  # these look at data first
+ROUND_ACTIVATIONS = ("smoothquant", "llm_int8")  # these have no other purpose
+READ_BY = {  # fields that some methods alone look at
+    "per_tensor": ("rtn", "smoothquant"),
+    "alpha": ("smoothquant",),
+    "damping": ("gptq",),
+    "act_order": ("gptq",),
+    "outlier_threshold": ("llm_int8",),
+}
 
 
 @dataclass(frozen=True)
@@ -21,7 +29,8 @@ class QuantizationConfig:
     `weights` is a format of `FORMATS`; `group_size` inputs share a scale, None is a whole row. `activations` makes the
     products integer (or fp8) on both sides, their scales taken from each token, or fixed by calibration ("static").
     The output matrix, which reads the finest differences, is rounded to `lm_head`; None leaves it alone. The rest are
-    the methods' own knobs (chapter 16). Raises ValueError naming the field, the value and what is allowed.
+    the methods' own knobs (chapter 16). Raises ValueError naming the field, the value and what is allowed, also for a
+    knob that is turned (is not at its default) and that nothing reads.
     """
 
     method: str = "rtn"
@@ -62,6 +71,7 @@ class QuantizationConfig:
             raise ValueError(f"damping={self.damping} is not allowed; allowed: a share above 0, such as 0.01")
         if self.num_documents < 1:
             raise ValueError(f"num_documents={self.num_documents} is not allowed; calibration needs at least 1")
+        self._check_read()
 
     @property
     def is_calibrated(self) -> bool:
@@ -79,6 +89,25 @@ class QuantizationConfig:
             if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
                 allowed = "True or False" if kind is bool else "a whole number" if name in ("num_documents", "seed", "group_size") else "a number"
                 raise TypeError(f"quantization: {name}={value!r} is not allowed; allowed: {allowed}")
+
+    def _check_read(self) -> None:
+        """Raise ValueError for a field that is not at its default although nothing reads it."""
+        if self.method in ROUND_ACTIVATIONS and self.activations is None:
+            raise ValueError(
+                f"method={self.method!r} with activations=None is not allowed: it is there to round activations too; start "
+                f"from {{'name': {self.method!r}}}, which sets weights, activations and group_size"
+            )
+        if self.activation_scales == "static" and self.activations is None:
+            raise ValueError("activation_scales='static' with activations=None has nothing to scale; set activations, or leave it out")
+        if self.calibration is not None and not self.is_calibrated:
+            raise ValueError(f"calibration={self.calibration!r} with method={self.method!r} is not read: nothing is calibrated; leave it out")
+        defaults = {field.name: field.default for field in fields(self)}
+        for name, methods in READ_BY.items():
+            if self.method not in methods and getattr(self, name) != defaults[name]:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} with method={self.method!r} is not allowed: {' and '.join(methods)} "
+                    f"alone {'read' if len(methods) > 1 else 'reads'} it; leave it out, or change the method"
+                )
 
     def _one_of(self, name: str, allowed: tuple) -> None:
         if getattr(self, name) not in allowed:

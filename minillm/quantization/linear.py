@@ -11,6 +11,7 @@ The weight that all of them multiply with is the same, scale * (table[code] - ze
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +20,19 @@ from torch import Tensor, nn
 from minillm.kernels import language, native_quant, quantized_matmul, scaled_matmul
 from minillm.quantization.activations import quantize_activations
 from minillm.quantization.formats import QuantizedWeight
+from minillm.quantization.torch_matrix import Int4Matrix, Int8Matrix
 
 Product = Callable[[Tensor, Tensor | None], Tensor]  # x [num_tokens, in_features], bias -> [num_tokens, out_features]
 ROADS = ("native", "triton", "torch", "plain")
 PACKED_ROWS = 8  # measured on two cores with AVX-512: beyond it PyTorch's packed products lose to dequantizing
+
+
+class Matrix(Protocol):
+    """A weight packed for its road; the product of the road multiplies with it."""
+
+    @property
+    def num_bytes(self) -> int: ...
+    def unpack_rows(self, ids: Tensor) -> Tensor: ...  # as numbers, [len(ids), in_features]
 
 
 class QuantizedLinear(nn.Module):
@@ -33,9 +43,9 @@ class QuantizedLinear(nn.Module):
     `order` is the order in which the weight takes its inputs (GPTQ's act order, chapter 16).
 
     The road decides what is kept:      weight                  matrix
-        native, triton                  None                    the packed weight
+        native, triton, torch           None                    the packed weight
         triton, integer activations     on the host             None, the product holds what it needs
-        torch, plain                    as it came              None
+        plain                           as it came              None
     """
 
     def __init__(
@@ -53,7 +63,7 @@ class QuantizedLinear(nn.Module):
         self.activations, self.activation_scale = activations, activation_scale
         self.outliers, self.order = outliers, order
         self.road = "plain"
-        self.matrix: native_quant.Matrix | quantized_matmul.PackedWeight | None = None  # packed for the road
+        self.matrix: Matrix | None = None  # packed for the road
         self.product: Product = self._plain
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -143,17 +153,18 @@ class QuantizedLinear(nn.Module):
         weight = self.weight
         if self.activations is not None or weight.codes.device.type != "cpu" or dtype is torch.float16:
             return None
-        if weight.format.name == "int8" and weight.scales.shape[1] == 1 and weight.zeros is None:
-            few = _torch_int8(weight, dtype)
-        elif weight.format.is_integer and weight.format.bits <= 4 and weight.group_size in (32, 64, 128, 256) and dtype is torch.bfloat16:
-            few = _torch_int4(weight)  # with float32 activations it is many times slower
+        if Int8Matrix.serves(weight):
+            matrix = Int8Matrix(weight, dtype)
+        elif Int4Matrix.serves(weight, dtype):
+            matrix = Int4Matrix(weight)
         else:
             return None
+        self.matrix, self.weight = matrix, None
 
         def product(x: Tensor, bias: Tensor | None) -> Tensor:
             if x.shape[0] > PACKED_ROWS:
-                return self._plain(x, bias)
-            out = few(x.contiguous())
+                return F.linear(x, matrix.unpack_rows(torch.arange(self.out_features)).to(x.dtype), bias)
+            out = matrix.multiply(x.contiguous())
             return out if bias is None else out + bias
 
         return product
@@ -170,19 +181,3 @@ class QuantizedLinear(nn.Module):
         sums = values.double() @ weight.format.decode(weight.codes).double().t()
         out = (sums.float() * row_scales * weight.scales.float().t()).to(x.dtype)
         return out if bias is None else out + bias
-
-
-def _torch_int8(weight: QuantizedWeight, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    codes = (weight.codes.int() - 128).to(torch.int8)
-    scales = weight.scales[:, 0].to(dtype)
-    return lambda x: torch.ops.aten._weight_int8pack_mm(x, codes, scales)
-
-
-def _torch_int4(weight: QuantizedWeight) -> Callable[[Tensor], Tensor]:
-    """Its scales and zero points are bfloat16, and it counts from 8: w = (code - 8) * scale + zero. Codes of fewer bits
-    move to the middle of its table: those of int3, 0 to 7, become 4 to 11."""
-    codes = weight.codes.int() + 8 - 2 ** (weight.format.bits - 1)
-    zeros = torch.zeros_like(weight.scales) if weight.zeros is None else -weight.zeros * weight.scales
-    sides = torch.stack([weight.scales.t(), zeros.t()], dim=-1).to(torch.bfloat16).contiguous()  # [groups, out_features, 2]
-    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.contiguous(), 1)
-    return lambda x: torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, weight.group_size, sides)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
+from minillm.sampling.grammar.params import StructuredOutputsParams
+
 MAX_SEED = 2**63 - 1  # a seed travels in an int64 tensor
 GREEDY_BELOW = 1e-5  # a lower temperature would overflow float32; the most probable token wins anyway
 
@@ -37,7 +39,7 @@ class SamplingParams:
     logprobs: int | None = None  # report the sampled token and this many best; -1 is the whole vocabulary
     prompt_logprobs: int | None = None  # the same for each token of the prompt
     logit_bias: Mapping[int, float] | None = None  # token id -> what is added to its logit
-    structured_outputs: Any = None
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None  # what the text must look like
 
     def __post_init__(self):
         check_int("n", self.n, 1)
@@ -59,8 +61,9 @@ class SamplingParams:
             raise TypeError(f"ignore_eos={self.ignore_eos!r} is not allowed; allowed: True or False")
         if self.n > 1 and self.is_greedy:
             raise ValueError(f"n={self.n} greedy samples would all be the same; use n=1 or temperature > 0")
-        if self.structured_outputs is not None:
-            raise NotImplementedError("structured_outputs comes with chapter 19 (structured output)")
+        object.__setattr__(self, "structured_outputs", StructuredOutputsParams.make(self.structured_outputs))
+        if self.structured_outputs is not None and self.ignore_eos:
+            raise ValueError("ignore_eos=True goes on after the end of the text, which structured_outputs sets; use only one")
         # Frozen outside, plain tuples and dictionaries inside.
         object.__setattr__(self, "stop", _as_stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _as_token_ids(self.stop_token_ids))

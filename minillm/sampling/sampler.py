@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from minillm.sampling import filters
 from minillm.sampling.logprobs import Logprob, gather_logprobs
 from minillm.sampling.noise import gumbel_noise
 from minillm.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from minillm.sampling.grammar.mask import GrammarMasks
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class SamplingMetadata:
         self.params = [row.params for row in rows]
         self.vocab_size = vocab_size
         self.device = device
+        self.masks: GrammarMasks | None = None  # of the step to come: what the grammars of its rows allow
         positions = [len(row.output_token_ids) if row.position is None else row.position for row in rows]
         self.positions = self._tensor(positions)  # [num_rows]
         self._build_draw()
@@ -83,15 +88,25 @@ class SamplingMetadata:
         self._build_bias()
         self.logprob_rows = [index for index, params in enumerate(self.params) if params.logprobs is not None]
         self.logprob_counts = [self.params[index].logprobs for index in self.logprob_rows]
+        self.drafted: tuple[Tensor, Tensor, Tensor] | None = None  # guesses to be checked by chance (chapter 18)
 
     def adjust(self, logits: Tensor) -> Tensor:
-        """Penalties, bias and bans: what a greedy row obeys too. Returns new logits, or the same if nothing applies."""
+        """Penalties, bias, bans and grammars: what a greedy row obeys too. New logits, or the same if nothing applies."""
+        raw = logits
         if self.penalties:
             logits = filters.apply_penalties(logits, self.in_prompt, self.output_counts, **self.penalties)
         if self.bias is not None:
             values = torch.where(self.positions[self.bias_rows] < self.bias_until, self.bias, 0.0)
             logits = logits.index_put((self.bias_rows, self.bias_token_ids), values, accumulate=True)
-        return logits
+        return logits if self.masks is None else self._apply_masks(raw, logits)
+
+    def _apply_masks(self, raw: Tensor, logits: Tensor) -> Tensor:
+        """A grammar may leave nothing but tokens that `min_tokens` bans: such a row is allowed to end."""
+        masked = self.masks.apply(logits)
+        if self.bias is None:
+            return masked
+        stuck = masked.amax(dim=-1, keepdim=True) == filters.NEVER  # [num_rows, 1]
+        return torch.where(stuck, self.masks.apply(raw), masked)
 
     def filter(self, logits: Tensor) -> Tensor:
         """Temperature, then the filters in vLLM's order."""
@@ -103,6 +118,10 @@ class SamplingMetadata:
         if self.top_p is not None:
             logits = filters.top_p_filter(logits, self.top_p)
         return logits
+
+    def probs(self, logits: Tensor) -> Tensor:
+        """What rows that are not greedy are drawn from: [num_rows, vocab_size], each row sums to 1."""
+        return self.filter(self.adjust(logits)).softmax(dim=-1)
 
     def draw_fused(self, logits: Tensor) -> Tensor:
         """What `filter`, the noise and both argmaxes say, in three launches."""

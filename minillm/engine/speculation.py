@@ -1,0 +1,194 @@
+"""Speculation: before a step guesses are asked for, after it they are counted. Built in chapter 18.
+
+    Drafter.propose -> Request.spec_token_ids -> Scheduler gives them slots -> runner checks them -> Scheduler.update
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from minillm.engine.config import EngineConfig
+from minillm.engine.memory import build_attention, build_cache, build_graphs, sliding_window
+from minillm.engine.request import Request, RequestStatus
+from minillm.engine.runner import ModelRunner
+from minillm.engine.scheduler import SampledToken, Scheduler, SchedulerOutput
+from minillm.kv_cache.manager import KVCacheManager
+from minillm.model.batch import ForwardBatch
+from minillm.model.checkpoint import load_config, load_model, load_tokenizer, resolve_model
+from minillm.model.decoder import Decoder
+from minillm.speculative.adaptive import AdaptiveLength, StepCost
+from minillm.speculative.config import SpeculativeConfig
+from minillm.speculative.draft_model import ModelDrafter
+from minillm.speculative.drafter import Draft, Drafter
+from minillm.speculative.metrics import SpeculationMetrics
+from minillm.speculative.ngram import NgramDrafter
+from minillm.trace import Trace
+
+MEASURED_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens of a step
+REPEATS = 3
+DEFAULT_LENGTH = 4
+
+
+class Speculation:
+    """Asks a drafter for guesses for every request that decodes, at most `num_tokens` each; `lengths` may choose fewer."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        num_tokens: int = DEFAULT_LENGTH,
+        vocab_size: int | None = None,
+        lengths: AdaptiveLength | None = None,
+        trace: Trace | None = None,
+    ):
+        self.drafter, self.num_tokens, self.vocab_size, self.lengths = drafter, num_tokens, vocab_size, lengths
+        self.trace = trace or Trace(enabled=False)
+        self.metrics = SpeculationMetrics()
+        self._known: set[str] = set()  # requests that the drafter may remember something of
+
+    def propose(self, scheduler: Scheduler) -> None:
+        """Give every request that is about to decode its guesses."""
+        self._forget(scheduler)
+        ready = [request for request in scheduler.running if self._takes_draft(request)]
+        if not ready:
+            return
+        counts = self._counts(ready, scheduler)
+        with self.trace.span("draft"):
+            drafts = self.drafter.propose(ready, counts)
+        if len(drafts) != len(ready):
+            raise ValueError(f"{type(self.drafter).__name__}.propose returned {len(drafts)} drafts for {len(ready)} requests; one each, in their order")
+        for request, count, draft in zip(ready, counts, drafts):
+            self._known.add(request.request_id)
+            request.spec_token_ids = self._checked(draft, count)
+            if request.grammar is not None:
+                del request.spec_token_ids[request.grammar.validate(request.spec_token_ids) :]
+            request.spec_probs = draft.probs
+
+    def count(self, output: SchedulerOutput, sampled: list[list[SampledToken]]) -> None:
+        """What became of the guesses of a step."""
+        for row, tokens in zip(output.rows, sampled):
+            if not row.samples:
+                continue
+            drafted, accepted = len(row.draft), len(tokens) - 1
+            if self.lengths is not None:
+                self.lengths.add(row.request.request_id, drafted, accepted)
+            if drafted:
+                self.metrics.add(drafted, accepted)
+                row.request.num_drafted_tokens += drafted
+                row.request.num_accepted_tokens += accepted
+                self.trace.count("drafted", drafted, request=row.request.request_id, draft=row.draft)
+                self.trace.count("accepted", accepted, request=row.request.request_id)
+
+    def _takes_draft(self, request: Request) -> bool:
+        """Whether all but its last token is computed, and more than one is still to come."""
+        request.spec_token_ids, request.spec_probs = [], None
+        return (
+            request.takes_drafts
+            and request.num_computed_tokens == request.num_tokens - 1
+            and request.num_in_flight == request.num_forks == 0
+            and len(request.output_token_ids) > 0
+        )
+
+    def _counts(self, ready: list[Request], scheduler: Scheduler) -> list[int]:
+        """How many tokens each may guess: what is left of the budget when every running request has its own token."""
+        left = max(0, scheduler.max_num_batched_tokens - len(scheduler.running))
+        counts = []
+        limits = [max(0, min(self.num_tokens, request.max_tokens - len(request.output_token_ids) - 1)) for request in ready]
+        if self.lengths is not None:
+            limits = self.lengths.choose([request.request_id for request in ready], limits, len(scheduler.running) - len(ready))
+        for limit in limits:
+            counts.append(min(limit, left))
+            left -= counts[-1]
+        return counts
+
+    def _checked(self, draft: Draft, count: int) -> list[int]:
+        token_ids = list(draft.token_ids[:count])
+        for token_id in token_ids:
+            if self.vocab_size is not None and not 0 <= token_id < self.vocab_size:
+                raise ValueError(
+                    f"{type(self.drafter).__name__} drafted token id {token_id!r}; the vocabulary has {self.vocab_size} tokens, "
+                    f"so 0 to {self.vocab_size - 1} are allowed"
+                )
+        return token_ids
+
+    def _forget(self, scheduler: Scheduler) -> None:
+        for request_id in self._known - scheduler.requests.keys():
+            self.drafter.forget(request_id)
+            self._known.remove(request_id)
+            if self.lengths is not None:
+                self.lengths.forget(request_id)
+
+
+def build_speculation(model: Decoder, runner: ModelRunner, kv_cache: KVCacheManager, config: EngineConfig, trace: Trace) -> Speculation | None:
+    """What `speculative_config` asks for. Raises ValueError for a draft model with another vocabulary."""
+    spec = SpeculativeConfig.of(config.speculative_config)
+    if spec is None:
+        return None
+    drafter, draft_cost = NgramDrafter(spec.prompt_lookup_min, spec.prompt_lookup_max), None
+    if spec.method == "draft_model":
+        draft, manager = build_draft_runner(model, kv_cache, config, spec)
+        drafter = ModelDrafter(
+            lambda rows: draft.forward(rows)[0],
+            manager,
+            model.config.vocab_size,
+            draft.model.config.max_position_embeddings,
+            model.device,
+            config.max_num_batched_tokens,
+        )
+        draft_cost = measure_steps(draft, config.max_num_seqs) if spec.adaptive else None
+    most_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * (1 + spec.num_speculative_tokens))
+    lengths = AdaptiveLength(measure_steps(runner, most_tokens), draft_cost) if spec.adaptive else None
+    return Speculation(drafter, spec.num_speculative_tokens, model.config.vocab_size, lengths, trace)
+
+
+def build_draft_runner(model: Decoder, kv_cache: KVCacheManager, config: EngineConfig, spec: SpeculativeConfig) -> tuple[ModelRunner, KVCacheManager]:
+    """The draft model over a cache of its own, with as many blocks as the target's."""
+    path = resolve_model(spec.model)
+    check_same_tokens(config.model, model.config.vocab_size, path)
+    draft = load_model(path, model.dtype, model.device, spec.quantization)
+    manager = KVCacheManager(kv_cache.pool.num_blocks, kv_cache.block_size, enable_prefix_caching=False, window=sliding_window(draft))
+    cache = build_cache(draft, manager, config.kv_cache_dtype)
+    attention = build_attention(draft, cache, config.attention_backend)
+    return ModelRunner(draft, cache, attention, graphs=build_graphs(draft, attention, manager, config)), manager
+
+
+def check_same_tokens(target: str | Path, vocab_size: int, draft: Path) -> None:
+    """Raise ValueError unless a token id means the same to both models."""
+    found = load_config(draft).vocab_size
+    if found != vocab_size:
+        raise ValueError(
+            f"speculative_config: the draft model {str(draft)!r} has a vocabulary of {found} tokens, the model has {vocab_size}; "
+            f"draft and target need the same tokenizer"
+        )
+    if not target:  # an engine that was made from parts
+        return
+    ours, theirs = (load_tokenizer(path).get_vocab() for path in (resolve_model(target), draft))
+    if different := sorted(token for token in ours if theirs.get(token) != ours[token]):
+        raise ValueError(
+            f"speculative_config: the draft model {str(draft)!r} has another tokenizer: {different[0]!r} is "
+            f"{theirs.get(different[0])} there and {ours[different[0]]} here; draft and target need the same one"
+        )
+
+
+def measure_steps(runner: ModelRunner, most_tokens: int) -> StepCost:
+    """Seconds of a forward pass by how many sequences bring a token. All of them write into the null block, which nobody reads."""
+    device, seconds = runner.model.device, {}
+    for size in [size for size in MEASURED_SIZES if size <= most_tokens] or [1]:
+        numbers = torch.arange(size + 1, device=device)
+        zeros, ones = torch.zeros_like(numbers[:size]), torch.ones_like(numbers[:size])
+        batch = ForwardBatch(
+            token_ids=zeros, positions=zeros, query_start_loc=numbers, seq_lens=ones, block_table=zeros[:, None],
+            slot_mapping=zeros, max_query_len=1, logits_indices=numbers[:size], max_seq_len=1, num_decodes=size,
+        )  # fmt: skip
+        times = []
+        for _ in range(1 + REPEATS):
+            start = time.perf_counter()
+            runner.model.forward(batch, runner.attention)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times.append(time.perf_counter() - start)
+        seconds[size] = median(times[1:])  # the first one warms up
+    return StepCost(seconds)

@@ -1,0 +1,42 @@
+"""Compiling native.c on the machine that runs it, and keeping what came of it. Built in chapter 14."""
+
+from __future__ import annotations
+
+import os
+import platform
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+
+def compile_shared(compiler: str, flags: tuple[str, ...], source: Path, path: Path) -> None:
+    """Compile `source` into a shared library at `path`, all or nothing."""
+    handle, unfinished = tempfile.mkstemp(suffix=".so", dir=path.parent)
+    os.close(handle)
+    try:
+        subprocess.run([compiler, *flags, str(source), "-o", unfinished, "-lm"], check=True, capture_output=True)
+        os.replace(unfinished, path)  # at once, so that a process beside this one never loads half a file
+    except BaseException:
+        os.unlink(unfinished)
+        raise
+
+
+def cache_folder() -> Path:
+    """Where what was compiled is kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "minillm"
+
+
+def is_ours(folder: Path) -> bool:
+    """Make `folder` if need be; whether nobody else can write into it. What lies there is loaded and run, and a name
+    under /tmp is anybody's to take first."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    named, reached = folder.lstat(), folder.stat()  # perhaps a link, and where it leads
+    return named.st_uid == reached.st_uid == os.getuid() and not reached.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def cpu_name() -> str:
+    """What -march=native looks at: a cache shared between machines must not mix them up."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return platform.machine() + "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))

@@ -1,0 +1,69 @@
+"""GrammarCompiler: a constraint made ready for a vocabulary, once for all requests that share it. Built in chapter 19."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from minillm.sampling.grammar.automaton import build_automaton
+from minillm.sampling.grammar.params import StructuredOutputsParams
+from minillm.sampling.grammar.protocol import CompiledGrammar
+from minillm.sampling.grammar.regex import parse_choice, parse_regex
+from minillm.sampling.grammar.tokens import TokenAutomaton
+from minillm.sampling.grammar.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from minillm.sampling.grammar.library import LibraryCompiler
+
+
+class GrammarCompiler:
+    """Compiles for one model and keeps the last `cache_size` grammars, with all the masks they have made.
+
+    Nothing of the vocabulary is read before the first constraint comes.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        cache_size: int = 64,
+    ):
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.eos_token_ids = eos_token_ids
+        self.cache_size = cache_size
+        self._cache: OrderedDict[tuple[str, str | tuple[str, ...] | bool], CompiledGrammar] = OrderedDict()
+
+    def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
+        """Raises ValueError naming the constraint, what is wrong with it or not supported, and what is."""
+        key = (params.kind, getattr(params, params.kind))
+        if key not in self._cache:
+            self._cache[key] = self._compile(params)
+            if len(self._cache) > self.cache_size:
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(key)
+        return self._cache[key]
+
+    def _compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
+        if params.kind not in ("regex", "choice"):
+            return self._library.compile(params)
+        tree = parse_regex(params.regex) if params.kind == "regex" else parse_choice(params.choice)
+        try:
+            return TokenAutomaton(build_automaton(tree), self.vocabulary)
+        except ValueError as error:
+            raise ValueError(f"{params.kind}={getattr(params, params.kind)!r} is not possible: {error}") from None
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.tokenizer, self.vocab_size, self.eos_token_ids)
+
+    @cached_property
+    def _library(self) -> LibraryCompiler:
+        from minillm.sampling.grammar.library import LibraryCompiler  # not everybody needs it
+
+        return LibraryCompiler(self.vocabulary)

@@ -1,0 +1,91 @@
+"""StructuredOutputsParams: what the text of a request has to look like. Built in chapter 19."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
+
+
+@dataclass(frozen=True)
+class StructuredOutputsParams:
+    """Exactly one constraint on the whole text, names as in vLLM. Whether it can be served is said when it is compiled.
+
+    Raises TypeError or ValueError naming the field, the value and what is allowed.
+    """
+
+    json: str | Mapping[str, Any] | type | None = None  # a JSON Schema: text, dictionary or pydantic model; kept as text
+    regex: str | None = None  # the whole text matches, as by `re.fullmatch`
+    choice: Sequence[str] | None = None  # the text is one of these
+    grammar: str | None = None  # a context-free grammar as Lark writes it, from the rule `start` on
+    json_object: bool | None = None  # any JSON object
+    jump_forward: bool = False  # write text that is forced without asking the model for it
+
+    def __post_init__(self):
+        for name in ("json_object", "jump_forward"):
+            if not isinstance(getattr(self, name), bool | None):
+                raise TypeError(f"{name}={getattr(self, name)!r} is not allowed; allowed: True or False")
+        given = [name for name in KINDS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise ValueError(f"structured_outputs has {found}; exactly one is allowed of {', '.join(KINDS)}")
+        if self.json is not None:
+            object.__setattr__(self, "json", _as_schema_text(self.json))
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise TypeError(f"{name}={value!r} is not allowed; allowed: a string")
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _as_choices(self.choice))
+
+    @property
+    def kind(self) -> str:
+        """Which constraint it is: the name of its field."""
+        return next(name for name in KINDS if getattr(self, name) not in (None, False))
+
+    @classmethod
+    def make(cls, given: object) -> StructuredOutputsParams | None:
+        """`given` itself, or made of a dictionary of its fields."""
+        if given is None or isinstance(given, cls):
+            return given
+        names = [field.name for field in fields(cls)]
+        allowed = f"allowed: a StructuredOutputsParams, or a dictionary with one of {', '.join(names)}"
+        if not isinstance(given, Mapping):
+            raise TypeError(f"structured_outputs={given!r} is not allowed; {allowed}")
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise ValueError(f"structured_outputs has the unknown field {unknown[0]!r}; {allowed}")
+        return cls(**given)
+
+
+def _as_schema_text(schema: object) -> str:
+    allowed = "allowed: a JSON Schema as a dictionary or as JSON text, or a pydantic model"
+    if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
+        schema = schema.model_json_schema()
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"json={schema!r} is not JSON: {error}; {allowed}") from None
+    elif not isinstance(schema, Mapping):
+        raise TypeError(f"json={schema!r} is not allowed; {allowed}")
+    if not isinstance(schema, Mapping | bool):
+        raise ValueError(f"json={schema!r} is JSON, but no schema; {allowed}")
+    try:
+        return json.dumps(schema, ensure_ascii=False)
+    except TypeError as error:
+        raise TypeError(f"json={schema!r} cannot be written as JSON: {error}; {allowed}") from None
+
+
+def _as_choices(choice: object) -> tuple[str, ...]:
+    if isinstance(choice, str) or not isinstance(choice, Sequence):
+        raise TypeError(f"choice={choice!r} is not allowed; allowed: a list of strings")
+    for index, text in enumerate(choice):
+        if not isinstance(text, str):
+            raise TypeError(f"choice[{index}]={text!r} is not allowed; allowed: a string")
+    if not choice:
+        raise ValueError("choice=[] leaves nothing to say; allowed: a list of at least one string")
+    return tuple(choice)

@@ -1,0 +1,73 @@
+"""SpeculativeConfig: who drafts, and how many tokens. Built in chapter 18.
+
+`LLM(speculative_config={"method": "ngram", "num_speculative_tokens": 4})`, with vLLM's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+METHODS = ("ngram", "draft_model")
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """What drafts: "ngram" looks the last tokens up in the text so far, "draft_model" asks a smaller model.
+
+    At most `num_speculative_tokens` are guessed in a step; `adaptive` guesses fewer where the acceptance measured so far
+    and the size of the batch say that they would not pay. An n-gram is looked up by its last `prompt_lookup_max` tokens,
+    then by fewer, down to `prompt_lookup_min`. `model` is the draft model: a bundled name, a folder, a GGUF file or a hub
+    id, with the tokenizer of the model it drafts for; `quantization` as in `LLM`.
+    Raises TypeError or ValueError naming the field, the value and what is allowed.
+    """
+
+    method: str
+    num_speculative_tokens: int = 4
+    model: str | Path | None = None
+    quantization: Any = None
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    adaptive: bool = False
+
+    def __post_init__(self):
+        if self.method not in METHODS:
+            raise ValueError(f"speculative_config: method={self.method!r} is not allowed; allowed: {', '.join(METHODS)}")
+        for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"speculative_config: {name}={value!r} is not allowed; allowed: a whole number from 1 on")
+            if value < 1:
+                raise ValueError(f"speculative_config: {name}={value!r} is not allowed; allowed: a whole number from 1 on")
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"speculative_config: prompt_lookup_min={self.prompt_lookup_min} exceeds prompt_lookup_max={self.prompt_lookup_max}; "
+                f"lower the one or raise the other"
+            )
+        if not isinstance(self.adaptive, bool):
+            raise TypeError(f"speculative_config: adaptive={self.adaptive!r} is not allowed; allowed: True or False")
+        if self.method == "draft_model" and not isinstance(self.model, (str, Path)):
+            raise ValueError(
+                f"speculative_config: method='draft_model' needs a model, model={self.model!r} is none; give a bundled name, a "
+                f"folder or a hub id, such as 'tinyworld-draft'"
+            )
+        if self.method == "ngram" and self.model is not None:
+            raise ValueError(f"speculative_config: model={self.model!r} has nothing to do with method='ngram'; use method='draft_model', or leave it out")
+        if self.method == "ngram" and self.quantization is not None:
+            raise ValueError(f"speculative_config: quantization={self.quantization!r} needs a model to quantize; leave it out with method='ngram'")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any] | SpeculativeConfig | None) -> SpeculativeConfig | None:
+        """What `LLM(speculative_config=...)` means. Raises TypeError or ValueError for what it cannot mean."""
+        if given is None or isinstance(given, cls):
+            return given
+        names = [field.name for field in fields(cls)]
+        if not isinstance(given, Mapping):
+            raise TypeError(f"speculative_config={given!r} is not allowed; allowed: None, or a dict of {', '.join(names)}")
+        if unknown := [name for name in given if name not in names]:
+            raise ValueError(f"speculative_config has no field {unknown[0]!r}; fields: {', '.join(names)}")
+        if "method" not in given:
+            raise ValueError(f"speculative_config={dict(given)!r} does not say who drafts; add 'method': {' or '.join(map(repr, METHODS))}")
+        return cls(**given)

@@ -1,0 +1,177 @@
+"""A draft model: a smaller decoder guesses, token by token, in a paged cache of its own. Built in chapter 18.
+
+    certain tokens   t t t t t t              the target rejected the last guess and put x in its place:
+    draft's cache    k k k k k g g g          the three g were guesses; of their keys one is still right
+    next time        t t t t t t g x          common part kept, one token to compute, then the next guesses
+
+After a full acceptance two tokens are to be computed first: the last guess, whose keys nobody needed before, and the
+target's free token. The first step of a draft is therefore a small ragged batch like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from minillm.kv_cache.manager import ComputedBlocks, KVCacheManager
+from minillm.sampling.noise import derive_seed
+from minillm.sampling.sampler import Sampler, SamplingMetadata, SamplingRow
+from minillm.speculative.drafter import Draft, DraftedRequest
+from minillm.speculative.rejection import DRAFT
+
+
+class DraftState:
+    """What the draft model has computed of one request. The cache manager takes it for a request."""
+
+    cache_salt = prompt_logprobs = None
+    prefix_cache_limit = 0
+
+    def __init__(self, request_id: str):
+        self.request_id = request_id
+        self.token_ids: list[int] = []  # those of the request, then the guesses
+        self.num_certain = 0  # of them, when it was asked the last time
+        self.num_computed_tokens = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def follow(self, token_ids: list[int]) -> None:
+        """Take over what has become certain; guesses that turned out wrong are forgotten, with their keys."""
+        same = self.num_certain
+        while same < min(len(self.token_ids), len(token_ids)) and self.token_ids[same] == token_ids[same]:
+            same += 1
+        self.token_ids[same:] = token_ids[same:]
+        self.num_certain = len(token_ids)
+        self.num_computed_tokens = min(self.num_computed_tokens, same, len(token_ids) - 1)  # the last one's logits are wanted
+
+
+class DraftRow(NamedTuple):
+    """A row of a draft step, as `ModelRunner.forward` takes it."""
+
+    request: DraftState
+    start: int
+    num_tokens: int
+    block_ids: list[int]
+    samples: int = 1
+    draft: tuple[int, ...] = ()
+
+
+class ModelDrafter:
+    """Drafts with a model. `forward` maps rows to logits, one row of logits for each that samples
+    (`ModelRunner.forward` of the draft model); `manager` owns the blocks of its cache.
+
+    Of prompts it has not read it reads at most `max_num_batched_tokens` in a step, and drafts when it is done. Where its
+    cache is full, or a text is longer than the `max_model_len` it was made for, there is no draft.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[list[DraftRow]], Tensor],
+        manager: KVCacheManager,
+        vocab_size: int,
+        max_model_len: int,
+        device: torch.device | str = "cpu",
+        max_num_batched_tokens: int = 8192,
+    ):
+        self.forward, self.manager = forward, manager
+        self.vocab_size, self.max_model_len, self.device = vocab_size, max_model_len, device
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.sampler = Sampler()
+        self.states: dict[str, DraftState] = {}
+
+    def propose(self, requests: Sequence[DraftedRequest], counts: Sequence[int]) -> list[Draft]:
+        drafting = [
+            Drafting(request, self._state(request), min(count, self.max_model_len - len(request.token_ids)))
+            for request, count in zip(requests, counts)
+        ]
+        active = self._read(drafting)
+        metadata: SamplingMetadata | None = None
+        while active:
+            if metadata is None or len(metadata.rows) != len(active):
+                metadata = self._metadata(active)
+            logits = self.forward([self._row(one, samples=1) for one in active])
+            tokens = self.sampler.choose(logits, metadata)
+            probs = metadata.probs(logits) if any(one.by_chance for one in active) else None
+            metadata.advance(tokens)
+            for index, (one, token) in enumerate(zip(active, tokens.tolist())):
+                one.take(token, probs[index] if one.by_chance else None)
+            active = [one for one in active if len(one.token_ids) < one.count]
+        return [one.draft() for one in drafting]
+
+    def forget(self, request_id: str) -> None:
+        if (state := self.states.pop(request_id, None)) is not None:
+            self.manager.free(state)
+
+    def _state(self, request: DraftedRequest) -> DraftState:
+        state = self.states.setdefault(request.request_id, DraftState(request.request_id))
+        state.follow(request.token_ids)
+        return state
+
+    def _read(self, drafting: list[Drafting]) -> list[Drafting]:
+        """Compute what is certain and not in the cache, but for the tokens that the first draft step takes along.
+        Returns those that can draft, the ones with a single token to compute first."""
+        budget = self.max_num_batched_tokens
+        active, reading = [], []
+        for one in drafting:
+            missing = one.num_missing
+            new = None if one.state.request_id in self.manager.tables else ComputedBlocks()
+            if one.count < 1 or not self.manager.allocate_slots(one.state, missing + one.count - 1, new):
+                continue
+            if missing <= budget:
+                active.append(one)
+                budget -= missing
+            elif budget:
+                reading.append(self._row(one, samples=0)._replace(num_tokens=budget))
+                budget = 0
+        if reading:
+            self.forward(reading)
+            for row in reading:
+                row.request.num_computed_tokens += row.num_tokens
+        return sorted(active, key=lambda one: one.num_missing > 1)
+
+    def _row(self, one: Drafting, samples: int) -> DraftRow:
+        state = one.state
+        return DraftRow(state, state.num_computed_tokens, one.num_missing, self.manager.tables[state.request_id], samples)
+
+    def _metadata(self, active: list[Drafting]) -> SamplingMetadata:
+        rows = [
+            SamplingRow(
+                one.request.params,
+                derive_seed(one.request.sample_seed(), DRAFT) if one.by_chance else one.request.sample_seed(),
+                one.request.prompt_token_ids,
+                one.request.output_token_ids + one.token_ids,
+                one.request.stop_token_ids,
+            )
+            for one in active
+        ]
+        return SamplingMetadata(rows, self.vocab_size, self.device)
+
+
+class Drafting:
+    """A draft in the making. A request without a seed is drawn `by_chance` of the draft's own and checked by rejection
+    sampling; with one, the draft looks at the very noise that the target will look at, and usually sees the same winner.
+    """
+
+    def __init__(self, request: DraftedRequest, state: DraftState, count: int):
+        self.request, self.state, self.count = request, state, count
+        self.by_chance = request.params.seed is None and not request.params.is_greedy
+        self.token_ids: list[int] = []
+        self.probs: list[Tensor] = []
+
+    @property
+    def num_missing(self) -> int:
+        return len(self.state.token_ids) - self.state.num_computed_tokens
+
+    def take(self, token_id: int, probs: Tensor | None) -> None:
+        self.state.num_computed_tokens = len(self.state.token_ids)
+        self.state.token_ids.append(token_id)
+        self.token_ids.append(token_id)
+        if probs is not None:
+            self.probs.append(probs)
+
+    def draft(self) -> Draft:
+        return Draft(self.token_ids, torch.stack(self.probs) if self.probs else None)

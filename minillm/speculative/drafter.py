@@ -1,0 +1,46 @@
+"""What a drafter is: something that guesses the next tokens of a request. Built in chapter 18.
+
+A drafter may guess anything: the target model checks every token, so a bad guess costs time and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from minillm.sampling.params import SamplingParams
+
+
+class DraftedRequest(Protocol):
+    """What a drafter reads of a request (`minillm.engine.request`); it changes nothing there."""
+
+    request_id: str
+    params: SamplingParams
+    token_ids: list[int]  # prompt and output, all that is certain
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    stop_token_ids: frozenset[int]
+
+    def sample_seed(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Guesses for one request, in order. `probs` [len(token_ids), vocab_size] float32 is what each was drawn from, where
+    it was drawn by chance that the target does not share: rejection sampling needs it. None else."""
+
+    token_ids: list[int] = field(default_factory=list)
+    probs: Tensor | None = None
+
+
+class Drafter(Protocol):
+    """Asked before every step; `forget` when a request has ended."""
+
+    def propose(self, requests: Sequence[DraftedRequest], counts: Sequence[int]) -> list[Draft]:
+        """A draft for each request, of at most as many tokens as its count says; fewer, or none, is always allowed."""
+        ...
+
+    def forget(self, request_id: str) -> None: ...

@@ -1,0 +1,72 @@
+"""Rejection sampling: guesses drawn from q become draws from p. Built in chapter 18.
+
+    accept a guess x with probability min(1, p(x) / q(x));  at the first that is not, draw from max(p - q, 0)
+
+Leviathan et al. 2023 (https://arxiv.org/abs/2211.17192) and Chen et al. 2023 (https://arxiv.org/abs/2302.01318) prove that
+what comes out is distributed as p. Where the target's own noise is known to the drafter (a seeded request) or the guess
+was no chance at all (an n-gram, a greedy request), none of this is needed: the target draws its own token, and the guess
+was right if it is the same one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from minillm.sampling.noise import derive_seed, gumbel_noise, random_bits
+from minillm.sampling.sampler import Sampler, SamplingMetadata
+
+DRAFT, ACCEPT = 2**32, 2**32 + 1  # streams of chance of a request's own, beside those of its samples
+
+
+class Drafted(NamedTuple):
+    """Guesses that were drawn from a distribution of their own, in the batch that checks them."""
+
+    rows: Tensor  # [num_guesses] int64, the row of the batch whose token each guesses
+    token_ids: Tensor  # [num_guesses] int64
+    probs: Tensor  # [num_guesses, vocab_size] float32, what each was drawn from
+
+
+class RejectionSampler(Sampler):
+    """A sampler that, in rows with a guess drawn by chance, keeps the guess if it passes and redraws it if not.
+
+    So a row's token equals its guess exactly where the guess is accepted, as in all other rows.
+    """
+
+    def choose(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
+        token_ids = super().choose(logits, metadata)
+        if metadata.drafted is None:
+            return token_ids
+        rows, guesses, q = metadata.drafted
+        p = metadata.probs(logits)[rows]
+        seeds, positions = metadata.seeds[rows], metadata.positions[rows]
+        accepted = accept(p, q, guesses, uniform(derive(seeds, ACCEPT), positions))
+        redrawn = residual(p, q).log().add_(gumbel_noise(seeds, positions, metadata.vocabulary)).argmax(dim=-1)
+        return token_ids.index_copy(0, rows, torch.where(accepted, guesses, redrawn))
+
+
+def accept(p: Tensor, q: Tensor, guesses: Tensor, chance: Tensor) -> Tensor:
+    """Which guesses pass, bool [num_guesses]. p and q [num_guesses, vocab_size]; chance [num_guesses] uniform in [0, 1)."""
+    p, q = (x.gather(-1, guesses[:, None])[:, 0] for x in (p, q))
+    return chance * q < p
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """What to draw from after a rejection, not normalised: the part of p that q does not cover, [num_guesses, vocab_size].
+
+    Where rounding leaves nothing of it, p itself: then the two are equal, and a rejection has no probability.
+    """
+    rest = (p - q).clamp_(min=0)
+    return torch.where(rest.sum(dim=-1, keepdim=True) > 0, rest, p)
+
+
+def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
+    """One number in [0, 1) for each (seed, output position), float32 [num_rows], the same wherever it is asked for."""
+    return (random_bits(seeds, positions) >> 40 & 0xFFFFFF).float() * 2.0**-24
+
+
+def derive(seeds: Tensor, stream: int) -> Tensor:
+    """`derive_seed` for a whole column."""
+    return torch.tensor([derive_seed(seed, stream) for seed in seeds.tolist()], dtype=torch.int64, device=seeds.device)
