@@ -82,6 +82,26 @@ def bench_kv(
         show(kv_cache.tables(measured), measured, save)
 
 
+@bench.command("speculation")
+def bench_speculation(
+        batch: Annotated[Optional[list[int]], typer.Option(min=1, help="May be given again; 1, 2, 4, 8, 16 and 32 by default.")] = None,
+        dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+        ngram_tokens: Annotated[int, typer.Option(min=1, help="Guessed in a step by n-grams.")] = 6,
+        draft_tokens: Annotated[int, typer.Option(min=1, help="Guessed in a step by the draft model.")] = 3,
+        repeats: Annotated[int, typer.Option(help="Of each way, in turns; at least 5.")] = 5,
+        device: Device = "auto", save: Save = None) -> None:
+    """Speculation against plain decoding: copying, JSON, stories; over the batch sizes; beside the formula."""
+    with errors_in_one_line():
+        from . import speculation
+
+        default = speculation.Workload()
+        workload = speculation.Workload(num_ngram_tokens=ngram_tokens, num_draft_tokens=draft_tokens, dtype=dtype,
+                                        batches=tuple(batch or default.batches), repeats=repeats)
+        with progress("measuring", speculation.num_runs(workload)) as advance:
+            measured = speculation.run(workload, device, command_line(), on_run=advance)
+        show(speculation.tables(measured), measured, save)
+
+
 @bench.command("offload")
 def bench_offload(
         shape: Annotated[str, typer.Option(help="smollm2-135m or another of `bench decode`; the weights are random.")] = "smollm2-135m",

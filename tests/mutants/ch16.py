@@ -6,6 +6,7 @@ MUTANTS = {
     "static_int8": [
         Mutant("signed maximum", replace=("calibration.abs().flatten()", "calibration.flatten()"), expect="Magnitudes count"),
         Mutant("one too many", replace=(".values[spare]", ".values[min(spare + 1, calibration.numel() - 1)]"), expect="One too many was left out"),
+        Mutant("distinct magnitudes", replace=("calibration.abs().flatten().sort(descending=True).values[spare]", "calibration.abs().unique().flip(0)[min(spare, calibration.abs().unique().numel() - 1)]"), expect="count one by one"),
         Mutant("uses -128", replace=("places.clamp(-127, 127)", "places.clamp(-128, 127)"), expect="No code is -128"),
         Mutant("wraps", replace=("places.clamp(-127, 127).to(torch.int8)", "(places.long() % 256).to(torch.uint8).view(torch.int8)"), expect="cut off at 127"),
         Mutant("the end counts as beyond", replace=("places.abs() > 127", "places.abs() >= 127"), expect="exactly 127 is not"),

@@ -36,7 +36,8 @@ def _static_edges(case: Case) -> None:
     x = torch.tensor([[127.0, -127.0], [127.4, -127.4], [127.6, 0.0], [0.0, -300.0], [0.5, 1.5]])
     _rounds(case, torch.tensor([[-127.0, 1.0]]), x, 0)  # the largest magnitude is negative
     _rounds(case, torch.tensor([[-127.0, 1.0]]), x, 1)
-    _rounds(case, torch.tensor([[5.0, 5.0, 5.0, 1.0]]), case.randn(4, 4), 2)  # equal ones count one by one
+    _rounds(case, torch.tensor([[5.0, -5.0, 1.0]]), case.randn(4, 4), 1)  # equal ones count one by one
+    _rounds(case, torch.tensor([[5.0, 5.0, 5.0, 1.0]]), case.randn(4, 4), 2)
     _rounds(case, torch.zeros(3, 2), x, 0)  # a scale of 1
     _rounds(case, case.randn(6, 3), torch.zeros(0, 3), 2)
     _rounds(case, case.randn(4, 3), 1e6 * case.randn(5, 3), 0)  # far outside: no code may wrap
@@ -59,6 +60,9 @@ def _rounds(case: Case, calibration: Tensor, x: Tensor, spare: int) -> None:
     case.is_a(got[0], torch.int8, "codes")
     signed = calibration.flatten().sort(descending=True).values[spare] / 127
     wrong = [("Magnitudes count: -127 is larger than 1.", signed != scale and torch.allclose(torch.as_tensor(got[1]).float(), signed))]
+    distinct = calibration.abs().unique().flip(0) / 127
+    if spare < len(distinct) < calibration.numel():
+        wrong.append(("Equal magnitudes count one by one.", torch.allclose(torch.as_tensor(got[1]).float(), distinct[spare])))
     if calibration.numel() > spare + 1:
         further = static_codes(calibration, x, spare + 1)[1]
         wrong.append(("One too many was left out: with spare=0 the largest itself counts.", torch.allclose(torch.as_tensor(got[1]).float(), further)))

@@ -45,6 +45,8 @@ def _judge_grid(case: Case, x: torch.Tensor, what: str) -> None:
         hint = "255 steps between 256 codes: a ruler with 256 marks has 255 gaps."
     if bool((x.float().amax(-1) == x.float().amin(-1)).any()):
         hint = "Where all numbers of a vector are equal its step is 1: no division by 0."
+    elif hint is None and x.dtype is not torch.float32:
+        hint = f"Compute in float32: x.float() comes before anything else; x is {x.dtype}."
     case.close(steps, true_steps, f"the steps of {what}", atol=0, rtol=1e-5, hint=hint)
     off = (codes.float() - true_codes).abs()
     hint = None
@@ -110,6 +112,8 @@ def _judge_policy(case: Case, block_size: int, window: int, pinned: list, tables
             got = {p: got[p] for p in seen}
         if isinstance(got, dict) and set(got) == set(seen) and all(p == place for p, place in got.items()):
             hint = "These are positions in the text. In the cache the seen keys stand side by side: 0, 1, 2, …"
+        elif isinstance(got, dict) and set(got) == set(seen):
+            hint = "The seen keys count 0, 1, 2, … in the order of the text, and each key counts once: also one that is pinned and in the window."
         elif isinstance(got, dict) and query not in got:
             hint = "A query sees its own key: p <= t."
         elif isinstance(got, dict) and any(p > query for p in got):
