@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Prompt = str | dict[str, Any]
-PROMPT_FORMS = "a string, {'prompt': string}, {'prompt_token_ids': [ids]} (with 'cache_salt', 'logprob_start_len' or without), or a list of these"
+PROMPT_FORMS = (
+    "a string, {'prompt': string}, {'prompt_token_ids': [ids]} (with or without 'cache_salt', 'logprob_start_len'), "
+    "or a list of these"
+)
 
 
 class InputProcessor:
@@ -186,7 +189,7 @@ def _logprob_start(name: str, prompt: Any, checked: tuple[str | None, list[int]]
     start = prompt.get("logprob_start_len", 0) if isinstance(prompt, dict) else 0
     check_int(f"{name}: logprob_start_len", start, 0, len(checked[1]) - 1)
     if start and params.prompt_logprobs is None:
-        raise ValueError(f"{name}: logprob_start_len={start} says where prompt_logprobs begin; set SamplingParams(prompt_logprobs=0)")
+        raise ValueError(f"{name}: logprob_start_len={start} needs prompt_logprobs; set SamplingParams(prompt_logprobs=0)")
     return start
 
 

@@ -45,10 +45,10 @@ class LLM:
     what the model was made for; nothing of it enters the prefix cache (`minillm.kv_cache.retention`).
 
     `host_kv_bytes` of host memory take swapped requests and prefixes that the device has no room for; `disk_kv_bytes`
-    of the folder `disk_kv_path` take what falls out of it, and bound the folder, whichever model wrote there. With a
-    disk, blocks on their way take host memory beside: up to half as much again while they are read, and up to 64 blocks
-    that wait to be written. `close`, or the end of `with LLM(...) as llm:`, lets the disk have what memory still holds.
-    `cpu_offload_bytes` of the last layers' weights stay in host memory and are streamed.
+    of the folder `disk_kv_path` take what falls out of it, and bound the folder, whichever model wrote there; `close`, or
+    the end of `with LLM(...) as llm:`, adds what memory still holds. Beside `host_kv_bytes`, blocks being read from disk
+    take up to half as much (8 blocks at least), and up to 64 wait to be written. `cpu_offload_bytes` of the last layers'
+    weights stay in host memory and are streamed.
 
     Values that come with a later chapter raise NotImplementedError and name it; wrong ones raise ValueError or TypeError
     and name what is allowed.
@@ -156,8 +156,7 @@ class LLM:
 
     def step(self) -> bool:
         """Compute one step for all that is under way; whether anything is left to do. A step that fails raises, and aborts
-        everything.
-        """
+        everything."""
         self._step()
         return self.engine.has_unfinished
 
@@ -186,10 +185,8 @@ class LLM:
         return persist.restore(path, self.engine.kv_cache, self.engine.runner.cache)
 
     def close(self) -> None:
-        """End what is under way ("abort"), and let the disk tier, if there is one, keep the prefixes that memory holds.
-
-        A second call does nothing; whatever computes raises RuntimeError from now on.
-        """
+        """End what is under way ("abort"), and let the disk tier, if there is one, keep the prefixes that memory holds. A
+        second call does nothing; whatever computes raises RuntimeError from now on."""
         self.engine.close()
         self._fail(RuntimeError("the LLM was closed"))
 

@@ -83,7 +83,7 @@ class Request:
         self.num_preemptions = 0
         self.max_computed_tokens = 0  # the most it ever had computed: what lies under it was paid for once
         self.token_times: list[float] = []  # when each output token came, seconds on the engine's clock
-        self.logprob_start_len = max(1, logprob_start_len)  # prompt log-probabilities begin at this token: nothing precedes the first
+        self.logprob_start_len = max(1, logprob_start_len)  # where prompt log-probabilities begin; nothing precedes token 0
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None] * self.logprob_start_len

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from minillm.kv_cache.manager import ComputedBlocks, KVCacheManager
+from minillm.sampling.grammar.mask import GrammarMasks
 from minillm.sampling.noise import derive_seed
 from minillm.sampling.sampler import Sampler, SamplingMetadata, SamplingRow
 from minillm.speculative.drafter import Draft, DraftedRequest
@@ -81,6 +82,7 @@ class ModelDrafter:
         self.vocab_size, self.max_model_len, self.device = vocab_size, max_model_len, device
         self.max_num_batched_tokens = max_num_batched_tokens
         self.sampler = Sampler()
+        self.masks = GrammarMasks(vocab_size, device)
         self.states: dict[str, DraftState] = {}
 
     def propose(self, requests: Sequence[DraftedRequest], counts: Sequence[int]) -> list[Draft]:
@@ -93,13 +95,14 @@ class ModelDrafter:
         while active:
             if metadata is None or len(metadata.rows) != len(active):
                 metadata = self._metadata(active)
+            metadata.masks = self.masks.fill([(one.request.grammar, ()) for one in active])
             logits = self.forward([self._row(one, samples=1) for one in active])
             tokens = self.sampler.choose(logits, metadata)
             probs = metadata.probs(logits) if any(one.by_chance for one in active) else None
             metadata.advance(tokens)
             for index, (one, token) in enumerate(zip(active, tokens.tolist())):
                 one.take(token, probs[index] if one.by_chance else None)
-            active = [one for one in active if len(one.token_ids) < one.count]
+            active = [one for one in active if not one.is_done]
         return [one.draft() for one in drafting]
 
     def forget(self, request_id: str) -> None:
@@ -172,6 +175,14 @@ class Drafting:
         self.token_ids.append(token_id)
         if probs is not None:
             self.probs.append(probs)
+        if self.request.grammar is not None:
+            self.request.grammar.accept(token_id)
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.token_ids) >= self.count or (self.request.grammar is not None and self.request.grammar.is_terminated)
 
     def draft(self) -> Draft:
+        if self.request.grammar is not None:  # as it was: nothing is certain yet
+            self.request.grammar.rollback(len(self.token_ids))
         return Draft(self.token_ids, torch.stack(self.probs) if self.probs else None)

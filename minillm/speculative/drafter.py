@@ -11,6 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from minillm.sampling.grammar.protocol import Grammar
 from minillm.sampling.params import SamplingParams
 
 
@@ -23,6 +24,7 @@ class DraftedRequest(Protocol):
     prompt_token_ids: list[int]
     output_token_ids: list[int]
     stop_token_ids: frozenset[int]
+    grammar: Grammar | None  # may be asked, and moved on if it is rolled back afterwards (chapter 19)
 
     def sample_seed(self) -> int: ...
 
