@@ -126,7 +126,7 @@ class State:
         """
         for index, branch in enumerate(branches):
             if branch not in self._branches or branch in branches[:index]:
-                raise ValueError(f"branches[{index}] is not a branch of this state, or there twice; give what its fork() returned")
+                raise ValueError(f"branches[{index}] is not a branch of this state, or given twice; give what fork() returned")
             branch._check_open()
         names = dict.fromkeys(name for branch in branches for name in branch._names[branch._num_inherited :])
         self._append(self._join(list(branches), separator, list(names)), *names)
@@ -167,7 +167,7 @@ class State:
         before, texts = self._text.tokens(), [self._text.tokens(choice) for choice in piece.choices]
         start = len(list(takewhile(lambda column: len(set(column)) == 1, zip(before, *texts))))
         if not start:
-            raise ValueError(f"select({piece.name!r}) needs a token before its choices that they leave as it is; write more text first")
+            raise ValueError(f"select({piece.name!r}) needs a token before its choices that they leave as it is; write more")
         yield from self._share(before[: start - 1], len(texts))  # the logits of token start - 1 are wanted
         submissions = [self._submit(text, SCORE, start) for text in texts]
         yield submissions
@@ -222,7 +222,7 @@ class State:
         self._check_open()
         for name in names:
             if not isinstance(name, str) or name in self._names:
-                raise ValueError(f"the name {name!r} is taken, or no string; there is: {', '.join(self._names) or 'nothing yet'}")
+                raise ValueError(f"the name {name!r} is taken, or no string; taken: {', '.join(self._names) or 'nothing yet'}")
         self._names += names
         self._operations.append(operation)
         self._advance()

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from minillm import LLM, SamplingParams
-from minillm.bench import speculation
+from minillm.bench import speculation, structured
 from minillm.bench.enlarged import write_enlarged
 from minillm.model.checkpoint import resolve_model
 
@@ -74,3 +74,28 @@ def test_prompts_show_the_same_fields_and_copying_asks_again():
             texts = prompt.split("\n\n")
             assert len(texts) == 5 and len({text[text.index("Fields:"): text.index("\nJSON")] for text in texts}) == 1
             assert texts[0].startswith(texts[-1]) == (task == "copying")
+
+
+def test_structured_measures_costs_jumps_and_answers():
+    workload, done = structured.Workload(batches=(1, 2), documents=3, repeats=5), []
+    measured = structured.run(workload, "cpu", on_run=done.append)
+    assert len(done) == structured.num_runs(workload)
+    figures = json.loads(json.dumps(measured))["figures"]
+    for batch in ("batch 1", "batch 2"):
+        f = figures[batch]
+        assert set(f["inside"]) == {"none", "regex", "json"} and set(f["alone"]) == {"regex", "json"}
+        assert all(one["tokens"] > 10 and one["seconds_per_step"] > 0 for one in f["alone"].values())
+        assert 2 * f["steps_with_jumps"] < 1.5 * f["steps"] < 1.5 * structured.MAX_TOKENS
+    assert len(figures["valid"]) == 6
+    for name, f in figures["valid"].items():
+        assert 0 <= f["right"] <= f["valid"] <= 1
+        assert not name.startswith("constrained") or f["valid"] + f["cut_off"] == 1
+    Console(quiet=True).print(*structured.tables(measured))
+
+
+def test_a_grammar_that_allows_everything_changes_no_token():
+    """Else the two steps that are compared would not do the same."""
+    llm = LLM("tinyworld", device="cpu")
+    said = [llm.generate("Once upon a time", structured.free(0.0, constraint), use_tqdm=False)[0].outputs[0].token_ids
+            for constraint in (None, *structured.ANYTHING.values())]
+    assert said[0] == said[1] == said[2] and len(said[0]) == structured.MAX_TOKENS

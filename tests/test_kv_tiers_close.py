@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 
 import pytest
+from shelf import Shelf
 from test_kv_cache_pool import Text
-from test_kv_tiers import Shelf, serve_one
+from test_kv_tiers import serve_one
 from test_kv_tiers_engine import PARAMS, PROMPTS, ask, expected, folder, tiered  # noqa: F401
 
 from minillm import LLM

@@ -267,7 +267,7 @@ def few_shot(llm: LLM) -> tuple[list[str], list[str]]:
 
 def test_what_branches_share_is_computed_once(folder, oracle, llm):
     alone = make_llm(folder, enable_prefix_caching=False)
-    assert few_shot(llm) == few_shot(alone)
+    assert few_shot(llm) == few_shot(alone) == few_shot(make_llm(folder, async_scheduling=True))
     encode = llm.get_tokenizer().encode
     shared = len(encode(TEXT)) // BLOCK * BLOCK
     prompts = [len(encode(f"{TEXT} and {index}:")) for index in range(4)]
@@ -461,3 +461,8 @@ def test_a_few_shot_program_on_the_bundled_model():
         assert state["answer"] == [" The number of Sara is 304.", " The number of Luca is 652.", " The number of Emil is 980."]
         assert state["number"] == [" 304", " 652", " 980"]
     assert max(rows_of(llm)) == 12 and is_clean(llm)
+    state = State(llm, CONTEXT + "\nQuestion: What is the number of Sara?\nAnswer:")
+    state += gen("answer", temperature=0.0, max_tokens=12, structured_outputs={"regex": " [0-9]{3}"})
+    state += "."
+    assert state["answer"] == " 304" and state.text.endswith("Answer: 304.")
+    assert state.token_ids == llm.get_tokenizer().encode(state.text)  # the token that ended it is no part of the text

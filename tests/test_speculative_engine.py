@@ -91,6 +91,17 @@ def test_right_guesses_save_steps_and_are_counted(folder):
     assert [output.metrics.num_drafted_tokens for output in outputs] == [19] * 4
 
 
+def test_an_accepted_run_at_the_end_enters_the_prefix_cache(folder):
+    params = SamplingParams(max_tokens=23, ignore_eos=True, temperature=0.0)
+    cached = []
+    for speculation in (None, "perfect"):
+        llm = make(folder, speculation, block_size=4)
+        said = tokens(say(llm, params))
+        again = say(llm, SamplingParams(max_tokens=1), [prompt + one[0] for prompt, one in zip(PROMPTS, said)])
+        cached.append([output.metrics.num_cached_tokens for output in again])
+    assert cached[0] == cached[1] and min(cached[0]) >= 24
+
+
 def test_a_stop_in_the_middle_of_an_accepted_run(folder):
     [output] = say(make(folder, None), SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.0), PROMPTS[:1])
     said = output.outputs[0].token_ids

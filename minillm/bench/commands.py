@@ -102,6 +102,25 @@ def bench_speculation(
         show(speculation.tables(measured), measured, save)
 
 
+@bench.command("structured")
+def bench_structured(
+        model: Annotated[str, typer.Option(help="A bundled name or a folder.")] = "tinyworld",
+        batch: Annotated[Optional[list[int]], typer.Option(min=1, help="May be given again; 1 and 16 by default.")] = None,
+        documents: Annotated[int, typer.Option(min=1, help="Of the JSON task, at each temperature.")] = 50,
+        dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+        repeats: Annotated[int, typer.Option(help="Of each, in turns; at least 5.")] = 9,
+        device: Device = "auto", save: Save = None) -> None:
+    """Grammars: what masks cost beside a step, what jumping over forced text saves, how many answers are valid."""
+    with errors_in_one_line():
+        from . import structured
+
+        default = structured.Workload()
+        workload = structured.Workload(model, tuple(batch or default.batches), documents, dtype, repeats)
+        with progress("measuring", structured.num_runs(workload)) as advance:
+            measured = structured.run(workload, device, command_line(), on_run=advance)
+        show(structured.tables(measured), measured, save)
+
+
 @bench.command("offload")
 def bench_offload(
         shape: Annotated[str, typer.Option(help="smollm2-135m or another of `bench decode`; the weights are random.")] = "smollm2-135m",

@@ -64,7 +64,7 @@ class InputProcessor:
         checked = [self._tokens(f"prompts[{index}]", p, add_special_tokens) for index, p in enumerate(prompts)]
         salts = [_salt(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)]
         starts = [_logprob_start(f"prompts[{index}]", *one) for index, one in enumerate(zip(prompts, checked, params))]
-        grammars = [self._grammar(one) for one in params]
+        grammars = [self.compile(one) for one in params]
         priorities = _one_each("priority", priority, int, 0, len(prompts))
         users = _one_each("user", user, str, "", len(prompts))
         arrival_time = self.clock()
@@ -100,7 +100,8 @@ class InputProcessor:
             )
         return params
 
-    def _grammar(self, params: SamplingParams) -> CompiledGrammar | None:
+    def compile(self, params: SamplingParams) -> CompiledGrammar | None:
+        """What `structured_outputs` allows, made ready for this vocabulary. Raises ValueError if it cannot be."""
         if params.structured_outputs is None:
             return None
         if self._compiler is None:

@@ -252,6 +252,8 @@ class Scheduler:
         request.append(token.token_id)
         added.append((request, token))
         if request.finish_reason:
+            if request.status is RequestStatus.RUNNING:
+                self.kv_cache.cache_blocks(request)  # guesses that were right fill blocks which have a name only now
             self.finish(request, request.finish_reason)
 
     def _leave(self, request: Request) -> None:

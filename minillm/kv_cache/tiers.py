@@ -13,7 +13,7 @@ Nobody calls the way down. Where a block or a place is handed out, what was in i
     pool.allocate  --on_evict-->  Tiers._cool  ->  host.allocate  --on_evict-->  Tiers._freeze  ->  to_disk
 
 Memory: host places are all that `host_kv_bytes` pays for. Blocks on their way from disk lie beside them, at most
-`max_reading` of them, half as many as there are places; blocks on their way to it wait in the `DiskStore`.
+`max_reading` of them: half as many as there are places, or 8. Blocks on their way to it wait in the `DiskStore`.
 
 Like the manager, this decides and moves no data. One step's copies are made in the order of `BlockMoves`: to_disk reads
 what swap_out overwrites, swap_out reads what the step computes over, and swap_in reads what from_disk brought.

@@ -1,4 +1,4 @@
-"""A decoder in few bits: every matrix of its layers, then the output matrix. Built in chapter 15.
+"""A decoder in few bits: the output matrix, then every matrix of its layers. Built in chapter 15.
 
 Chapter 15 rounds each matrix by itself. Chapter 16 looks at data: texts walk through the layers, a factor moves between
 a product and what makes its inputs (AWQ, SmoothQuant), and the matrix is written by the method that `config` names.
@@ -119,10 +119,11 @@ def static_scale(config: QuantizationConfig, inputs: InputStatistics | None, out
     return largest.max() / LARGEST[config.activations]
 
 
-def rescale(layer: DecoderLayer, config: QuantizationConfig, statistics: Statistics, group: int) -> None:
-    """Fold what AWQ and SmoothQuant move, and let `statistics` be those of the inputs that come of it.
+def rescale(layer: DecoderLayer, config: QuantizationConfig, statistics: Statistics, queries_per_value: int) -> None:
+    """Fold what AWQ and SmoothQuant move. The layer computes what it did before, with other numbers.
 
-    `group` query heads read one value head. The layer computes what it did before.
+    Changes the layer's norms and matrices, and `statistics` too: they become those of the inputs that a product gets from
+    now on. `queries_per_value` query heads read one value head.
     """
     if config.method == "smoothquant":
         for name, norm in norms_before(layer).items():
@@ -131,37 +132,51 @@ def rescale(layer: DecoderLayer, config: QuantizationConfig, statistics: Statist
             scale_columns(linear.plain, scales)
             statistics[name].divide(scales)
     if config.method == "awq":
-        awq_rescale(layer, config, statistics, group)
+        awq_rescale(layer, config, statistics, queries_per_value)
 
 
-def awq_rescale(layer: DecoderLayer, config: QuantizationConfig, statistics: Statistics, group: int) -> None:
-    """AWQ's scales: into the norm before qkv and gate_up, into the value rows before o, into the up rows before down."""
+def awq_rescale(layer: DecoderLayer, config: QuantizationConfig, statistics: Statistics, queries_per_value: int) -> None:
+    """AWQ's scales for the four products of a layer, in the order in which they compute:
+
+        product        what makes its inputs, and is divided        what is multiplied
+        qkv_proj       the norm before it                           its columns
+        o_proj         qkv_proj's last rows, the values             its columns
+        gate_up_proj   the norm before it                           its columns
+        down_proj      gate_up_proj's last rows, up                 its columns
+
+    Attention mixes positions, never channels, so that a factor of a value channel comes out of it as it went in. But
+    several query heads read one value head: their inputs of o_proj have one maker, and so one scale. With two query heads
+    for each of two value heads of two channels:
+
+        input of o_proj     0 1   2 3   4 5   6 7
+        value channel       0 1   0 1   2 3   2 3        o_source
+
+    All four are folded while the matrices are still in full, and only then quantized: a fold changes rows of a matrix
+    that had its turn before.
+    """
     attn, mlp, grid = layer.self_attn, layer.mlp, (config.weights, config.group_size, config.symmetric)
     products, norms = products_of(layer), norms_before(layer)
-    value_size = attn.heads[2] * attn.head_dim
-    head, within = divmod_index(attn.o_proj.in_features, attn.head_dim, attn.qkv_proj.plain.device)
-    sources = {"o_proj": head // group * attn.head_dim + within}  # the value channel that makes each input of o
-    makers = {  # the product whose last rows make the inputs
-        "o_proj": (attn.qkv_proj, attn.qkv_proj.out_features - value_size),
+    inputs = torch.arange(attn.o_proj.in_features, device=attn.o_proj.plain.device)
+    value_head, channel = inputs // attn.head_dim // queries_per_value, inputs % attn.head_dim
+    o_source = value_head * attn.head_dim + channel
+    num_values = attn.heads[2] * attn.head_dim
+    makers = {  # the earlier product, and the first of its rows that make the inputs
+        "o_proj": (attn.qkv_proj, attn.qkv_proj.out_features - num_values),
         "down_proj": (mlp.gate_up_proj, mlp.down_proj.in_features),
     }
     for name, linear in products.items():
-        source = sources.get(name)
+        source = o_source if name == "o_proj" else None
         scales = search_scales(linear.plain, statistics[name], *grid, source=source)
         if name in norms:
             scales = fold_into_norm(norms[name].weight, scales)
         else:
-            maker, first = makers[name]
-            fold_into_rows(maker.plain, maker.bias, first, scales)
-        columns = scales if source is None else scales[source]
-        scale_columns(linear.plain, columns)
-        statistics[name].divide(columns)
+            maker, first_row = makers[name]
+            fold_into_rows(maker.plain, maker.bias, first_row, scales)
+        of_inputs = scales if source is None else scales[source]
+        scale_columns(linear.plain, of_inputs)
+        statistics[name].divide(of_inputs)
 
 
 def norms_before(layer: DecoderLayer) -> dict[str, torch.nn.Module]:
+    """The products whose inputs come out of a norm, and that norm."""
     return {"qkv_proj": layer.input_layernorm, "gate_up_proj": layer.post_attention_layernorm}
-
-
-def divmod_index(count: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    index = torch.arange(count, device=device)
-    return index // size, index % size
