@@ -20,7 +20,8 @@ from pathlib import Path
 from . import measure
 
 PROJECT = Path(__file__).resolve().parents[2]
-TESTS = ("test_kernels_triton.py", "test_kernels_attention.py", "test_kernels_sampling.py", "test_triton_engine.py",
+TESTS = ("test_kernels_triton.py", "test_kernels_attention.py", "test_kernels_sampling.py", "test_kernels_rotary.py",
+         "test_kernels_quantized.py", "test_kernels_kv_quantized.py", "test_kernels_sinks.py", "test_triton_engine.py",
          "test_engine_ahead.py", "test_equivalence.py", "test_kernels_aot.py", "test_kernels_build.py")
 
 
@@ -57,6 +58,11 @@ def parts_of(out: Path, toy: bool = False, device: str = "cuda") -> list[Part]:
         *steps,
         Part("decode", (*bench, "decode", "--shape", "qwen3-0.6b", "--dtype", "bfloat16", *save), 240),
         *throughput,
+        Part("bits", (*bench, "bits", "--shape", "qwen3-0.6b", "--dtype", "bfloat16", *save), 300),
+        Part("kv", (*bench, "kv", "--shape", "qwen3-0.6b", "--dtype", "bfloat16", *save), 240),
+        Part("offload", (*bench, "offload", "--shape", "qwen3-0.6b", "--dtype", "bfloat16", *save), 120),
+        Part("speculation", (*bench, "speculation", *save), 240),
+        Part("structured", (*bench, "structured", *save), 120),
         *(notebooks if have_tests else []),
     ]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Callable, Iterator
@@ -23,7 +22,7 @@ from ..kv_cache.contiguous import ContiguousAttention, ContiguousKVCache
 from ..model.attention import NoCacheAttention
 from ..model.batch import ForwardBatch
 from ..model.checkpoint import load_model, load_tokenizer, resolve_model
-from .switches import switched_off
+from .switches import no_progress_bars, switched_off
 
 
 @dataclass(frozen=True)
@@ -240,6 +239,12 @@ def with_engine(num_streams: int = 1, **settings) -> Callable[[str, torch.device
     return load
 
 
+def guessing(model: str, device: torch.device, dtype: torch.dtype) -> Stream:
+    """Guesses by the bundled model's small sister, and for another model by n-grams."""
+    draft = {"method": "draft_model", "model": "tinyworld-draft", "num_speculative_tokens": 3}
+    return with_engine(speculative_config=draft if model == "tinyworld" else {"method": "ngram"})(model, device, dtype)
+
+
 def in_torch(load: Callable[[str, torch.device, torch.dtype], Stream]) -> Callable[[str, torch.device, torch.dtype], Stream]:
     """The same rung before Part III: torch's operations only, our C kernels switched off while it loads and speaks."""
 
@@ -281,20 +286,6 @@ def _transformers_model(model: str, device: torch.device, dtype: torch.dtype):
         return AutoModelForCausalLM.from_pretrained(resolve_model(model), dtype=dtype).to(device).eval()
 
 
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Small models are read and written at once: `transformers`' bars would only stand between the lines."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
 @lru_cache(maxsize=2)
 def _decoder(model: str, device: torch.device, dtype: torch.dtype):
     return load_model(resolve_model(model), dtype, device)
@@ -311,5 +302,6 @@ RUNGS: list[Rung] = [
     Rung("minillm, engine", "05", in_torch(with_engine(**PLAIN))),
     Rung("minillm, own kernels", "14", with_engine()),
     Rung("minillm, weights in 8 bits", "15", with_engine(quantization="int8"), exact=False),
+    Rung("minillm, speculation", "18", guessing),
     Rung("minillm, 16 at once", "14", with_engine(num_streams=16), num_streams=16),
 ]

@@ -24,3 +24,17 @@ def switched_off(names: tuple[str, ...]) -> Iterator[None]:
             owner, attribute, stand_in = SWITCHES[name]
             stack.enter_context(mock.patch.object(owner, attribute, stand_in))
         yield
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Small models are read and written at once: `transformers`' bars would only stand between the lines."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

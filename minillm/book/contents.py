@@ -4,9 +4,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from matplotlib.patches import FancyBboxPatch
+
 from minillm.book import nbfile
 from minillm.book.paths import chapter_number, notebooks
 from minillm.book.style import Picture, canvas, colour, picture
+
+PARTS = (
+    ("I\nOne request", 0, 3),
+    ("II\nMany requests", 4, 9),
+    ("III\nKernels", 10, 14),
+    ("IV\nFewer bytes", 15, 17),
+    ("V\nFewer steps", 18, 19),
+    ("VI\nMany GPUs", 20, 22),
+    ("VII\nA service", 23, 25),
+    ("Appendix", 90, 99),
+)
 
 
 @dataclass(frozen=True)
@@ -26,22 +39,25 @@ def chapters(root: Path | None = None) -> list[Chapter]:
 
 
 def chapter_map(root: Path | None = None) -> Picture:
-    """Chapters as boxes, an arrow from each to those that need it; the appendix stands below, for whenever it is wanted."""
+    """A row for each part: its chapters as boxes, in order, each with those it needs beside the one before it."""
     listed = chapters(root)
-    main = [c for c in listed if c.number < 90]
-    appendix = [c for c in listed if c.number >= 90]
-    fig, ax = canvas(width=9, height=2.6)
-    place = {c.number: (i * 2.3, 0.9) for i, c in enumerate(main)} | {c.number: (1.15 + i * 2.3, -0.6) for i, c in enumerate(appendix)}
-    for chapter in listed:
-        x, y = place[chapter.number]
-        ax.text(x, y, f"{chapter.number:02d}\n{_broken(chapter.title)}\n{chapter.minutes} min", ha="center", va="center", fontsize=9, linespacing=1.35,
-                bbox={"boxstyle": "round,pad=0.5", "facecolor": colour("paper" if chapter.number < 90 else "background"), "edgecolor": colour("ours"), "linewidth": 1.2})
-        for need in chapter.needs:
-            if need in place and chapter.number < 90:
-                far = chapter.number - need > 1
-                ax.annotate("", (x - (0 if far else 0.85), y + (0.42 if far else 0)), (place[need][0] + (0 if far else 0.85), place[need][1] + (0.42 if far else 0)),
-                            arrowprops={"arrowstyle": "-|>", "color": colour("limit"), "linewidth": 1.2, "connectionstyle": "arc3,rad=-0.25" if far else "arc3"})
-    ax.set(xlim=(-1.1, max(x for x, _ in place.values()) + 1.1), ylim=(-1.2, 2.3))
+    rows = [(name, [c for c in listed if first <= c.number <= last]) for name, first, last in PARTS]
+    rows = [(name, row) for name, row in rows if row]
+    longest = max(len(row) for _, row in rows)
+    fig, ax = canvas(width=9, height=0.5 + 0.92 * len(rows))
+    for line, (name, row) in enumerate(rows):
+        y = -line
+        ax.text(-0.62, y, name, ha="right", va="center", fontsize=8.5, color=colour("limit"), linespacing=1.4)
+        for place, chapter in enumerate(row):
+            text = f"{chapter.number:02d} · {chapter.minutes} min\n{_broken(chapter.title)}"
+            ax.add_patch(FancyBboxPatch((place - 0.42, y - 0.3), 0.84, 0.6, boxstyle="round,pad=0.04,rounding_size=0.06", linewidth=1.2,
+                                        facecolor=colour("paper" if chapter.number < 90 else "background"), edgecolor=colour("ours")))
+            ax.text(place, y + 0.06, text, ha="center", va="center", fontsize=7.4, linespacing=1.35)
+            if others := [need for need in chapter.needs if need != chapter.number - 1]:
+                ax.text(place, y - 0.26, "after " + ", ".join(f"{n:02d}" for n in others), ha="center", va="center", fontsize=6.2, color=colour("limit"))
+            if place and chapter.number < 90:
+                ax.annotate("", (place - 0.45, y), (place - 0.55, y), arrowprops={"arrowstyle": "-|>", "color": colour("limit"), "linewidth": 1})
+    ax.set(xlim=(-1.55, longest - 0.4), ylim=(-len(rows) + 0.55, 0.45))
     ax.axis("off")
     said = "; ".join(f"{c.number:02d} {c.title}, {c.minutes} minutes" + (f", after {', '.join(f'{n:02d}' for n in c.needs)}" if c.needs else "") for c in listed)
     return picture(fig, f"Map of the chapters: {said}.")
@@ -57,7 +73,7 @@ def _read(path: Path) -> Chapter:
 def _broken(title: str) -> str:
     """The title over two lines of about equal length."""
     words = title.split()
-    if len(words) < 3:
+    if len(words) < 2 or len(title) < 14:
         return title
     cut = min(range(1, len(words)), key=lambda i: abs(len(" ".join(words[:i])) - len(" ".join(words[i:]))))
     return " ".join(words[:cut]) + "\n" + " ".join(words[cut:])
