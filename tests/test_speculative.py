@@ -14,9 +14,11 @@ from scipy.stats import chisquare
 from tiny import seeded
 
 from minillm import SamplingParams
+from minillm.kv_cache.manager import KVCacheManager
 from minillm.sampling.sampler import SamplingMetadata, SamplingRow
 from minillm.speculative.adaptive import Acceptance, AdaptiveLength, StepCost
 from minillm.speculative.config import SpeculativeConfig
+from minillm.speculative.draft_model import ModelDrafter
 from minillm.speculative.metrics import SpeculationMetrics
 from minillm.speculative.ngram import NgramDrafter
 from minillm.speculative.rejection import Drafted, RejectionSampler
@@ -86,6 +88,31 @@ def fits(token_ids: torch.Tensor, p: np.ndarray) -> float:
     if counts[~possible].any():
         return 0.0
     return chisquare(counts[possible], counts.sum() * p[possible] / p[possible].sum()).pvalue
+
+
+def test_the_noise_of_a_draft_is_not_that_of_what_replaces_it():
+    """Guesses as the draft model draws them, checked as the engine does: were it one noise, the redrawn ones would lean."""
+    count, vocab_size = 40_000, 6
+    p, q = torch.tensor([0.3, 0.25, 0.2, 0.15, 0.05, 0.05]), torch.tensor([0.05, 0.05, 0.6, 0.1, 0.1, 0.1])
+    params = SamplingParams()
+    drafter = ModelDrafter(lambda rows: q.log().expand(len(rows), -1), KVCacheManager(2000, 4), vocab_size, 100)
+    said = []
+    for first in range(0, count, 2000):
+        requests = [a_request(str(seed), params, seed) for seed in range(first, first + 2000)]
+        drafts = drafter.propose(requests, [1] * len(requests))
+        metadata = SamplingMetadata([SamplingRow(params, seed, [1], [], frozenset()) for seed in range(first, first + 2000)], vocab_size)
+        guesses = torch.tensor([draft.token_ids[0] for draft in drafts])
+        metadata.drafted = Drafted(torch.arange(2000), guesses, torch.cat([draft.probs for draft in drafts]))
+        said.append(RejectionSampler().choose(p.log().expand(2000, -1), metadata))
+        for request in requests:
+            drafter.forget(request.request_id)
+    assert fits(torch.cat(said), p.double().numpy()) > 1e-3
+    assert drafter.manager.pool.num_free == 2000
+
+
+def a_request(name: str, params: SamplingParams, seed: int) -> SimpleNamespace:
+    return SimpleNamespace(request_id=name, params=params, token_ids=[1], prompt_token_ids=[1], output_token_ids=[],
+                           stop_token_ids=frozenset(), grammar=None, sample_seed=lambda: seed)  # fmt: skip
 
 
 def test_other_rows_of_the_batch_keep_their_own_draw():

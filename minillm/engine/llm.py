@@ -44,6 +44,9 @@ class LLM:
     bits. `kv_retention={"sinks": 4, "window": 1020}` keeps no more of a text than those tokens, so that it may grow past
     what the model was made for; nothing of it enters the prefix cache (`minillm.kv_cache.retention`).
 
+    `speculative_config={"method": "ngram"}` or `{"method": "draft_model", "model": ...}` guesses several tokens a step and
+    checks them all: fewer steps, the same tokens (`minillm.speculative.config`).
+
     `host_kv_bytes` of host memory take swapped requests and prefixes that the device has no room for; `disk_kv_bytes`
     of the folder `disk_kv_path` take what falls out of it, and bound the folder, whichever model wrote there; `close`, or
     the end of `with LLM(...) as llm:`, adds what memory still holds. Beside `host_kv_bytes`, blocks being read from disk
