@@ -163,9 +163,9 @@ def test_bad_guesses_change_nothing(folder, settings):
 
 
 def test_guesses_do_not_preempt_anybody(folder):
-    params = SamplingParams(max_tokens=7, ignore_eos=True, temperature=0.0)
+    params = [SamplingParams(max_tokens=count, ignore_eos=True, temperature=0.0) for count in (2, 7, 7)]
     prompts = [[5 + i, 6, 7, 8, 9] for i in range(3)]
-    llm = make(folder, None, num_kv_blocks=9, block_size=4)  # 12 tokens each, exactly
+    llm = make(folder, None, num_kv_blocks=7, block_size=4)  # the others' third blocks are there when the first has ended
     llm.engine = Engine(llm.model, config=llm.config, drafter=Always())
     outputs = say(llm, params, prompts)
     assert sum(output.metrics.num_preemptions for output in outputs) == 0
@@ -230,6 +230,29 @@ def test_ngrams_and_retention(folder):
     plain, guessing = make(folder, None, **keep), make(folder, "ngram", **keep)
     assert tokens(say(plain, params)) == tokens(say(guessing, params))
     assert guessing.engine.speculation.metrics.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("settings", [dict(), dict(max_num_batched_tokens=9), dict(num_kv_blocks=14, block_size=4)])
+def test_a_draft_is_what_the_draft_model_says_from_scratch(folder, settings):
+    """After rejections, full acceptances, preemptions and steps in which a request was left out."""
+    llm, alone = make(folder, "noisy", **settings), LLM(folder / "noisy", device="cpu", dtype="float32")
+    drafter, lengths = llm.engine.speculation.drafter, []
+    propose = drafter.propose
+
+    def compared(requests, counts):
+        drafts = propose(requests, counts)
+        for request, draft in zip(requests, drafts):
+            if draft.token_ids:
+                params = SamplingParams(temperature=0.0, max_tokens=len(draft.token_ids), ignore_eos=True)
+                [output] = alone.generate({"prompt_token_ids": request.token_ids}, params, use_tqdm=False)
+                assert draft.token_ids == output.outputs[0].token_ids
+                lengths.append(len(draft.token_ids))
+        return drafts
+
+    drafter.propose = compared
+    say(llm, SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.0))
+    metrics = llm.engine.speculation.metrics
+    assert len(lengths) > 15 and 0 < metrics.num_misses < metrics.num_drafts
 
 
 def test_beam_search_takes_no_guesses(folder):
