@@ -73,7 +73,7 @@ def _in_words(term: Term) -> str:
 
 
 TERMS = [
-    Term("acceptance rate", "Share of the drafted tokens that the target model keeps.",
+    Term("acceptance rate", "Share of the drafted tokens that the target keeps; α divides by those that were looked at.",
          "`vllm:spec_decode_num_accepted_tokens`", "`avg_spec_accept_length`", "α (Leviathan et al., 2023)", 18),
     Term("activation outlier", "A channel whose activations are many times the rest; it stretches an 8-bit grid for all of them.",
          "", "", "outlier feature (LLM.int8())", 16),
@@ -223,6 +223,7 @@ TERMS = [
     Term("prefix cache", "Blocks of earlier prompts, found again by a hash of everything up to their end.",
          "`enable_prefix_caching`, `BlockHash`", "`RadixCache`", "RadixAttention (SGLang)", 7),
     Term("program", "Triton: one instance of a kernel, working on one tile.", "", "", "thread block (CUDA)", 10),
+    Term("program of prompts", "Text and model calls in turns, over one prefix cache.", "", "`gen`, `select`, `fork`", "SGLang", 19),
     Term("quantization", "Numbers in few bits: small integers or floats, and a scale that several share.",
          "`quantization`", "`--quantization`", "", 15),
     Term("query_start_loc", "Where each request's tokens begin in the flat batch; one entry more than requests.",

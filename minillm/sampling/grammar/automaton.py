@@ -10,6 +10,7 @@ are bytes, and may cut a character anywhere.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -68,9 +69,12 @@ class Automaton:
         return bytes(found)
 
 
-def build_automaton(tree: Node) -> Automaton:
-    """The smallest DFA of a tree. Raises ValueError if it matches nothing or grows over the limits."""
-    return minimize(*determinize(Nfa(tree)))
+def build_automaton(tree: Node, missing_bytes: Collection[int] = ()) -> Automaton:
+    """The smallest DFA of the tree's texts without `missing_bytes`, which nobody can write.
+
+    Raises ValueError if there is no such text, or if the DFA grows over the limits.
+    """
+    return minimize(*determinize(Nfa(tree), missing_bytes))
 
 
 class Nfa:
@@ -145,16 +149,17 @@ class Nfa:
         return frozenset(state for state in seen if self.edges[state] or not self.jumps[state])
 
 
-def determinize(nfa: Nfa) -> tuple[list[dict[int, int]], list[bool], np.ndarray]:
+def determinize(nfa: Nfa, missing_bytes: Collection[int] = ()) -> tuple[list[dict[int, int]], list[bool], np.ndarray]:
     """Subset construction: a state of the DFA is the set of all states the NFA can be in (Rabin and Scott 1959).
 
     Returns for each state its moves {class of byte: state} and whether it accepts, and the class of each byte, int64
     [256]: bytes that no edge tells apart are one class, so that a row has a few entries and not 256.
     """
     ranges = {(low, high) for edges in nfa.edges for low, high, _ in edges}
-    cuts = sorted({cut for low, high in ranges for cut in (low, high + 1)})
-    byte_class = np.searchsorted(cuts, np.arange(256), side="right")
-    classes = {(low, high): range(byte_class[low], byte_class[high] + 1) for low, high in ranges}
+    cuts = {cut for low, high in (*ranges, *((byte, byte) for byte in missing_bytes)) for cut in (low, high + 1)}
+    byte_class = np.searchsorted(sorted(cuts), np.arange(256), side="right")
+    usable = set(byte_class.tolist()) - {int(byte_class[byte]) for byte in missing_bytes}
+    classes = {(low, high): usable & set(range(byte_class[low], byte_class[high] + 1)) for low, high in ranges}
 
     subsets = [nfa.settle({0})]
     numbers = {subsets[0]: 0}
@@ -190,7 +195,7 @@ def minimize(moves: list[dict[int, int]], accepting: list[bool], byte_class: np.
             sources[target][byte].append(state)
     alive = _alive(sources, accepting)
     if 0 not in alive:
-        raise ValueError("it matches no text at all; a class in it is empty")
+        raise ValueError("it matches no text that can be written; a class in it is empty, or the vocabulary has no token for it")
     block_of = _blocks(sources, alive, accepting)
 
     order = {block_of[0]: 0}  # blocks as they are first met from the start on

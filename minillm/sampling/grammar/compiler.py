@@ -54,7 +54,7 @@ class GrammarCompiler:
             return self._library.compile(params)
         tree = parse_regex(params.regex) if params.kind == "regex" else parse_choice(params.choice)
         try:
-            return TokenAutomaton(build_automaton(tree), self.vocabulary)
+            return TokenAutomaton(build_automaton(tree, self.vocabulary.missing_bytes), self.vocabulary)
         except ValueError as error:
             raise ValueError(f"{params.kind}={getattr(params, params.kind)!r} is not possible: {error}") from None
 

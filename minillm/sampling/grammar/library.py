@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from minillm.sampling.grammar.params import StructuredOutputsParams
 from minillm.sampling.grammar.protocol import check_rollback
+from minillm.sampling.grammar.schema import can_end
 from minillm.sampling.grammar.vocabulary import Vocabulary
 
 # As json.dumps writes it: one way to put spaces, so that brackets, names and colons are forced and can be jumped over.
@@ -26,7 +27,7 @@ JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 BITS = (1 << np.arange(32)).astype(np.uint32).view(np.int32)  # the word in which only this bit is set
 SUPPORTED = {
     "json": "JSON Schema's types, enum, const, properties, required, items, prefixItems, bounds of numbers, strings and "
-    "arrays, pattern, format, anyOf, allOf, oneOf and $ref to its own $defs",
+    "arrays, pattern, format, anyOf, allOf, oneOf of options that exclude each other, and $ref to its own $defs",
     "json_object": "True",
     "grammar": "Lark's rules and terminals in EBNF, beginning with the rule start, without look-around in regular expressions",
 }
@@ -49,6 +50,11 @@ class LibraryCompiler:
         matcher = LLMatcher(self.tokenizer, _grammar_text(params), log_level=0)
         if matcher.is_error():
             raise _refusal(params, matcher.get_error())
+        if params.kind == "json" and not can_end(json.loads(params.json)):
+            raise _refusal(params, "it has no text that ends, since what it requires refers back to itself")
+        matcher.compute_bitmask()  # a grammar that leads nowhere is found when it is tried
+        if matcher.is_error():
+            raise _refusal(params, f"it matches no text ({matcher.get_error()})")
         return LibraryRules(matcher, self.vocabulary)
 
 
@@ -143,5 +149,5 @@ def _grammar_text(params: StructuredOutputsParams) -> str:
 
 
 def _refusal(params: StructuredOutputsParams, why: str) -> ValueError:
-    why = why.split("<state>")[0].split("<backtrace>")[0].strip()
+    why = why.split("<state>")[0].split("<backtrace>")[0].strip()  # what follows is for the library's own authors
     return ValueError(f"{params.kind}={getattr(params, params.kind)!r} is not possible: {why}; supported: {SUPPORTED[params.kind]}")

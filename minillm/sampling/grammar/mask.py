@@ -27,6 +27,7 @@ class GrammarMasks:
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu"):
         self.vocab_size = vocab_size
         self.device = torch.device(device)
+        self._on_cpu = self.device.type == "cpu"
         self.num_words = -(-vocab_size // 32)
         self.num_rows = 0  # of the logits
         self.rows: list[int] = []  # those with a grammar
@@ -46,7 +47,7 @@ class GrammarMasks:
         if not self.rows:
             return None
         if len(self.rows) > len(self.words):
-            self._reserve(2 * len(self.rows))
+            self._reserve(len(self.rows))
         masks = iter(self.words)
         for grammar, draft in rows:
             if grammar is not None:
@@ -57,13 +58,13 @@ class GrammarMasks:
         """logits [num_rows, vocab_size], the rows as they were filled. Returns new logits."""
         if len(logits) != self.num_rows:
             raise ValueError(f"the masks are of {self.num_rows} rows and the logits of {len(logits)}; fill them for this step")
-        added = self._unpack() if self.device.type == "cpu" else self._unpack_there()  # [len(rows), vocab_size]
+        added = self._unpack() if self._on_cpu else self._unpack_there()  # [len(rows), vocab_size]
         if len(self.rows) == self.num_rows:
             return logits + added
         return logits.index_add(0, torch.tensor(self.rows, device=logits.device), added)
 
     def _unpack(self) -> Tensor:
-        """Eight tokens at a time by table: an addition takes a fifteenth of the time that `masked_fill` takes."""
+        """Eight tokens at a time, by a table. On a CPU an addition is several times as fast as `masked_fill`."""
         num_rows = len(self.rows)
         if num_rows not in self._views:  # a view takes as long to make as a mask
             floats = self._floats[:num_rows]
@@ -82,7 +83,7 @@ class GrammarMasks:
 
     def _reserve(self, num_rows: int) -> None:
         self.words = np.zeros((num_rows, self.num_words), np.int32)
-        self._floats = np.empty((num_rows, 4 * self.num_words, 8), np.float32)
+        self._floats = np.empty((num_rows if self._on_cpu else 0, 4 * self.num_words, 8), np.float32)
         self._views: dict[int, tuple[np.ndarray, np.ndarray, Tensor]] = {}  # by number of rows: words, floats, the tensor of these
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +33,7 @@ class Vocabulary:
         self.token_bytes = _token_bytes(tokenizer, vocab_size)
         for token_id in self.eos_token_ids:
             self.token_bytes[token_id] = None
+        self._longer: dict[int, np.ndarray] = {}
 
     @cached_property
     def trie(self) -> Trie:
@@ -62,10 +63,16 @@ class Vocabulary:
         """The token ids of a mask."""
         return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
 
-    @lru_cache(maxsize=256)  # noqa: B019
+    @cached_property
+    def missing_bytes(self) -> frozenset[int]:
+        """Bytes that cannot be said alone. Most vocabularies have them all, and then no grammar can get stuck."""
+        return frozenset(range(256)) - self.single_bytes.keys()
+
     def longer_than(self, length: int) -> np.ndarray:
         """The tokens of more bytes, as words."""
-        return self.pack(self.lengths > length)
+        if length not in self._longer:
+            self._longer[length] = self.pack(self.lengths > length)
+        return self._longer[length]
 
     def can_say(self, token_id: int) -> bool:
         return 0 <= token_id < self.size and self.token_bytes[token_id] is not None
