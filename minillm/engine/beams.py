@@ -10,49 +10,46 @@ beams at rest end, and begin again from their tokens when the search continues t
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from minillm.engine.detokenizer import Detokenizer
-from minillm.engine.engine import TokenDelta
+from minillm.engine.engine import Engine, TokenDelta
 from minillm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from minillm.engine.request import Request
 from minillm.engine.scheduler import Scheduler
 from minillm.sampling.beam import beam_search
 
-if TYPE_CHECKING:
-    from minillm.engine.llm import LLM
-
 Beam = tuple[int, ...]  # the tokens of a beam after the prompt
 
 
-def search_beams(llm: LLM, request: Request, beam_width: int, length_penalty: float) -> RequestOutput:
-    """What `LLM.beam_search` gives back for one prompt; other requests are served in the same steps."""
-    engine, metrics = llm.engine, RequestMetrics(request.arrival_time)
+def search_beams(
+    engine: Engine,
+    request: Request,
+    beam_width: int,
+    length_penalty: float,
+    wait: Callable[[], list[TokenDelta]],
+    decode: Callable[[list[int]], str],
+) -> RequestOutput:
+    """What `LLM.beam_search` gives back for one prompt. `wait` runs a step, in which others are served too, and returns
+    the new tokens of this search; the caller aborts what is left of it."""
+    metrics = RequestMetrics(request.arrival_time)
     stop_token_ids, max_tokens = request.stop_token_ids, request.max_tokens
-    deltas = llm._waiting_deltas[request.group_id] = deque()
 
-    def wait() -> list[TokenDelta]:
-        llm._step()
-        arrived = list(deltas)
+    def wait_timed() -> list[TokenDelta]:
+        arrived = wait()
         if arrived and metrics.first_token_time is None:
             metrics.first_token_time = engine.clock()
-        deltas.clear()
         return arrived
 
-    requests = BeamRequests(request, beam_width, llm.model.config.vocab_size, engine.scheduler, wait)
-    try:
-        engine.add_request(request)
-        beams = beam_search(requests.next_logprobs, beam_width, max_tokens, stop_token_ids, length_penalty)
-    finally:
-        llm._withdraw([request])
-    detokenizer, samples = Detokenizer(llm._decode, request.prompt_token_ids), []
+    requests = BeamRequests(request, beam_width, engine.runner.model.config.vocab_size, engine.scheduler, wait_timed)
+    engine.add_request(request)
+    beams = beam_search(requests.next_logprobs, beam_width, max_tokens, stop_token_ids, length_penalty)
+    detokenizer, samples = Detokenizer(decode, request.prompt_token_ids), []
     for index, beam in enumerate(beams):
         text = detokenizer.whole(beam.token_ids[: -1 if beam.finished else None])
         reason = "stop" if beam.finished else "length"

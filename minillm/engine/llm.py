@@ -175,7 +175,7 @@ class LLM:
         check_int("beam_width", beam_width, 1)
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos)
         requests = self.inputs.requests(prompts, params)
-        return [search_beams(self, request, beam_width, length_penalty) for request in requests]
+        return [self._search(request, beam_width, length_penalty) for request in requests]
 
     def save_prefix_cache(self, path: str | Path) -> int:
         """Write every block that is cached on the device to a file; returns how many. See `minillm.kv_cache.persist`."""
@@ -231,6 +231,20 @@ class LLM:
         finally:  # also when the reader stops listening
             submission.withdraw()
 
+    def _search(self, request: Request, beam_width: int, length_penalty: float) -> RequestOutput:
+        deltas = self._waiting_deltas[request.group_id] = deque()
+
+        def wait() -> list[TokenDelta]:
+            self._step()
+            arrived = list(deltas)
+            deltas.clear()
+            return arrived
+
+        try:
+            return search_beams(self.engine, request, beam_width, length_penalty, wait, self._decode)
+        finally:
+            self._withdraw([request])
+
     def _one_request(self, caller: str, prompt: Prompt, params: SamplingParams | None) -> Request:
         self.engine.check_open()
         requests = self.inputs.requests(prompt, params)
@@ -239,7 +253,8 @@ class LLM:
         return requests[0]
 
     def _submit(self, request: Request, on_delta: Callable | None, streaming: bool) -> Submission:
-        submission = Submission(self, request, self._collect(request, streaming), on_delta)
+        collector = self._collect(request, streaming)
+        submission = Submission(request, collector, self.engine.clock, self._withdraw, on_delta)
         self._submissions[request.group_id] = submission
         return submission
 

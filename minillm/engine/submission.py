@@ -9,14 +9,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from minillm.engine.collector import OutputCollector
 from minillm.engine.outputs import RequestOutput, StreamDelta
 from minillm.engine.request import Request
-
-if TYPE_CHECKING:
-    from minillm.engine.llm import LLM
 
 
 class Submission:
@@ -29,12 +25,13 @@ class Submission:
 
     def __init__(
         self,
-        llm: LLM,
         request: Request,
         collector: OutputCollector,
+        clock: Callable[[], float],
+        end: Callable[[list[Request]], None],
         on_delta: Callable[[Submission, StreamDelta], None] | None = None,
     ):
-        self.llm, self.request, self.collector = llm, request, collector
+        self.request, self.collector, self.clock, self.end = request, collector, clock, end
         self.on_delta = on_delta
         self.error: BaseException | None = None  # of the step that failed
         self._output: RequestOutput | None = None
@@ -55,13 +52,13 @@ class Submission:
     def withdraw(self) -> None:
         """End it now, whatever it is at; nothing happens if it is finished."""
         if not self.is_finished:
-            self.llm._withdraw([self.request])
+            self.end([self.request])
             self.collector.abort()
 
     def hear(self, delta: StreamDelta) -> None:
         """A token has come; the collector knows of it already."""
         if self.is_finished:
-            self._output = self.collector.output(self.llm.engine.clock())
+            self._output = self.collector.output(self.clock())
         if self.on_delta is not None:
             self.on_delta(self, delta)
 
