@@ -51,8 +51,9 @@ def say(llm: LLM, params, prompts=PROMPTS) -> list:
     return outputs
 
 
-def params_of(kind: str, seed: int = 0, **settings) -> SamplingParams:
-    return SamplingParams(**dict(temperature=1.0, seed=seed, max_tokens=120) | settings, structured_outputs=dict(KINDS[kind]))
+def params_of(kind: str, seed: int = 0, jump: bool = False, **settings) -> SamplingParams:
+    structured = KINDS[kind] | {"jump_forward": jump}
+    return SamplingParams(**dict(temperature=1.0, seed=seed, max_tokens=120) | settings, structured_outputs=structured)
 
 
 def check(kind: str, text: str) -> None:
@@ -104,17 +105,22 @@ SETTINGS = {
     "ahead": dict(async_scheduling=True),
     "ngram": dict(speculative_config={"method": "ngram", "prompt_lookup_min": 1}),
     "draft": dict(speculative_config="draft"),
+    "perfect draft": dict(speculative_config="target"),
     "ahead, draft, few": dict(speculative_config="draft", async_scheduling=True, num_kv_blocks=24, block_size=4),
 }
+
+
+ROADS = [("json", {}), ("regex 1", dict(temperature=0.0)), ("regex 2", dict(n=2)), ("json", dict(frequency_penalty=0.5, logprobs=1)),
+         ("json", dict(jump=True)), ("regex 1", dict(jump=True, n=2)), ("regex 3", dict(jump=True, temperature=0.0))]  # fmt: skip
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_the_road_changes_no_token(folder, llm, settings):
     settings = dict(SETTINGS[settings])
-    if settings.get("speculative_config") == "draft":
-        settings["speculative_config"] = {"method": "draft_model", "model": folder / "draft"}
+    if (name := settings.get("speculative_config")) in ("draft", "target"):
+        settings["speculative_config"] = {"method": "draft_model", "model": folder / name}
     other = make(folder, **settings)
-    for kind, more in (("json", {}), ("regex 1", dict(temperature=0.0)), ("regex 2", dict(n=2)), ("json", dict(frequency_penalty=0.5, logprobs=1))):
+    for kind, more in ROADS:
         params = [params_of(kind, seed, **more) for seed in range(len(PROMPTS))]
         plain, changed = say(llm, params), say(other, params)
         assert tokens(plain) == tokens(changed)
@@ -154,6 +160,16 @@ def test_what_is_forced_is_jumped_over(folder, llm):
                 assert output.outputs[0].finish_reason == "stop"
                 steps.append(other.engine.num_steps - before)
             assert steps[1] <= 8 and 2 * steps[1] < steps[0]
+
+
+def test_jumps_are_made_inside_an_accepted_run_too(folder, llm):
+    """Else a guess would spell what is forced in other tokens than the jump."""
+    regex = r"(the cat|the mat|that cat) (sat|ate) on the (cat|mat), then ate 10 (crêpes|cats)"
+    guessing = make(folder, speculative_config={"method": "draft_model", "model": folder / "target"})
+    params = [SamplingParams(temperature=1.5, seed=seed, max_tokens=60, structured_outputs=dict(regex=regex, jump_forward=True)) for seed in range(12)]
+    plain, changed = (say(one, params, [PROMPTS[0]] * 12) for one in (llm, guessing))
+    assert tokens(plain) == tokens(changed)
+    assert guessing.engine.speculation.metrics.num_accepted_tokens > 20
 
 
 def test_a_jump_ends_where_the_limit_is_and_streams(llm):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 import time
+from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from minillm.sampling.logprobs import Logprob
 from minillm.sampling.noise import derive_seed
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from minillm.sampling.grammar.protocol import Grammar
+
+
+class SampledToken(NamedTuple):
+    token_id: int
+    logprobs: dict[int, Logprob] | None = None
 
 
 class RequestStatus(enum.Enum):
@@ -135,9 +141,27 @@ class Request:
         elif num_outputs >= self.max_tokens:
             self.finish_reason = "length"
 
-    def jump_tokens(self) -> list[int]:
+    def say(self, tokens: list[SampledToken]) -> list[tuple[Request, SampledToken]]:
+        """Take what the model drew, as far as the text goes on, and whatever the grammar forces after each token.
+
+        Several were drawn where guesses were right; those behind a jump count only if the guess was that very jump.
+        """
+        drawn, said = deque(tokens), []
+        while drawn and not self.finish_reason:
+            said.append(drawn.popleft())
+            self.append(said[-1].token_id)
+            for token_id in self._jump_tokens():
+                if drawn and drawn[0].token_id != token_id:
+                    drawn.clear()
+                said.append(drawn.popleft() if drawn else SampledToken(token_id))
+                self.append(token_id)
+                if self.finish_reason:
+                    break
+        return [(self, token) for token in said]
+
+    def _jump_tokens(self) -> list[int]:
         """The tokens that follow whatever the model says, since the grammar leaves no choice; none unless asked for."""
-        if self.grammar is None or not self.params.structured_outputs.jump_forward or self.is_finished:
+        if self.grammar is None or self.finish_reason or not self.params.structured_outputs.jump_forward:
             return []
         return self.grammar.jump_tokens()
 

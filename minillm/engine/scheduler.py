@@ -8,13 +8,13 @@ is long. There is no other case.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from minillm.engine.policies import FCFS, Policy
-from minillm.engine.request import Request, RequestStatus
+from minillm.engine.request import Request, RequestStatus, SampledToken
 from minillm.kv_cache.block_pool import BlockPool
 from minillm.kv_cache.manager import BlockMoves, ComputedBlocks
-from minillm.sampling.logprobs import Logprob
 from minillm.trace import Trace
 
 PROMPT_LOGPROBS_CHUNK = 256  # tokens a step of a request that wants the logits of all of them
@@ -78,11 +78,6 @@ class SchedulerOutput:
         rows = tuple((row.request.request_id, row.start, row.num_tokens, tuple(row.block_ids)) for row in self.rows)
         preempted = tuple(request.request_id for request in self.preempted)
         return rows, preempted, tuple(self.moves.swap_out), tuple(self.moves.copies), tuple(self.moves.swap_in)
-
-
-class SampledToken(NamedTuple):
-    token_id: int
-    logprobs: dict[int, Logprob] | None = None
 
 
 class Scheduler:
@@ -167,8 +162,7 @@ class Scheduler:
             request = row.request
             request.num_in_flight = max(0, request.num_in_flight - row.samples)
             request.spec_token_ids = []
-            num_wrong = 1 + len(row.draft) - len(tokens) if row.draft else 0
-            num_computed = row.start + row.num_tokens - num_wrong  # the slots of wrong guesses are written again
+            num_computed = row.start + row.num_tokens - len(row.draft)
             if request.is_finished:
                 self._leave(request)  # it ended while the step ran, and what the step made of it is dropped
                 continue
@@ -179,13 +173,15 @@ class Scheduler:
                 self.kv_cache.cache_blocks(request)
             if not tokens:
                 continue
-            children = [self.fork(request, index) for index in range(1, row.samples)]
+            owners = [request, *(self.fork(request, index) for index in range(1, row.samples))]
             request.num_forks = 0
-            for one, token in zip([request, *children] if children else [request] * len(tokens), tokens):
-                self._append(one, token, added)
-            for one in [request, *children]:
-                for token_id in one.jump_tokens():
-                    self._append(one, SampledToken(token_id), added)
+            for one, said in zip(owners, [tokens] if len(owners) == 1 else [[token] for token in tokens]):
+                added += one.say(said)
+            if row.draft:
+                self._keep_right_guesses(row)
+            for one in owners:
+                if one.finish_reason:
+                    self.finish(one, one.finish_reason)
         return added
 
     def finish(self, request: Request, reason: str) -> None:
@@ -246,15 +242,13 @@ class Scheduler:
         if set(self.kv_cache.tables) != (owners := running | set(self.leaving)):
             raise RuntimeError(f"blocks are owned by {sorted(self.kv_cache.tables)}, running are {sorted(owners)}")
 
-    def _append(self, request: Request, token: SampledToken, added: list[tuple[Request, SampledToken]]) -> None:
-        if request.is_finished:
-            return  # with the token before
-        request.append(token.token_id)
-        added.append((request, token))
-        if request.finish_reason:
-            if request.status is RequestStatus.RUNNING:
-                self.kv_cache.cache_blocks(request)  # guesses that were right fill blocks which have a name only now
-            self.finish(request, request.finish_reason)
+    def _keep_right_guesses(self, row: ScheduledRequest) -> None:
+        """Those that the text now goes on with are computed; the slots of the others are written again."""
+        request, start = row.request, row.request.num_computed_tokens
+        pairs = zip(row.draft, request.token_ids[start:-1])  # the last token's logits are wanted, whoever guessed it
+        request.num_computed_tokens += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        request.max_computed_tokens = max(request.max_computed_tokens, request.num_computed_tokens)
+        self.kv_cache.cache_blocks(request)
 
     def _leave(self, request: Request) -> None:
         if not request.num_in_flight and self.leaving.pop(request.request_id, None):
