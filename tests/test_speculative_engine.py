@@ -148,7 +148,7 @@ def test_bad_guesses_change_nothing(folder, settings):
     params = [SamplingParams(max_tokens=16, ignore_eos=True, temperature=i % 2, seed=i) for i in range(len(PROMPTS))]
     expected = tokens(say(make(folder, None), params))
     llm = make(folder, None, **settings)
-    engine = Engine(llm.model, config=llm.config, drafter=BadDrafter(), trace=llm.trace)
+    engine = Engine(llm.model, config=llm.config, drafter=BadDrafter(), trace=llm.trace, num_speculative_tokens=6)
     llm.engine, llm.trace.enabled = engine, True
     for _ in range(2):
         outputs = say(llm, params)
@@ -158,6 +158,7 @@ def test_bad_guesses_change_nothing(folder, settings):
     if "max_num_batched_tokens" in settings:
         assert max(llm.trace.totals("tokens").values()) <= 5
     assert engine.speculation.metrics.num_draft_tokens > 10
+    assert settings or len(engine.speculation.metrics.drafted_per_position) == 6
     say(llm, params[:1], PROMPTS[:1])
     assert len(engine.speculation.drafter.forgotten) >= 8
 

@@ -20,7 +20,7 @@ from minillm.engine.policies import make_policy
 from minillm.engine.request import Request
 from minillm.engine.runner import LaunchedStep, ModelRunner
 from minillm.engine.scheduler import KVCache, SampledToken, Scheduler, SchedulerOutput
-from minillm.engine.speculation import Speculation, build_speculation
+from minillm.engine.speculation import DEFAULT_LENGTH, Speculation, build_speculation
 from minillm.model.decoder import Decoder
 from minillm.sampling.logprobs import Logprob
 from minillm.sampling.sampler import Sampler
@@ -48,7 +48,8 @@ class Engine:
     """The loop: schedule, execute, update.
 
     `model` may be None when a `runner` is given. What is not handed in is built for the model from `config`.
-    `clock` gives seconds; the simulator hands in a virtual one.
+    `clock` gives seconds; the simulator hands in a virtual one. A `drafter` of your own guesses at most
+    `num_speculative_tokens` tokens of a request in a step; one that `config` asks for says itself how many.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Engine:
         config: EngineConfig | None = None,
         trace: Trace | None = None,
         clock: Callable[[], float] = time.monotonic,
+        num_speculative_tokens: int = DEFAULT_LENGTH,
     ):
         if model is None and (runner is None or (scheduler is None and kv_cache is None)):
             raise ValueError("model=None needs a runner, and a scheduler or a kv_cache; pass them, or a model")
@@ -91,7 +93,8 @@ class Engine:
         if drafter is None and model is not None and isinstance(runner, ModelRunner):
             self.speculation = build_speculation(model, runner, self.kv_cache, config, self.trace)
         else:
-            self.speculation = drafter and Speculation(drafter, vocab_size=model and model.config.vocab_size, trace=self.trace)
+            vocab_size = model and model.config.vocab_size
+            self.speculation = drafter and Speculation(drafter, num_speculative_tokens, vocab_size, trace=self.trace)
         self.prefetch: Callable[[Request], None] | None = getattr(self.kv_cache, "prefetch", None)
         on_gpu = model is not None and model.device.type == "cuda"
         self.overlap = on_gpu and hasattr(runner, "launch") if config.async_scheduling is None else config.async_scheduling
