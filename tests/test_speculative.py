@@ -207,7 +207,9 @@ def test_metrics_count_by_position():
     ({"method": "ngram", "tokens": 3}, ValueError, "no field 'tokens'; fields: method, num_speculative_tokens"),
     ({"method": "ngram", "num_speculative_tokens": 0}, ValueError, "num_speculative_tokens=0 is not allowed"),
     ({"method": "ngram", "num_speculative_tokens": 2.0}, TypeError, "num_speculative_tokens=2.0 is not allowed"),
-    ({"method": "ngram", "prompt_lookup_min": 5}, ValueError, "prompt_lookup_min=5 exceeds prompt_lookup_max=4"),
+    ({"method": "ngram", "num_speculative_tokens": 65}, ValueError, "num_speculative_tokens=65 is not allowed; allowed: a whole number from 1 to 64"),
+    ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 4}, ValueError, "prompt_lookup_min=5 exceeds prompt_lookup_max=4"),
+    ({"method": "draft_model", "model": "x", "prompt_lookup_max": 4}, ValueError, "prompt_lookup_max=4 has nothing to do with"),
     ({"method": "ngram", "model": "tinyworld-draft"}, ValueError, "has nothing to do with method='ngram'"),
     ({"method": "ngram", "quantization": "int8"}, ValueError, "needs a model to quantize"),
     ({"method": "draft_model"}, ValueError, "needs a model"),
@@ -217,3 +219,9 @@ def test_errors_name_field_value_and_what_is_allowed(given, error, says):
     with pytest.raises(error, match="speculative_config") as caught:
         SpeculativeConfig.of(given)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("given, expected", [({}, (2, 4)), ({"prompt_lookup_max": 1}, (1, 1)), ({"prompt_lookup_min": 7}, (7, 7)), ({"prompt_lookup_max": 3}, (2, 3))])
+def test_one_end_of_the_ngrams_may_be_given_alone(given, expected):
+    spec = SpeculativeConfig.of({"method": "ngram", **given})
+    assert (spec.prompt_lookup_min, spec.prompt_lookup_max) == expected

@@ -13,6 +13,7 @@ from tiny import VOCAB_SIZE, save_tiny_llama
 
 from minillm import LLM, SamplingParams
 from minillm.engine.engine import Engine
+from minillm.engine.request import Request
 from minillm.speculative.draft_model import ModelDrafter
 from minillm.speculative.drafter import Draft
 
@@ -185,11 +186,62 @@ def test_a_drafter_that_breaks_the_rules_is_named(folder):
     with pytest.raises(ValueError, match="BadDrafter drafted token id .* the vocabulary has 300 tokens"):
         say(llm, params)
     assert not llm.engine.has_unfinished
-    llm.engine.speculation.drafter.propose = lambda requests, counts: []
-    with pytest.raises(ValueError, match="returned 0 drafts for"):
-        say(llm, params)
+    drafter = llm.engine.speculation.drafter
+    for given, error, says in (
+        (lambda requests: [], ValueError, r"BadDrafter.propose returned \[\] for"),
+        (lambda requests: None, ValueError, "BadDrafter.propose returned None for"),
+        (lambda requests: [[1, 2]] * len(requests), TypeError, r"BadDrafter drafted \[1, 2\]; allowed: a Draft"),
+        (lambda requests: [Draft([1.0])] * len(requests), TypeError, "BadDrafter drafted token id 1.0; allowed: whole numbers"),
+        (lambda requests: [Draft([1, 2], torch.ones(1, 300))] * len(requests), ValueError, r"shape \(1, 300\) for 2 tokens; allowed: \(2, 300\)"),
+    ):
+        drafter.propose = lambda requests, counts, given=given: given(requests)
+        with pytest.raises(error, match=says):
+            say(llm, params)
+        assert not llm.engine.has_unfinished
     llm.engine.speculation.drafter.propose = lambda requests, counts: [Draft() for _ in requests]
     assert tokens(say(llm, params)) == tokens(say(make(folder, None), params))
+
+
+class Uniform(BadDrafter):
+    """Draws by chance of its own, for every request, and says so."""
+
+    def propose(self, requests, counts):
+        draws = [[self.rng.randrange(VOCAB_SIZE) for _ in range(count)] for count in counts]
+        return [Draft(draw, torch.full((len(draw), VOCAB_SIZE), 1 / VOCAB_SIZE)) for draw in draws]
+
+
+def test_probs_of_a_draft_count_for_unseeded_requests_only(folder):
+    params = [SamplingParams(max_tokens=12, ignore_eos=True, temperature=i % 2, seed=i) for i in range(3)]
+    mixed = [*params, SamplingParams(max_tokens=12, ignore_eos=True)]
+    llm = make(folder, None)
+    expected = tokens(say(llm, params, PROMPTS[:3]))
+    llm.engine = Engine(llm.model, config=llm.config, drafter=Uniform())
+    assert tokens(say(llm, mixed))[:3] == expected
+    assert tokens(say(llm, params, PROMPTS[:3])) == expected
+    forbidden = SamplingParams(max_tokens=12, structured_outputs={"regex": "x[abc]+"})
+    with pytest.raises(ValueError, match="Uniform gives probs for token .* which the request's grammar forbids"):
+        say(llm, forbidden)
+
+
+def test_a_drafter_that_fails_or_an_id_used_again_leaves_nothing_behind(folder):
+    params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)
+    llm = make(folder, "perfect")
+    drafter = llm.engine.speculation.drafter
+    forward = drafter.forward
+    drafter.forward = lambda rows: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        say(llm, params)
+    drafter.forward = forward
+    llm.engine.speculation.propose(llm.engine.scheduler)
+    assert not drafter.states and drafter.manager.pool.num_free == drafter.manager.pool.num_blocks
+    for speculation in ("ngram", "perfect"):
+        engine = make(folder, speculation).engine
+        for prompt in ([5, 6, 7, 8] * 6, [5, 6]):
+            request = Request("a", prompt, params, 8, arrival_time=0.0)
+            engine.add_request(request)
+            while engine.has_unfinished:
+                engine.step()
+            assert request.output_token_ids == say(make(folder, None), params, [prompt])[0].outputs[0].token_ids
 
 
 def test_a_draft_model_without_room_drafts_for_whom_it_can(folder):

@@ -10,6 +10,7 @@ beams at rest end, and begin again from their tokens when the search continues t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -32,21 +33,24 @@ def search_beams(
     request: Request,
     beam_width: int,
     length_penalty: float,
-    wait: Callable[[], list[TokenDelta]],
+    step: Callable[[], object],
+    deltas: deque[TokenDelta],
     decode: Callable[[list[int]], str],
 ) -> RequestOutput:
-    """What `LLM.beam_search` gives back for one prompt. `wait` runs a step, in which others are served too, and returns
-    the new tokens of this search; the caller aborts what is left of it."""
+    """What `LLM.beam_search` gives back for one prompt. `step` runs a step, in which others are served too, and puts the
+    new tokens of this search into `deltas`; the caller aborts what is left of it."""
     metrics = RequestMetrics(request.arrival_time)
     stop_token_ids, max_tokens = request.stop_token_ids, request.max_tokens
 
-    def wait_timed() -> list[TokenDelta]:
-        arrived = wait()
+    def wait() -> list[TokenDelta]:
+        step()
+        arrived = list(deltas)
+        deltas.clear()
         if arrived and metrics.first_token_time is None:
             metrics.first_token_time = engine.clock()
         return arrived
 
-    requests = BeamRequests(request, beam_width, engine.runner.model.config.vocab_size, engine.scheduler, wait_timed)
+    requests = BeamRequests(request, beam_width, engine.runner.model.config.vocab_size, engine.scheduler, wait)
     engine.add_request(request)
     beams = beam_search(requests.next_logprobs, beam_width, max_tokens, stop_token_ids, length_penalty)
     detokenizer, samples = Detokenizer(decode, request.prompt_token_ids), []

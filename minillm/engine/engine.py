@@ -117,8 +117,12 @@ class Engine:
     def abort(self, *requests: Request) -> None:
         """End requests at any moment, their samples too; their blocks are free once no step in flight writes into them."""
         groups = {request.group_id for request in requests}
-        for one in [r for r in self.scheduler.requests.values() if r.group_id in groups]:
-            self.scheduler.finish(one, "abort")
+        self.finish("abort", *[r for r in self.scheduler.requests.values() if r.group_id in groups])
+
+    def finish(self, reason: str, *requests: Request) -> None:
+        """End these very requests, for a reason that only the caller sees, such as a stop string."""
+        for request in requests:
+            self.scheduler.finish(request, reason)
         if self.in_flight is not None and not self.scheduler.requests:  # there may be no next step to take it in
             try:
                 self._take_in_flight()

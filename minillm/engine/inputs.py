@@ -213,3 +213,10 @@ def _check_conversation(name: str, conversation: Any) -> None:
     for message in conversation:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise ValueError(f"{name} has the message {message!r}; allowed: {{'role': string, 'content': string}}")
+
+
+def refuse_later(**arguments: tuple[Any, int]) -> None:
+    """Raise NotImplementedError, with its chapter, for an argument that is served later and was given."""
+    for name, (value, chapter) in arguments.items():
+        if value is not None:
+            raise NotImplementedError(f"{name}={value!r} comes with chapter {chapter:02}; leave it out until then")

@@ -16,7 +16,7 @@ from minillm.engine.beams import search_beams
 from minillm.engine.collector import OutputCollector
 from minillm.engine.config import EngineConfig
 from minillm.engine.engine import Engine, TokenDelta
-from minillm.engine.inputs import InputProcessor, Prompt
+from minillm.engine.inputs import InputProcessor, Prompt, refuse_later
 from minillm.engine.memory import max_model_len_of, served_model_len
 from minillm.engine.outputs import RequestOutput, StreamDelta
 from minillm.engine.progress import progress_bar
@@ -118,7 +118,7 @@ class LLM:
         A prompt is a string or {"prompt_token_ids": [...]}. `sampling_params` is one for all, or one each.
         Every prompt is checked before the first is computed; see `InputProcessor` for what is raised.
         """
-        _refuse_later(lora_request=(lora_request, 23))
+        refuse_later(lora_request=(lora_request, 23))
         return self._serve(self.inputs.requests(prompts, sampling_params, priority=priority, user=user), use_tqdm)
 
     def chat(
@@ -129,7 +129,7 @@ class LLM:
         lora_request: Any = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several: lists of {"role": ..., "content": ...}, through the chat template."""
-        _refuse_later(lora_request=(lora_request, 23))
+        refuse_later(lora_request=(lora_request, 23))
         prompts = self.inputs.conversations(messages)
         # The template writes the special tokens itself.
         return self._serve(self.inputs.requests(prompts, sampling_params, add_special_tokens=False), use_tqdm)
@@ -220,28 +220,24 @@ class LLM:
 
     def _stream(self, request: Request) -> Iterator[StreamDelta]:
         deltas: deque[StreamDelta] = deque()
-        submission = self._submit(request, lambda _, delta: deltas.append(delta), streaming=True)
+        self._submit(request, lambda _, delta: deltas.append(delta), streaming=True)
         try:
             while True:
                 while not deltas:
+                    if request.is_finished:  # somebody has aborted it
+                        deltas.append(StreamDelta("", [], "abort"))
+                        break
                     self._step()
                 yield (delta := deltas.popleft())
                 if delta.finish_reason:
                     return
         finally:  # also when the reader stops listening
-            submission.withdraw()
+            self._withdraw([request])
 
     def _search(self, request: Request, beam_width: int, length_penalty: float) -> RequestOutput:
         deltas = self._waiting_deltas[request.group_id] = deque()
-
-        def wait() -> list[TokenDelta]:
-            self._step()
-            arrived = list(deltas)
-            deltas.clear()
-            return arrived
-
         try:
-            return search_beams(self.engine, request, beam_width, length_penalty, wait, self._decode)
+            return search_beams(self.engine, request, beam_width, length_penalty, self._step, deltas, self._decode)
         finally:
             self._withdraw([request])
 
@@ -278,7 +274,10 @@ class LLM:
             collector.abort()
         for submission in list(self._submissions.values()):
             self._forget(submission.request.group_id)
-            submission.fail(error)
+            try:
+                submission.fail(error)
+            except Exception as another:
+                error.add_note(f"and a caller that was told of it raised {another!r}")
 
     def _step(self) -> list[TokenDelta]:
         """One step of the engine, for whoever has requests under way: streams and calls take turns."""
@@ -287,6 +286,7 @@ class LLM:
         except BaseException as error:
             self._fail(error)
             raise
+        failed: BaseException | None = None  # what a caller's own function raised
         for delta in deltas:
             group = delta.request.group_id
             if (collector := self._collectors.get(group)) is None:
@@ -297,11 +297,17 @@ class LLM:
                 continue  # guessed right, but behind a stop string
             said = collector.add(delta)
             if said.finish_reason and delta.finish_reason is None:
-                self.engine.scheduler.finish(delta.request, said.finish_reason)
+                self.engine.finish(said.finish_reason, delta.request)
             if (submission := self._submissions.get(group)) is not None:
                 if collector.is_finished:
                     self._forget(group)
-                submission.hear(said)
+                try:
+                    submission.hear(said)
+                except BaseException as error:  # the others hear what is theirs all the same
+                    failed = failed or error
+                    submission.withdraw()
+        if failed is not None:
+            raise failed
         return deltas
 
     def _decode(self, token_ids: list[int]) -> str:
@@ -310,9 +316,3 @@ class LLM:
 
     def _decode_one(self, token_id: int) -> str:
         return self.tokenizer.backend_tokenizer.decode([token_id], skip_special_tokens=False)
-
-
-def _refuse_later(**arguments: tuple[Any, int]) -> None:
-    for name, (value, chapter) in arguments.items():
-        if value is not None:
-            raise NotImplementedError(f"{name}={value!r} comes with chapter {chapter:02}; leave it out until then")

@@ -146,6 +146,9 @@ class Request:
 
         Several were drawn where guesses were right; those behind a jump count only if the guess was that very jump.
         """
+        if self.grammar is None and len(tokens) == 1:  # as in most steps
+            self.append(tokens[0].token_id)
+            return [(self, tokens[0])]
         drawn, said = deque(tokens), []
         while drawn and not self.finish_reason:
             said.append(drawn.popleft())

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, chain
+from collections.abc import Iterator
+from itertools import accumulate, chain, takewhile
 
 import numpy as np
 import torch
@@ -100,7 +101,9 @@ class ModelRunner:
         lengths = [row.num_tokens for row in rows]
         starts = np.fromiter(accumulate(lengths, initial=0), np.int64, len(rows) + 1)
         ends = starts[1:].tolist()
-        wanted = [at for row, end in zip(rows, ends) if row.samples for at in range(end - 1 - len(row.draft), end)]
+        wanted = [end - 1 for row, end in zip(rows, ends) if row.samples]
+        if any(row.draft for row in rows):
+            wanted = [at for row, end in zip(rows, ends) if row.samples for at in range(end - 1 - len(row.draft), end)]
         scored = []
         for row, end in zip(rows, ends):
             if row.request.prompt_logprobs is not None:
@@ -150,11 +153,9 @@ class ModelRunner:
             repeats = self._tensor([repeat for row in sampling for repeat in (row.samples, *[1] * len(row.draft))])
             logits = logits.repeat_interleave(repeats, dim=0)
         metadata = self._sampling_metadata(sampling)
-        if any(row.request.grammar is not None for row in sampling):
+        if metadata.has_grammars:
             with self.trace.span("masks"):  # a GPU is still computing the logits
                 metadata.masks = self.masks.fill([(row.request.grammar, row.draft) for row in sampling for _ in range(row.samples)])
-        else:
-            metadata.masks = None
         sampled = self.sampler.sample(logits, metadata)
         metadata.advance(sampled.token_ids)
         self._sampled = sampled.token_ids
@@ -165,9 +166,9 @@ class ModelRunner:
         last = self._sampled_rows
         same = len(last) == len(sampling) and all(
             now.request is before.request
-            and now.samples == before.samples == 1
-            and now.position == before.position + 1
-            and not (now.draft or before.draft)
+            and now.num_tokens == now.samples == before.samples == 1  # one token, and so no guesses
+            and now.start == before.start + before.num_tokens
+            and not before.draft
             for now, before in zip(sampling, last)
         )
         self._sampled_rows = sampling
@@ -240,7 +241,9 @@ class LaunchedStep:
                 self.copied.synchronize()
             token_ids = self.token_ids.tolist()
         tokens = iter(map(SampledToken, token_ids, self.logprobs or [None] * len(token_ids)))
-        return [_accepted([next(tokens) for _ in range(row.samples + len(row.draft))] if row.samples else [], row.draft) for row in self.output.rows]
+        return [
+            _accepted(tokens, row.draft) if row.draft else [next(tokens) for _ in range(row.samples)] for row in self.output.rows
+        ]
 
 
 def _first_scored(row: ScheduledRequest) -> int:
@@ -248,9 +251,8 @@ def _first_scored(row: ScheduledRequest) -> int:
     return max(row.start, row.request.logprob_start_len - 1)
 
 
-def _accepted(tokens: list[SampledToken], draft: tuple[int, ...]) -> list[SampledToken]:
+def _accepted(tokens: Iterator[SampledToken], draft: tuple[int, ...]) -> list[SampledToken]:
     """The target's own tokens, up to the first that was guessed wrong: what it drew behind that one had a wrong text before it."""
-    for index, guess in enumerate(draft):
-        if tokens[index].token_id != guess:
-            return tokens[: index + 1]
-    return tokens
+    drawn = [next(tokens) for _ in range(len(draft) + 1)]
+    right = takewhile(lambda pair: pair[0].token_id == pair[1], zip(drawn, draft))
+    return drawn[: 1 + sum(1 for _ in right)]

@@ -175,7 +175,7 @@ class Scheduler:
                 continue
             owners = [request, *(self.fork(request, index) for index in range(1, row.samples))]
             request.num_forks = 0
-            for one, said in zip(owners, [tokens] if len(owners) == 1 else [[token] for token in tokens]):
+            for one, said in zip(owners, [tokens] if row.samples == 1 else [[token] for token in tokens]):
                 added += one.say(said)
             if row.draft:
                 self._keep_right_guesses(row)

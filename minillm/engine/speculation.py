@@ -13,7 +13,7 @@ import torch
 
 from minillm.engine.config import EngineConfig
 from minillm.engine.memory import build_attention, build_cache, build_graphs, sliding_window
-from minillm.engine.request import Request, RequestStatus
+from minillm.engine.request import Request
 from minillm.engine.runner import ModelRunner
 from minillm.engine.scheduler import SampledToken, Scheduler, SchedulerOutput
 from minillm.kv_cache.manager import KVCacheManager
@@ -23,7 +23,7 @@ from minillm.model.decoder import Decoder
 from minillm.speculative.adaptive import AdaptiveLength, StepCost
 from minillm.speculative.config import SpeculativeConfig
 from minillm.speculative.draft_model import ModelDrafter
-from minillm.speculative.drafter import Draft, Drafter
+from minillm.speculative.drafter import Draft, Drafter, by_chance
 from minillm.speculative.metrics import SpeculationMetrics
 from minillm.speculative.ngram import NgramDrafter
 from minillm.trace import Trace
@@ -47,25 +47,34 @@ class Speculation:
         self.drafter, self.num_tokens, self.vocab_size, self.lengths = drafter, num_tokens, vocab_size, lengths
         self.trace = trace or Trace(enabled=False)
         self.metrics = SpeculationMetrics()
-        self._known: set[str] = set()  # requests that the drafter may remember something of
+        self._known: dict[str, Request] = {}  # those that the drafter may remember something of
 
     def propose(self, scheduler: Scheduler) -> None:
-        """Give every request that is about to decode its guesses."""
-        self._forget(scheduler)
-        ready = [request for request in scheduler.running if self._takes_draft(request)]
+        """Give every request that is about to decode its guesses. None of their steps is in flight: a guess continues the
+        last token, which has to be known."""
+        self._forget_finished()
+        for request in scheduler.running:  # guesses that the last step had no room for are of no use any more
+            request.spec_token_ids, request.spec_probs = [], None
+        ready = [request for request in scheduler.running if _takes_draft(request)]
         if not ready:
             return
         counts = self._counts(ready, scheduler)
+        self._known |= {request.request_id: request for request in ready}
         with self.trace.span("draft"):
             drafts = self.drafter.propose(ready, counts)
-        if len(drafts) != len(ready):
-            raise ValueError(f"{type(self.drafter).__name__}.propose returned {len(drafts)} drafts for {len(ready)} requests; one each, in their order")
+        if not isinstance(drafts, list) or len(drafts) != len(ready):
+            raise ValueError(f"{self._name}.propose returned {drafts!r:.200} for {len(ready)} requests; a list with a Draft for each, in their order")
         for request, count, draft in zip(ready, counts, drafts):
-            self._known.add(request.request_id)
-            request.spec_token_ids = self._checked(draft, count)
-            if request.grammar is not None:
-                del request.spec_token_ids[request.grammar.validate(request.spec_token_ids) :]
-            request.spec_probs = draft.probs
+            token_ids = self._checked(draft, count)
+            probs = draft.probs if by_chance(request) else None  # else the target's own token decides
+            if request.grammar is not None and (allowed := request.grammar.validate(token_ids)) < len(token_ids):
+                if probs is not None:
+                    raise ValueError(
+                        f"{self._name} gives probs for token {token_ids[allowed]}, which the request's grammar forbids; draft inside "
+                        f"request.grammar, or leave probs out"
+                    )
+                del token_ids[allowed:]
+            request.spec_token_ids, request.spec_probs = token_ids, probs
 
     def count(self, output: SchedulerOutput, sampled: list[list[SampledToken]]) -> None:
         """What became of the guesses of a step."""
@@ -82,16 +91,6 @@ class Speculation:
                 self.trace.count("drafted", drafted, request=row.request.request_id, draft=row.draft)
                 self.trace.count("accepted", accepted, request=row.request.request_id)
 
-    def _takes_draft(self, request: Request) -> bool:
-        """Whether all but its last token is computed, and more than one is still to come."""
-        request.spec_token_ids, request.spec_probs = [], None
-        return (
-            request.takes_drafts
-            and request.num_computed_tokens == request.num_tokens - 1
-            and request.num_in_flight == request.num_forks == 0
-            and len(request.output_token_ids) > 0
-        )
-
     def _counts(self, ready: list[Request], scheduler: Scheduler) -> list[int]:
         """How many tokens each may guess: what is left of the budget when every running request has its own token."""
         left = max(0, scheduler.max_num_batched_tokens - len(scheduler.running))
@@ -104,22 +103,43 @@ class Speculation:
             left -= counts[-1]
         return counts
 
+    @property
+    def _name(self) -> str:
+        return type(self.drafter).__name__
+
     def _checked(self, draft: Draft, count: int) -> list[int]:
+        if not isinstance(draft, Draft) or not isinstance(draft.token_ids, (list, tuple)):
+            raise TypeError(f"{self._name} drafted {draft!r:.200}; allowed: a Draft with a list of token ids")
         token_ids = list(draft.token_ids[:count])
         for token_id in token_ids:
+            if type(token_id) is not int:
+                raise TypeError(f"{self._name} drafted token id {token_id!r}; allowed: whole numbers")
             if self.vocab_size is not None and not 0 <= token_id < self.vocab_size:
                 raise ValueError(
-                    f"{type(self.drafter).__name__} drafted token id {token_id!r}; the vocabulary has {self.vocab_size} tokens, "
+                    f"{self._name} drafted token id {token_id!r}; the vocabulary has {self.vocab_size} tokens, "
                     f"so 0 to {self.vocab_size - 1} are allowed"
                 )
+        wanted = (len(draft.token_ids), self.vocab_size)
+        if draft.probs is not None and tuple(draft.probs.shape) != wanted:
+            raise ValueError(f"{self._name} gives probs of shape {tuple(draft.probs.shape)} for {wanted[0]} tokens; allowed: {wanted}")
         return token_ids
 
-    def _forget(self, scheduler: Scheduler) -> None:
-        for request_id in self._known - scheduler.requests.keys():
+    def _forget_finished(self) -> None:
+        for request_id in [request_id for request_id, request in self._known.items() if request.is_finished]:
+            del self._known[request_id]
             self.drafter.forget(request_id)
-            self._known.remove(request_id)
             if self.lengths is not None:
                 self.lengths.forget(request_id)
+
+
+def _takes_draft(request: Request) -> bool:
+    """Whether all but its last token is computed, and the prompt is not about to fork."""
+    return (
+        request.takes_drafts
+        and request.num_computed_tokens == request.num_tokens - 1
+        and request.num_in_flight == request.num_forks == 0
+        and len(request.output_token_ids) > 0
+    )
 
 
 def build_speculation(model: Decoder, runner: ModelRunner, kv_cache: KVCacheManager, config: EngineConfig, trace: Trace) -> Speculation | None:
@@ -127,8 +147,10 @@ def build_speculation(model: Decoder, runner: ModelRunner, kv_cache: KVCacheMana
     spec = SpeculativeConfig.of(config.speculative_config)
     if spec is None:
         return None
-    drafter, draft_cost = NgramDrafter(spec.prompt_lookup_min, spec.prompt_lookup_max), None
-    if spec.method == "draft_model":
+    draft_cost = None
+    if spec.method == "ngram":
+        drafter = NgramDrafter(spec.prompt_lookup_min, spec.prompt_lookup_max)
+    else:
         draft, manager = build_draft_runner(model, kv_cache, config, spec)
         drafter = ModelDrafter(
             lambda rows: draft.forward(rows)[0],
@@ -166,7 +188,7 @@ def check_same_tokens(target: str | Path, vocab_size: int, draft: Path) -> None:
     if not target:  # an engine that was made from parts
         return
     ours, theirs = (load_tokenizer(path).get_vocab() for path in (resolve_model(target), draft))
-    if different := sorted(token for token in ours if theirs.get(token) != ours[token]):
+    if different := sorted(token for token, token_id in ours.items() if token_id < vocab_size and theirs.get(token) != token_id):
         raise ValueError(
             f"speculative_config: the draft model {str(draft)!r} has another tokenizer: {different[0]!r} is "
             f"{theirs.get(different[0])} there and {ours[different[0]]} here; draft and target need the same one"

@@ -20,7 +20,8 @@ class Submission:
 
     `on_delta(submission, delta)` hears of each token inside the step that made it, whoever asked for that step. The last
     delta has a `finish_reason`; it is "abort" when a step failed, and then `error` says with what. It may submit more, but
-    may not ask for a step; what it raises stops the step for everybody.
+    may not ask for a step. What it raises ends its own request; the others hear what is theirs, then it goes on to whoever
+    asked for the step.
     """
 
     def __init__(

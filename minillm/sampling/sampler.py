@@ -81,6 +81,7 @@ class SamplingMetadata:
         self.vocab_size = vocab_size
         self.device = device
         self.masks: GrammarMasks | None = None  # of the step to come: what the grammars of its rows allow
+        self.has_grammars = any(params.structured_outputs is not None for params in self.params)
         positions = [len(row.output_token_ids) if row.position is None else row.position for row in rows]
         self.positions = self._tensor(positions)  # [num_rows]
         self._build_draw()

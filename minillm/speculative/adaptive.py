@@ -65,22 +65,24 @@ class AdaptiveLength:
     def choose(self, request_ids: Sequence[str], limits: Sequence[int], num_others: int = 0) -> list[int]:
         """A length for each request, up to its limit. `num_others` tokens are computed in the same step anyway."""
         rates = [self.acceptance.setdefault(request_id, Acceptance()).rate for request_id in request_ids]
+        most = max(limits, default=0)
+        # All guesses in order of their worth: the chance that one and all before it are right.
+        owners, places = np.nonzero(np.arange(most) < np.array(limits)[:, None])
+        chances = np.array(rates)[owners] ** (places + 1)
+        order = np.argsort(-chances, kind="stable")
+        owners, places, chances = owners[order], places[order], chances[order]
         best, lengths = 0.0, [0] * len(rates)
-        for longest in range(max(limits, default=0) + 1):
-            # Of drafts of at most this length, the guesses in order of their worth: which of them are worth their token?
-            guesses = sorted(
-                ((rate ** (place + 1), index) for index, rate in enumerate(rates) for place in range(min(longest, limits[index]))),
-                key=lambda guess: -guess[0],
-            )
-            worth = len(rates) + np.cumsum([0.0, *(chance for chance, _ in guesses)])
-            seconds = self.step(num_others + len(rates) + np.arange(len(guesses) + 1))
+        for longest in range(most + 1) if self.draft is not None else [most]:  # drafting takes as long as the longest draft
+            within = places < longest
+            worth = len(rates) + np.cumsum(np.concatenate([[0.0], chances[within]]))
+            seconds = self.step(num_others + len(rates) + np.arange(len(worth)))
             if self.draft is not None:
                 seconds = seconds + longest * self.draft(len(rates))
             rate = worth / seconds
-            count = int(rate.argmax())
+            count = int(rate.argmax())  # so many of them are worth their token
             if rate[count] > best:
                 best = float(rate[count])
-                lengths = np.bincount([index for _, index in guesses[:count]], minlength=len(rates)).tolist()
+                lengths = np.bincount(owners[within][:count], minlength=len(rates)).tolist()
         return lengths
 
     def add(self, request_id: str, num_drafted: int, num_accepted: int) -> None:

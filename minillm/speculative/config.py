@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 METHODS = ("ngram", "draft_model")
+MOST_TOKENS = 64  # of a draft: even where 95 of 100 guesses are right, those behind the 64th rarely count
 
 
 @dataclass(frozen=True)
@@ -28,20 +29,35 @@ class SpeculativeConfig:
     num_speculative_tokens: int = 4
     model: str | Path | None = None
     quantization: Any = None
-    prompt_lookup_min: int = 2
-    prompt_lookup_max: int = 4
+    prompt_lookup_min: int | None = None  # 2, or less where prompt_lookup_max is less
+    prompt_lookup_max: int | None = None  # 4, or more where prompt_lookup_min is more
     adaptive: bool = False
 
     def __post_init__(self):
         if self.method not in METHODS:
             raise ValueError(f"speculative_config: method={self.method!r} is not allowed; allowed: {', '.join(METHODS)}")
-        for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):
+        for name, most in (("num_speculative_tokens", MOST_TOKENS), ("prompt_lookup_min", None), ("prompt_lookup_max", None)):
             value = getattr(self, name)
+            allowed = "a whole number from 1 " + (f"to {most}" if most else "on")
+            if value is None and most is None:
+                continue
             if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"speculative_config: {name}={value!r} is not allowed; allowed: a whole number from 1 on")
-            if value < 1:
-                raise ValueError(f"speculative_config: {name}={value!r} is not allowed; allowed: a whole number from 1 on")
-        if self.prompt_lookup_min > self.prompt_lookup_max:
+                raise TypeError(f"speculative_config: {name}={value!r} is not allowed; allowed: {allowed}")
+            if value < 1 or (most and value > most):
+                raise ValueError(f"speculative_config: {name}={value!r} is not allowed; allowed: {allowed}")
+        self._check_method()
+
+    def _check_method(self) -> None:
+        """Raise ValueError for fields that the method has no use for, and fill in what it needs."""
+        if self.method == "draft_model":
+            for name in ("prompt_lookup_min", "prompt_lookup_max"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"speculative_config: {name}={getattr(self, name)} has nothing to do with method='draft_model'; leave it out")
+        else:
+            shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
+            object.__setattr__(self, "prompt_lookup_min", min(2, longest or 2) if shortest is None else shortest)
+            object.__setattr__(self, "prompt_lookup_max", max(4, shortest or 4) if longest is None else longest)
+        if self.method == "ngram" and self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
                 f"speculative_config: prompt_lookup_min={self.prompt_lookup_min} exceeds prompt_lookup_max={self.prompt_lookup_max}; "
                 f"lower the one or raise the other"

@@ -20,7 +20,7 @@ from minillm.kv_cache.manager import ComputedBlocks, KVCacheManager
 from minillm.sampling.grammar.mask import GrammarMasks
 from minillm.sampling.noise import derive_seed
 from minillm.sampling.sampler import Sampler, SamplingMetadata, SamplingRow
-from minillm.speculative.drafter import Draft, DraftedRequest
+from minillm.speculative.drafter import Draft, DraftedRequest, by_chance
 from minillm.speculative.rejection import DRAFT
 
 
@@ -47,7 +47,8 @@ class DraftState:
             same += 1
         self.token_ids[same:] = token_ids[same:]
         self.num_certain = len(token_ids)
-        self.num_computed_tokens = min(self.num_computed_tokens, same, len(token_ids) - 1)  # the last one's logits are wanted
+        # The last one is read again in any case: its logits are wanted.
+        self.num_computed_tokens = min(self.num_computed_tokens, same, len(token_ids) - 1)
 
 
 class DraftRow(NamedTuple):
@@ -155,13 +156,11 @@ class ModelDrafter:
 
 
 class Drafting:
-    """A draft in the making. A request without a seed is drawn `by_chance` of the draft's own and checked by rejection
-    sampling; with one, the draft looks at the very noise that the target will look at, and usually sees the same winner.
-    """
+    """A draft in the making."""
 
     def __init__(self, request: DraftedRequest, state: DraftState, count: int):
         self.request, self.state, self.count = request, state, count
-        self.by_chance = request.params.seed is None and not request.params.is_greedy
+        self.by_chance = by_chance(request)
         self.token_ids: list[int] = []
         self.probs: list[Tensor] = []
 

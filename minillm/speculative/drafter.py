@@ -16,7 +16,7 @@ from minillm.sampling.params import SamplingParams
 
 
 class DraftedRequest(Protocol):
-    """What a drafter reads of a request (`minillm.engine.request`); it changes nothing there."""
+    """What a drafter reads of a request (`minillm.engine.request`). It leaves everything as it was."""
 
     request_id: str
     params: SamplingParams
@@ -32,14 +32,21 @@ class DraftedRequest(Protocol):
 @dataclass(frozen=True)
 class Draft:
     """Guesses for one request, in order. `probs` [len(token_ids), vocab_size] float32 is what each was drawn from, where
-    it was drawn by chance that the target does not share: rejection sampling needs it. None else."""
+    it was drawn by chance that the target does not share: rejection sampling takes more such guesses. Without, a guess
+    counts if the target draws the same token, which is right for any guess; greedy and seeded requests do so always."""
 
     token_ids: list[int] = field(default_factory=list)
     probs: Tensor | None = None
 
 
+def by_chance(request: DraftedRequest) -> bool:
+    """Whether its guesses may be drawn and checked by chance. With a seed the draft looks at the very noise that the
+    target will look at instead, and usually sees the same winner."""
+    return request.params.seed is None and not request.params.is_greedy
+
+
 class Drafter(Protocol):
-    """Asked before every step; `forget` when a request has ended."""
+    """Asked before every step; `forget` comes some time after a request has ended, with the next step at the latest."""
 
     def propose(self, requests: Sequence[DraftedRequest], counts: Sequence[int]) -> list[Draft]:
         """A draft for each request, of at most as many tokens as its count says; fewer, or none, is always allowed."""
