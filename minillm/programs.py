@@ -125,9 +125,9 @@ class State:
         text. `self[name]` becomes the list of what they called `name`. They may still be read, but no longer appended to.
         """
         for index, branch in enumerate(branches):
+            branch._check_open()
             if branch not in self._branches or branch in branches[:index]:
                 raise ValueError(f"branches[{index}] is not a branch of this state, or given twice; give what fork() returned")
-            branch._check_open()
         names = dict.fromkeys(name for branch in branches for name in branch._names[branch._num_inherited :])
         self._append(self._join(list(branches), separator, list(names)), *names)
         for branch in branches:
@@ -198,6 +198,7 @@ class State:
         for name in names:
             found = [branch._values[name] for branch in branches if name in branch._values]
             self._values[name] = [value for value, _ in found], [output for _, output in found]
+        self._branches = [branch for branch in self._branches if branch not in branches]  # nothing of theirs is under way
 
     def _share(self, token_ids: list[int], count: int) -> Iterator:
         """Have the full blocks of `token_ids` computed, if `count` requests will begin with them: those that come in one

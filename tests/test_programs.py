@@ -466,3 +466,15 @@ def test_a_few_shot_program_on_the_bundled_model():
     state += "."
     assert state["answer"] == " 304" and state.text.endswith("Answer: 304.")
     assert state.token_ids == llm.get_tokenizer().encode(state.text)  # the token that ended it is no part of the text
+
+
+def test_a_loop_of_forks_keeps_no_joined_branch(llm):
+    with State(llm, TEXT) as state:
+        for turn in range(5):
+            branches = state.fork(2)
+            for branch in branches:
+                branch += gen(f"said {turn}", max_tokens=2, temperature=0.0, ignore_eos=True)
+            state.join(branches)
+            assert len(state[f"said {turn}"]) == 2 and not state._branches
+        with pytest.raises((ValueError, RuntimeError), match="joined"):
+            state.join(branches)
