@@ -2,58 +2,19 @@
 
 from __future__ import annotations
 
-import random
 from itertools import count
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import chi2_contingency
-from tiny import VOCAB_SIZE, save_tiny_llama
+from speculating import PROMPTS, make, say, tokens, write_models
 
 from minillm import LLM, SamplingParams
-from minillm.engine.engine import Engine
-from minillm.engine.request import Request
-from minillm.speculative.draft_model import ModelDrafter
-from minillm.speculative.drafter import Draft
-
-PROMPTS = [[5, 6, 7, 8, 5, 6], [20, 21, 22], [9] * 12, [40, 41, 42, 43, 40, 41, 42]]
-NGRAM = {"method": "ngram", "prompt_lookup_min": 1}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("models")
-    target = save_tiny_llama(path / "target")
-    with torch.no_grad():
-        for parameter in target.parameters():
-            parameter += 0.1 * parameter.std() * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
-    save_tiny_llama(path / "noisy")
-    target.save_pretrained(path / "noisy")
-    save_tiny_llama(path / "other", vocab_size=VOCAB_SIZE + 1)
-    return path
-
-
-def make(folder, speculation: str | None, **settings) -> LLM:
-    methods = {
-        None: None,
-        "ngram": NGRAM,
-        "noisy": {"method": "draft_model", "model": folder / "noisy", "num_speculative_tokens": 3},
-        "perfect": {"method": "draft_model", "model": folder / "target"},
-        "adaptive": {"method": "draft_model", "model": folder / "noisy", "adaptive": True},
-        "adaptive ngram": NGRAM | {"adaptive": True},
-    }
-    return LLM(folder / "target", device="cpu", dtype="float32", speculative_config=methods[speculation], **settings)
-
-
-def say(llm: LLM, params, prompts=PROMPTS) -> list:
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
-    llm.engine.scheduler.check_integrity()
-    return outputs
-
-
-def tokens(outputs) -> list:
-    return [[sample.token_ids for sample in output.outputs] for output in outputs]
+    return write_models(tmp_path_factory.mktemp("models"))
 
 
 SETTINGS = {
@@ -129,152 +90,6 @@ def test_a_stop_string_ends_the_text_where_it_ends_without(folder):
             streams = ["".join(delta.text for delta in llm.stream({"prompt_token_ids": prompt}, params)) for llm in llms]
             assert streams == [plain.text] * 2
         assert all(not llm.engine.has_unfinished for llm in llms)
-
-
-class BadDrafter:
-    """Guesses of any length, of nothing in particular."""
-
-    def __init__(self, vocab_size=VOCAB_SIZE):
-        self.rng, self.vocab_size, self.forgotten = random.Random(0), vocab_size, []
-
-    def propose(self, requests, counts):
-        return [Draft([self.rng.randrange(self.vocab_size) for _ in range(self.rng.randint(0, 9))]) for _ in requests]
-
-    def forget(self, request_id):
-        self.forgotten.append(request_id)
-
-
-@pytest.mark.parametrize("settings", [dict(), dict(num_kv_blocks=9, block_size=4), dict(max_num_batched_tokens=5), dict(num_kv_blocks=9, block_size=4, preemption_mode="swap", host_kv_bytes=10**6)])
-def test_bad_guesses_change_nothing(folder, settings):
-    params = [SamplingParams(max_tokens=16, ignore_eos=True, temperature=i % 2, seed=i) for i in range(len(PROMPTS))]
-    expected = tokens(say(make(folder, None), params))
-    llm = make(folder, None, **settings)
-    engine = Engine(llm.model, config=llm.config, drafter=BadDrafter(), trace=llm.trace, num_speculative_tokens=6)
-    llm.engine, llm.trace.enabled = engine, True
-    for _ in range(2):
-        outputs = say(llm, params)
-        assert tokens(outputs) == expected
-    if "num_kv_blocks" in settings:
-        assert sum(output.metrics.num_preemptions for output in outputs) > 0
-    if "max_num_batched_tokens" in settings:
-        assert max(llm.trace.totals("tokens").values()) <= 5
-    assert engine.speculation.metrics.num_draft_tokens > 10
-    assert settings or len(engine.speculation.metrics.drafted_per_position) == 6
-    say(llm, params[:1], PROMPTS[:1])
-    assert len(engine.speculation.drafter.forgotten) >= 8
-
-
-def test_guesses_do_not_preempt_anybody(folder):
-    params = [SamplingParams(max_tokens=count, ignore_eos=True, temperature=0.0) for count in (2, 7, 7)]
-    prompts = [[5 + i, 6, 7, 8, 9] for i in range(3)]
-    llm = make(folder, None, num_kv_blocks=7, block_size=4)  # the others' third blocks are there when the first has ended
-    llm.engine = Engine(llm.model, config=llm.config, drafter=Always())
-    outputs = say(llm, params, prompts)
-    assert sum(output.metrics.num_preemptions for output in outputs) == 0
-    assert llm.engine.speculation.metrics.num_draft_tokens > 0
-
-
-class Always(BadDrafter):
-    def propose(self, requests, counts):
-        return [Draft([1] * count) for count in counts]
-
-
-def test_a_drafter_that_breaks_the_rules_is_named(folder):
-    params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)
-    llm = make(folder, None)
-    llm.engine = Engine(llm.model, config=llm.config, drafter=BadDrafter(10**6))
-    with pytest.raises(ValueError, match="BadDrafter drafted token id .* the vocabulary has 300 tokens"):
-        say(llm, params)
-    assert not llm.engine.has_unfinished
-    drafter = llm.engine.speculation.drafter
-    for given, error, says in (
-        (lambda requests: [], ValueError, r"BadDrafter.propose returned \[\] for"),
-        (lambda requests: None, ValueError, "BadDrafter.propose returned None for"),
-        (lambda requests: [[1, 2]] * len(requests), TypeError, r"BadDrafter drafted \[1, 2\]; allowed: a Draft"),
-        (lambda requests: [Draft([1.0])] * len(requests), TypeError, "BadDrafter drafted token id 1.0; allowed: whole numbers"),
-        (lambda requests: [Draft([1, 2], torch.ones(1, 300))] * len(requests), ValueError, r"shape \(1, 300\) for 2 tokens; allowed: \(2, 300\)"),
-    ):
-        drafter.propose = lambda requests, counts, given=given: given(requests)
-        with pytest.raises(error, match=says):
-            say(llm, params)
-        assert not llm.engine.has_unfinished
-    llm.engine.speculation.drafter.propose = lambda requests, counts: [Draft() for _ in requests]
-    assert tokens(say(llm, params)) == tokens(say(make(folder, None), params))
-
-
-class Uniform(BadDrafter):
-    """Draws by chance of its own, for every request, and says so."""
-
-    def propose(self, requests, counts):
-        draws = [[self.rng.randrange(VOCAB_SIZE) for _ in range(count)] for count in counts]
-        return [Draft(draw, torch.full((len(draw), VOCAB_SIZE), 1 / VOCAB_SIZE)) for draw in draws]
-
-
-def test_probs_of_a_draft_count_for_unseeded_requests_only(folder):
-    params = [SamplingParams(max_tokens=12, ignore_eos=True, temperature=i % 2, seed=i) for i in range(3)]
-    mixed = [*params, SamplingParams(max_tokens=12, ignore_eos=True)]
-    llm = make(folder, None)
-    expected = tokens(say(llm, params, PROMPTS[:3]))
-    llm.engine = Engine(llm.model, config=llm.config, drafter=Uniform())
-    assert tokens(say(llm, mixed))[:3] == expected
-    assert tokens(say(llm, params, PROMPTS[:3])) == expected
-    forbidden = SamplingParams(max_tokens=12, structured_outputs={"regex": "x[abc]+"})
-    with pytest.raises(ValueError, match="Uniform gives probs for token .* which the request's grammar forbids"):
-        say(llm, forbidden)
-
-
-def test_a_drafter_that_fails_or_an_id_used_again_leaves_nothing_behind(folder):
-    params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)
-    llm = make(folder, "perfect")
-    drafter = llm.engine.speculation.drafter
-    forward = drafter.forward
-    drafter.forward = lambda rows: 1 / 0
-    with pytest.raises(ZeroDivisionError):
-        say(llm, params)
-    drafter.forward = forward
-    llm.engine.speculation.propose(llm.engine.scheduler)
-    assert not drafter.states and drafter.manager.pool.num_free == drafter.manager.pool.num_blocks
-    for speculation in ("ngram", "perfect"):
-        engine = make(folder, speculation).engine
-        for prompt in ([5, 6, 7, 8] * 6, [5, 6]):
-            request = Request("a", prompt, params, 8, arrival_time=0.0)
-            engine.add_request(request)
-            while engine.has_unfinished:
-                engine.step()
-            assert request.output_token_ids == say(make(folder, None), params, [prompt])[0].outputs[0].token_ids
-
-
-def test_a_draft_model_without_room_drafts_for_whom_it_can(folder):
-    params = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.0)
-    llm = make(folder, "perfect", block_size=4, num_kv_blocks=60)
-    drafter = llm.engine.speculation.drafter
-    assert isinstance(drafter, ModelDrafter)
-    taken = drafter.manager.pool.allocate(45)
-    assert tokens(say(llm, params)) == tokens(say(make(folder, None), params))
-    assert 0 < llm.engine.speculation.metrics.num_draft_tokens < 4 * 29
-    drafter.manager.pool.free(taken)
-    say(llm, params)
-    llm.engine.speculation.propose(llm.engine.scheduler)  # whoever has finished is forgotten before the next step
-    assert not drafter.states and drafter.manager.pool.num_free == 60
-
-
-def test_a_draft_model_reads_long_prompts_in_pieces_and_stops_where_it_was_not_trained(folder, tmp_path):
-    save_tiny_llama(tmp_path / "short", max_position_embeddings=40)
-    prompts = [[5 + i % 7 for i in range(30)], [60 + i % 11 for i in range(25)]]
-    params = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.0)
-    spec = {"method": "draft_model", "model": tmp_path / "short"}
-    llm = LLM(folder / "target", device="cpu", dtype="float32", max_num_batched_tokens=11, speculative_config=spec)
-    assert tokens(say(llm, params, prompts)) == tokens(say(make(folder, None), params, prompts))
-    metrics = llm.engine.speculation.metrics
-    assert metrics.num_accepted_tokens == metrics.num_draft_tokens > 10  # the same weights
-    assert metrics.num_draft_tokens < 2 * 29 * 4 // 5
-
-
-def test_a_draft_model_with_other_tokens_is_refused(folder):
-    with pytest.raises(ValueError, match="has a vocabulary of 301 tokens, the model has 300"):
-        LLM(folder / "target", device="cpu", speculative_config={"method": "draft_model", "model": folder / "other"})
-    with pytest.raises(ValueError, match="kv_retention does not"):
-        LLM(folder / "target", kv_retention={"sinks": 1, "window": 8}, speculative_config={"method": "draft_model", "model": folder / "noisy"})
 
 
 def test_ngrams_and_retention(folder):

@@ -22,7 +22,10 @@ from minillm.kv_cache.transfer import BlockTransfer
 from minillm.kv_cache.triton_attention import TritonAttention
 from minillm.model.attention import AttentionBackend
 from minillm.model.batch import ForwardBatch
+from minillm.model.checkpoint import load_config, resolve_model
+from minillm.model.config import ModelConfig
 from minillm.model.decoder import Decoder
+from minillm.speculative.config import SpeculativeConfig
 
 CPU_CACHE_BYTES = 4 * 2**30  # at most, where the user does not say; and at most a quarter of what is free
 
@@ -121,8 +124,9 @@ def build_graphs(
     return DecodeGraphs(model, attention, kv_cache.block_size, longest, bucket_sizes(config.max_num_seqs))
 
 
-def block_bytes_of(model: Decoder, block_size: int, kv_cache_dtype: str = "auto") -> int:
-    config = model.config
+def block_bytes_of(model: Decoder, block_size: int, kv_cache_dtype: str = "auto", of: ModelConfig | None = None) -> int:
+    """Bytes of a block of `model`'s cache, or of that of a model of another shape `of` beside it."""
+    config = of or model.config
     dtype = KV_DTYPES.get(kv_cache_dtype, model.dtype)
     return bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
 
@@ -199,6 +203,11 @@ def _fitting_blocks(model: Decoder, config: EngineConfig, block_bytes: int) -> i
     else:
         num_bytes = min(CPU_CACHE_BYTES, available_memory() // 4)
         way_out = "set num_kv_blocks yourself"
+    spec = SpeculativeConfig.of(config.speculative_config)
+    if spec is not None and spec.method == "draft_model":  # as many blocks again, of a smaller model, and its weights
+        draft = load_config(resolve_model(spec.model))
+        block_bytes += block_bytes_of(model, config.block_size, config.kv_cache_dtype, draft)
+        num_bytes = max(0, num_bytes - draft.num_parameters() * model.dtype.itemsize)
     fitting = num_bytes // block_bytes
     if fitting < 1 or (config.max_model_len and fitting < blocks_of_longest):
         raise ValueError(

@@ -245,7 +245,8 @@ class Scheduler:
     def _keep_right_guesses(self, row: ScheduledRequest) -> None:
         """Those that the text now goes on with are computed; the slots of the others are written again."""
         request, start = row.request, row.request.num_computed_tokens
-        pairs = zip(row.draft, request.token_ids[start:-1])  # the last token's logits are wanted, whoever guessed it
+        # The last token is computed again, whoever guessed it: its logits are wanted.
+        pairs = zip(row.draft, request.token_ids[start:-1])
         request.num_computed_tokens += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         request.max_computed_tokens = max(request.max_computed_tokens, request.num_computed_tokens)
         self.kv_cache.cache_blocks(request)
