@@ -44,9 +44,7 @@ def best_length(chances, draft_ms, step_ms, batch):
     ],
     "ngram_votes": [
         Mutant("the shortest first", replace=("range(max_n, min_n - 1, -1), []", "range(min_n, max_n + 1), []"), expect="ngram_votes: "),
-        Mutant("asks a shorter one when unsure", replace=('''            known = next((tuple(end[-n:]) for n in self.sizes if n <= len(end) and tuple(end[-n:]) in self.votes), None)
-''', '''            known = next((k for n in self.sizes if n <= len(end) and (k := tuple(end[-n:])) in self.votes and 2 * self.votes[k].most_common(1)[0][1] > self.votes[k].total()), None)
-'''), expect="a shorter one knows less"),
+        Mutant("asks a shorter one when unsure", replace=("if gram in self.votes), None)", "if gram in self.votes and 2 * self.votes[gram].most_common(1)[0][1] > self.votes[gram].total()), None)"), expect="a shorter one knows less"),
         Mutant("half is enough", replace=("if 2 * most <= self.votes", "if 2 * most < self.votes"), expect="more than half of the votes"),
         Mutant("never silent", replace=("if 2 * most <= self.votes[known].total():", "if most == 0:"), expect="ngram_votes: "),
         Mutant("guesses vote", replace=("            guesses.append(favourite)\n            end.append(favourite)\n", "            guesses.append(favourite)\n            self.extend([favourite])\n            end = self.text[-self.sizes[0] :]\n"), expect="ngram_votes: "),
