@@ -83,7 +83,7 @@ def test_structured_measures_costs_jumps_and_answers():
     figures = json.loads(json.dumps(measured))["figures"]
     for batch in ("batch 1", "batch 2"):
         f = figures[batch]
-        assert set(f["inside"]) == {"none", "regex", "json"} and set(f["alone"]) == {"regex", "json"}
+        assert set(f["inside"]) == {"none", "regex"} and set(f["alone"]) == {"regex", "json"}
         assert all(one["tokens"] > 10 and one["seconds_per_step"] > 0 for one in f["alone"].values())
         assert 2 * f["steps_with_jumps"] < 1.5 * f["steps"] < 1.5 * structured.MAX_TOKENS
     assert len(figures["valid"]) == 6
@@ -98,4 +98,4 @@ def test_a_grammar_that_allows_everything_changes_no_token():
     llm = LLM("tinyworld", device="cpu")
     said = [llm.generate("Once upon a time", structured.free(0.0, constraint), use_tqdm=False)[0].outputs[0].token_ids
             for constraint in (None, *structured.ANYTHING.values())]
-    assert said[0] == said[1] == said[2] and len(said[0]) == structured.MAX_TOKENS
+    assert said[0] == said[1] and len(said[0]) == structured.MAX_TOKENS
