@@ -45,6 +45,16 @@ def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", bos_token="<s>", unk_token="<unk>")
 
 
+def pieces_tokenizer(pieces: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Whole characters without bytes to fall back on: 0 is <unk>, which stands for what no piece says, 2 the end."""
+    written = ["<unk>", "<s>", "</s>", *pieces]
+    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(written)}, [], unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", bos_token="<s>", unk_token="<unk>")
+
+
 @lru_cache(maxsize=1)
 def tinyworld() -> PreTrainedTokenizerFast:
     return load_tokenizer(bundled()["tinyworld"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from tiny import byte_tokenizer as merging_tokenizer
 
 import minillm
 from minillm import SamplingParams, StructuredOutputsParams
+from minillm.sampling.grammar import tokens
 from minillm.sampling.grammar.compiler import GrammarCompiler
 from minillm.sampling.grammar.mask import GrammarMasks
 from minillm.sampling.sampler import Sampler, SamplingMetadata, SamplingRow
@@ -96,6 +98,7 @@ def test_whatever_else_a_row_asks_for_the_grammar_has_the_last_word(settings, fu
 def test_logprobs_are_of_the_raw_logits():
     grammar = tinyworld_compiler().compile(DIGITS).start()
     batch, logits = metadata(SamplingParams(temperature=0.0, logprobs=1)), torch.randn(1, VOCAB_SIZE)
+    logits[0, 0] = 20.0  # no digit
     batch.masks = GrammarMasks(VOCAB_SIZE).fill([(grammar, ())])
     output = Sampler().sample(logits, batch)
     token_id = int(output.token_ids[0])
@@ -171,6 +174,37 @@ def test_a_mask_is_made_once_a_state(monkeypatch):
             assert token_id in allowed(grammar, VOCAB_SIZE)
             grammar.accept(token_id)
     assert made == [0]
+
+
+def test_the_masks_that_are_kept_have_a_bound(monkeypatch):
+    monkeypatch.setattr(tokens, "MAX_MASK_BYTES", 3 * VOCAB_SIZE // 8)
+    rules = GrammarCompiler(tinyworld(), VOCAB_SIZE, [1]).compile(StructuredOutputsParams(regex="[a-z]{9}"))
+    byte, first = rules.vocabulary.single_bytes[ord("a")], allowed(rules.start(), VOCAB_SIZE)
+    grammar, kept = rules.start(), []
+    for _ in range(9):
+        allowed(grammar, VOCAB_SIZE)
+        kept.append(len(rules.masks))
+        grammar.accept(byte)
+    assert kept == [1, 2, 3, 3, 3, 3, 3, 3, 3] and 0 not in rules.masks
+    assert allowed(grammar, VOCAB_SIZE) == {1} and allowed(rules.start(), VOCAB_SIZE) == first
+    grammar.accept(1)
+    assert allowed(grammar, VOCAB_SIZE) == set() and len(rules.masks) == 3
+
+
+LONG = ["%06d wordwordword" % number for number in range(5000)]
+
+
+@pytest.mark.parametrize("given, said", [
+    ({"choice": LONG}, "'000000 wordwordword'.*it takes over 50000 states to write down; give fewer or shorter choices"),
+    ({"regex": "a" * 9999 + "(?=a)"}, "'aaa.*has a look-around, .* at place 9999"), ({"regex": "(" * 9999}, "is no regular expression"),
+    ({"regex": "(a{100}){1000}" + "b" * 9999}, "it takes over 50000 states to write down; nest fewer or smaller counted repetitions"),
+    ({"json": {"enum": LONG, "not": {}}}, "Unimplemented keys"), ({"json": "{" + "x" * 9999}, "is not JSON"),
+    ({"grammar": 'start: "' + "a" * 9999}, "is not possible"), ({"json": 'x' * 9999}, "is not JSON"),
+])  # fmt: skip
+def test_an_error_quotes_no_more_of_a_long_constraint_than_is_read(given, said):
+    with pytest.raises(ValueError, match=f"(?s){said}") as error:
+        tinyworld_compiler().compile(StructuredOutputsParams(**given))
+    assert len(str(error.value)) < 1000 and re.search(r"\(\d{4,6} characters\)", str(error.value))
 
 
 def test_jump_tokens_are_the_tokenizers_own_as_far_as_they_are_sure():

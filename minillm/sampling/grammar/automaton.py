@@ -10,19 +10,27 @@ are bytes, and may cut a character anywhere.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 import numpy as np
 
-from minillm.sampling.grammar.characters import ByteRanges, utf8_sequences
+from minillm.sampling.grammar.characters import ByteRanges, Ranges, intersection, utf8_sequences
 from minillm.sampling.grammar.regex import Chars, Either, Node, Repeat, Sequence
 
 MAX_NFA_STATES = 50_000
 MAX_DFA_STATES = 20_000
 MAX_SUBSET_SIZE = 1_000_000  # of all subsets together: what bounds the time
 NO_STATE = -1  # no text of the language begins so
+
+
+class TooManyStates(ValueError):
+    """A limit is passed; `way_out` is what its author can do about it."""
+
+    def __init__(self, what: str, way_out: str):
+        super().__init__(what)
+        self.way_out = way_out
 
 
 @dataclass(frozen=True)
@@ -69,18 +77,20 @@ class Automaton:
         return bytes(found)
 
 
-def build_automaton(tree: Node, missing_bytes: Collection[int] = ()) -> Automaton:
-    """The smallest DFA of the tree's texts without `missing_bytes`, which nobody can write.
+def build_automaton(tree: Node, characters: Ranges | None = None) -> Automaton:
+    """The smallest DFA of the tree's texts, or of those that hold no other `characters`: a vocabulary may lack some.
 
     Raises ValueError if there is no such text, or if the DFA grows over the limits.
     """
-    return minimize(*determinize(Nfa(tree), missing_bytes))
+    return minimize(*determinize(Nfa(tree, characters)))
 
 
 class Nfa:
     """States are numbers; a state has edges that read a byte and jumps that read nothing. It starts in state 0."""
 
-    def __init__(self, tree: Node):
+    def __init__(self, tree: Node, characters: Ranges | None = None):
+        self.characters = characters
+        self._sequences: dict[Ranges, tuple[ByteRanges, ...]] = {}  # what each set of characters is in bytes
         self.edges: list[list[tuple[int, int, int]]] = []  # of a state: (lowest byte, highest byte, target)
         self.jumps: list[list[int]] = []  # of a state: targets
         last = self.add(tree, self.new_state())
@@ -89,7 +99,8 @@ class Nfa:
 
     def new_state(self) -> int:
         if len(self.edges) == MAX_NFA_STATES:
-            raise ValueError(f"it takes over {MAX_NFA_STATES} states to write down; nest fewer or smaller counted repetitions")
+            what = f"it takes over {MAX_NFA_STATES} states to write down"
+            raise TooManyStates(what, "nest fewer or smaller counted repetitions")
         self.edges.append([])
         self.jumps.append([])
         return len(self.edges) - 1
@@ -98,10 +109,9 @@ class Nfa:
         """Add the paths that read `node` from state `start` on; return the state where they end (Thompson 1968)."""
         match node:
             case Chars(ranges):
-                tails = {(): self.new_state()}
-                for first, *rest in utf8_sequences(ranges):
-                    self.edges[start].append((*first, self._tail(tuple(rest), tails)))
-                return tails[()]
+                end = self.new_state()
+                self._spell(self._in_bytes(ranges), start, {((),): end})
+                return end
             case Sequence(parts):
                 for part in parts:
                     start = self.add(part, start)
@@ -117,13 +127,20 @@ class Nfa:
                     start = self.add(part, start)
                 return self._loop(part, start) if high is None else self._optional(part, start, high - low)
 
-    def _tail(self, sequence: ByteRanges, tails: dict[ByteRanges, int]) -> int:
-        """The state from which `sequence` leads to the end of a character; the same for all that end so."""
-        if sequence not in tails:
-            state = self.new_state()
-            self.edges[state].append((*sequence[0], self._tail(sequence[1:], tails)))
-            tails[sequence] = state
-        return tails[sequence]
+    def _in_bytes(self, ranges: Ranges) -> tuple[ByteRanges, ...]:
+        if ranges not in self._sequences:
+            usable = ranges if self.characters is None else intersection(ranges, self.characters)
+            self._sequences[ranges] = utf8_sequences(usable)
+        return self._sequences[ranges]
+
+    def _spell(self, sequences: tuple[ByteRanges, ...], state: int, tails: dict[tuple[ByteRanges, ...], int]) -> None:
+        """Add the paths that read `sequences` from `state` on. Where the same rests follow, it is the same state."""
+        for first, group in groupby(sequences, key=lambda sequence: sequence[0]):
+            rests = tuple(sequence[1:] for sequence in group)
+            if rests not in tails:
+                tails[rests] = self.new_state()
+                self._spell(rests, tails[rests], tails)
+            self.edges[state].append((*first, tails[rests]))
 
     def _loop(self, part: Node, start: int) -> int:
         hub = self.new_state()
@@ -149,17 +166,16 @@ class Nfa:
         return frozenset(state for state in seen if self.edges[state] or not self.jumps[state])
 
 
-def determinize(nfa: Nfa, missing_bytes: Collection[int] = ()) -> tuple[list[dict[int, int]], list[bool], np.ndarray]:
+def determinize(nfa: Nfa) -> tuple[list[dict[int, int]], list[bool], np.ndarray]:
     """Subset construction: a state of the DFA is the set of all states the NFA can be in (Rabin and Scott 1959).
 
     Returns for each state its moves {class of byte: state} and whether it accepts, and the class of each byte, int64
     [256]: bytes that no edge tells apart are one class, so that a row has a few entries and not 256.
     """
     ranges = {(low, high) for edges in nfa.edges for low, high, _ in edges}
-    cuts = {cut for low, high in (*ranges, *((byte, byte) for byte in missing_bytes)) for cut in (low, high + 1)}
+    cuts = {cut for low, high in ranges for cut in (low, high + 1)}
     byte_class = np.searchsorted(sorted(cuts), np.arange(256), side="right")
-    usable = set(byte_class.tolist()) - {int(byte_class[byte]) for byte in missing_bytes}
-    classes = {(low, high): usable & set(range(byte_class[low], byte_class[high] + 1)) for low, high in ranges}
+    classes = {(low, high): range(byte_class[low], byte_class[high] + 1) for low, high in ranges}
 
     subsets = [nfa.settle({0})]
     numbers = {subsets[0]: 0}
@@ -180,9 +196,9 @@ def determinize(nfa: Nfa, missing_bytes: Collection[int] = ()) -> tuple[list[dic
                 subsets.append(following)
             moves[-1][byte] = numbers[following]
         if len(subsets) > MAX_DFA_STATES or total_size > MAX_SUBSET_SIZE:
-            raise ValueError(
-                f"its automaton has over {MAX_DFA_STATES} states, or over {MAX_SUBSET_SIZE} states of the NFA in them; "
-                "shorten counted repetitions, above all one behind a part that may begin anywhere, as in [ab]*a[ab]{20}"
+            raise TooManyStates(
+                f"its automaton has over {MAX_DFA_STATES} states, or over {MAX_SUBSET_SIZE} states of the NFA in them",
+                "shorten counted repetitions, above all one behind a part that may begin anywhere, as in [ab]*a[ab]{20}",
             )
     return moves, [nfa.end in subset for subset in subsets], byte_class
 
@@ -195,7 +211,7 @@ def minimize(moves: list[dict[int, int]], accepting: list[bool], byte_class: np.
             sources[target][byte].append(state)
     alive = _alive(sources, accepting)
     if 0 not in alive:
-        raise ValueError("it matches no text that can be written; a class in it is empty, or the vocabulary has no token for it")
+        raise ValueError("it matches no text that can be written; a class in it is empty, or the vocabulary has no token for a character of it")
     block_of = _blocks(sources, alive, accepting)
 
     order = {block_of[0]: 0}  # blocks as they are first met from the start on

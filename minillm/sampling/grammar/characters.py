@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 Ranges = tuple[tuple[int, int], ...]
 ByteRanges = tuple[tuple[int, int], ...]  # one range for each byte of a character
 
@@ -36,6 +38,19 @@ def complement(ranges: Ranges) -> Ranges:
             gaps.append((start, low - 1))
         start = high + 1
     return (*gaps, (start, LAST)) if start <= LAST else tuple(gaps)
+
+
+def intersection(first: Ranges, second: Ranges) -> Ranges:
+    return complement(union(complement(first), complement(second)))
+
+
+def written_with(present: np.ndarray) -> np.ndarray:
+    """Which characters are made of no other bytes than those present, bool [LAST + 1]. `present` is bool [256]."""
+    code = np.arange(LAST + 1)
+    tail, second, third = (present[FIRST_TAIL + (code >> shift & 63)] for shift in (0, 6, 12))
+    of_two, of_three = present[0xC0 + (code >> 6 & 31)] & tail, present[0xE0 + (code >> 12 & 15)] & second & tail
+    of_four = present[0xF0 + (code >> 18)] & third & second & tail
+    return np.select([code < 0x80, code < 0x800, code < 0x10000], [present[code & 127], of_two, of_three], of_four)
 
 
 @dataclass(frozen=True)

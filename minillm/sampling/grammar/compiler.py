@@ -7,8 +7,8 @@ from collections.abc import Collection
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from minillm.sampling.grammar.automaton import build_automaton
-from minillm.sampling.grammar.params import StructuredOutputsParams
+from minillm.sampling.grammar.automaton import TooManyStates, build_automaton
+from minillm.sampling.grammar.params import StructuredOutputsParams, shortened
 from minillm.sampling.grammar.protocol import CompiledGrammar
 from minillm.sampling.grammar.regex import parse_choice, parse_regex
 from minillm.sampling.grammar.tokens import TokenAutomaton
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class GrammarCompiler:
-    """Compiles for one model and keeps the last `cache_size` grammars, with all the masks they have made.
+    """Compiles for one model and keeps the last `cache_size` grammars, with the masks they have made.
 
     Nothing of the vocabulary is read before the first constraint comes.
     """
@@ -54,9 +54,12 @@ class GrammarCompiler:
             return self._library.compile(params)
         tree = parse_regex(params.regex) if params.kind == "regex" else parse_choice(params.choice)
         try:
-            return TokenAutomaton(build_automaton(tree, self.vocabulary.missing_bytes), self.vocabulary)
+            return TokenAutomaton(build_automaton(tree, self.vocabulary.characters), self.vocabulary)
         except ValueError as error:
-            raise ValueError(f"{params.kind}={getattr(params, params.kind)!r} is not possible: {error}") from None
+            why = str(error)
+            if isinstance(error, TooManyStates):
+                why += "; " + ("give fewer or shorter choices" if params.kind == "choice" else error.way_out)
+            raise ValueError(f"{params.kind}={shortened(getattr(params, params.kind))} is not possible: {why}") from None
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

@@ -5,7 +5,8 @@ for it we take llguidance: it makes a mask from the parser's state when it is as
 than a millisecond and not a walk over the whole vocabulary for every state of the grammar, as in xgrammar; it names the
 keyword of a schema that it cannot serve, where others ignore it; and it takes tokens back.
 
-Where the text is forced, its masks allow one token only: the one that the tokenizer would make there.
+Where the text is forced, its masks allow one token only: the one that the tokenizer would make there. To the library an
+<unk> or an ordinary token that ends the text may be as good as any, so its masks are cut to the tokens that can be said.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from minillm.sampling.grammar.params import StructuredOutputsParams
+from minillm.sampling.grammar.params import StructuredOutputsParams, cut, shortened
 from minillm.sampling.grammar.protocol import check_rollback
 from minillm.sampling.grammar.schema import can_end
 from minillm.sampling.grammar.vocabulary import Vocabulary
@@ -25,6 +27,7 @@ from minillm.sampling.grammar.vocabulary import Vocabulary
 # As json.dumps writes it: one way to put spaces, so that brackets, names and colons are forced and can be jumped over.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 BITS = (1 << np.arange(32)).astype(np.uint32).view(np.int32)  # the word in which only this bit is set
+NO_TOKEN = "the vocabulary has no token for anything that may come next; constrain to text that it has tokens for"
 SUPPORTED = {
     "json": "JSON Schema's types, enum, const, properties, required, items, prefixItems, bounds of numbers, strings and "
     "arrays, pattern, format, anyOf, allOf, oneOf of options that exclude each other, and $ref to its own $defs",
@@ -52,10 +55,15 @@ class LibraryCompiler:
             raise _refusal(params, matcher.get_error())
         if params.kind == "json" and not can_end(json.loads(params.json)):
             raise _refusal(params, "it has no text that ends, since what it requires refers back to itself")
-        matcher.compute_bitmask()  # a grammar that leads nowhere is found when it is tried
-        if matcher.is_error():
-            raise _refusal(params, f"it matches no text ({matcher.get_error()})")
-        return LibraryRules(matcher, self.vocabulary)
+        rules, begins = LibraryRules(matcher, self.vocabulary), matcher.compute_ff_bytes()
+        if not self.vocabulary.can_spell(begins):
+            text = shortened(begins.decode(errors="replace"))
+            raise _refusal(params, f"the vocabulary has no tokens for what it begins with, {text}")
+        try:
+            rules.start().fill_mask(np.empty(self.vocabulary.num_words, np.int32))  # what leads nowhere is found when it is tried
+        except RuntimeError as error:
+            raise _refusal(params, f"it matches no text: {error}") from None
+        return rules
 
 
 class LibraryRules:
@@ -86,15 +94,40 @@ class LibraryGrammar:
         if self.is_terminated:
             words.fill(0)
             return
-        if not self._forced:
-            self._forced = self.matcher.compute_ff_tokens()[::-1]
+        if not self._forced and (forced := self.matcher.compute_ff_tokens()):
+            self._forced = self._sayable(forced)[::-1]
+            if not self._forced:
+                self._fill_along(self.matcher.compute_ff_bytes(), words)
+                return
         if self._forced:
             words.fill(0)
             words[self._forced[-1] // 32] = BITS[self._forced[-1] % 32]
-            return
-        words[:] = np.frombuffer(self.matcher.compute_bitmask(), np.int32)[: len(words)]
+        else:
+            self._fill_free(words)
+
+    def _fill_free(self, words: np.ndarray) -> None:
+        """Allow all tokens that the grammar does, where there is a choice."""
+        found = np.frombuffer(self.matcher.compute_bitmask(), np.int32)
         if self.matcher.is_error():
-            raise RuntimeError(f"the text has outgrown what the grammar's parser can follow: {self.matcher.get_error()}")
+            error = self.matcher.get_error()
+            stuck = "NoExtensionBias" in error  # the library's name for a mask in which there is nothing
+            raise RuntimeError(NO_TOKEN if stuck else f"the text has outgrown what the grammar's parser can follow: {error}")
+        np.bitwise_and(found[: len(words)], self.vocabulary.sayable, out=words)
+        if self.matcher.is_accepting():
+            words |= self.vocabulary.ends
+        self._check_not_stuck(words)
+
+    def _fill_along(self, text: bytes, words: np.ndarray) -> None:
+        """Allow whatever tokens say the forced `text`, where the tokenizer's own for it cannot be said."""
+        allowed = np.zeros(self.vocabulary.size, bool)
+        for token_id in self.vocabulary.tokens_along(text):
+            allowed[token_id] = self.matcher.validate_tokens([token_id]) == 1
+        words[:] = self.vocabulary.pack(allowed)
+        self._check_not_stuck(words)
+
+    def _check_not_stuck(self, words: np.ndarray) -> None:
+        if self.vocabulary.missing_bytes and not words.any():  # with all bytes there is always one to go on with
+            raise RuntimeError(NO_TOKEN)
 
     def accept(self, token_id: int) -> None:
         if self.is_terminated or not self._take(token_id):
@@ -127,7 +160,11 @@ class LibraryGrammar:
             self.matcher.rollback(count)
 
     def jump_tokens(self) -> list[int]:
-        return [] if self.is_terminated else self.matcher.compute_ff_tokens()
+        return [] if self.is_terminated else self._sayable(self.matcher.compute_ff_tokens())
+
+    def _sayable(self, token_ids: list[int]) -> list[int]:
+        """As many of them as can be said: the tokenizer has an <unk> for what its vocabulary has no token for."""
+        return list(takewhile(self.vocabulary.can_say, token_ids))
 
     def copy(self) -> LibraryGrammar:
         return LibraryGrammar(self.matcher.deep_copy(), self.vocabulary, self.num_accepted, self.is_terminated)
@@ -150,4 +187,5 @@ def _grammar_text(params: StructuredOutputsParams) -> str:
 
 def _refusal(params: StructuredOutputsParams, why: str) -> ValueError:
     why = why.split("<state>")[0].split("<backtrace>")[0].strip()  # what follows is for the library's own authors
-    return ValueError(f"{params.kind}={getattr(params, params.kind)!r} is not possible: {why}; supported: {SUPPORTED[params.kind]}")
+    why = cut(why, 400)
+    return ValueError(f"{params.kind}={shortened(getattr(params, params.kind))} is not possible: {why}; supported: {SUPPORTED[params.kind]}")

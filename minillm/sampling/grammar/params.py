@@ -37,7 +37,7 @@ class StructuredOutputsParams:
         for name in ("regex", "grammar"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
-                raise TypeError(f"{name}={value!r} is not allowed; allowed: a string")
+                raise TypeError(f"{name}={shortened(value)} is not allowed; allowed: a string")
         if self.choice is not None:
             object.__setattr__(self, "choice", _as_choices(self.choice))
 
@@ -54,11 +54,20 @@ class StructuredOutputsParams:
         names = [field.name for field in fields(cls)]
         allowed = f"allowed: a StructuredOutputsParams, or a dictionary with one of {', '.join(names)}"
         if not isinstance(given, Mapping):
-            raise TypeError(f"structured_outputs={given!r} is not allowed; {allowed}")
+            raise TypeError(f"structured_outputs={shortened(given)} is not allowed; {allowed}")
         unknown = [name for name in given if name not in names]
         if unknown:
             raise ValueError(f"structured_outputs has the unknown field {unknown[0]!r}; {allowed}")
         return cls(**given)
+
+
+def shortened(value: object) -> str:
+    """`value` as an error quotes it: its beginning and its end, if it is long."""
+    return cut(repr(value), 200)
+
+
+def cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 70]} ... {text[-40:]} ({len(text)} characters)"
 
 
 def _as_schema_text(schema: object) -> str:
@@ -69,23 +78,23 @@ def _as_schema_text(schema: object) -> str:
         try:
             schema = json.loads(schema)
         except json.JSONDecodeError as error:
-            raise ValueError(f"json={schema!r} is not JSON: {error}; {allowed}") from None
+            raise ValueError(f"json={shortened(schema)} is not JSON: {error}; {allowed}") from None
     elif not isinstance(schema, Mapping):
-        raise TypeError(f"json={schema!r} is not allowed; {allowed}")
+        raise TypeError(f"json={shortened(schema)} is not allowed; {allowed}")
     if not isinstance(schema, Mapping | bool):
-        raise ValueError(f"json={schema!r} is JSON, but no schema; {allowed}")
+        raise ValueError(f"json={shortened(schema)} is JSON, but no schema; {allowed}")
     try:
         return json.dumps(schema, ensure_ascii=False)
     except TypeError as error:
-        raise TypeError(f"json={schema!r} cannot be written as JSON: {error}; {allowed}") from None
+        raise TypeError(f"json={shortened(schema)} cannot be written as JSON: {error}; {allowed}") from None
 
 
 def _as_choices(choice: object) -> tuple[str, ...]:
     if isinstance(choice, str) or not isinstance(choice, Sequence):
-        raise TypeError(f"choice={choice!r} is not allowed; allowed: a list of strings")
+        raise TypeError(f"choice={shortened(choice)} is not allowed; allowed: a list of strings")
     for index, text in enumerate(choice):
         if not isinstance(text, str):
-            raise TypeError(f"choice[{index}]={text!r} is not allowed; allowed: a string")
+            raise TypeError(f"choice[{index}]={shortened(text)} is not allowed; allowed: a string")
     if not choice:
         raise ValueError("choice=[] leaves nothing to say; allowed: a list of at least one string")
     return tuple(choice)

@@ -16,6 +16,7 @@ import re
 from dataclasses import dataclass
 
 from minillm.sampling.grammar.characters import CharacterClass, Ranges, shorthand
+from minillm.sampling.grammar.params import shortened
 
 MAX_REPEATS = 1000  # as often as {m,n} may count
 MAX_DEPTH = 100  # groups inside groups
@@ -63,7 +64,7 @@ def parse_regex(pattern: str) -> Node:
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"regex={pattern!r} is no regular expression: {error}") from None
+        raise ValueError(f"regex={shortened(pattern)} is no regular expression: {error}") from None
     return _Parser(pattern).parse()
 
 
@@ -120,7 +121,7 @@ class _Parser:
                 self._refuse(_name_of_group(self.pattern[self.place :]), 4)
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise ValueError(f"regex={self.pattern!r} has groups {self.depth} deep; at most {MAX_DEPTH} are allowed: unfold some")
+            raise ValueError(f"regex={shortened(self.pattern)} has groups {self.depth} deep; at most {MAX_DEPTH} are allowed: unfold some")
         inside = self.parse()
         self.depth -= 1
         self._take(")")
@@ -136,7 +137,7 @@ class _Parser:
             high = int(found[3]) if found[3] else None if found[2] else low
             if max(low, high or 0) > MAX_REPEATS:
                 raise ValueError(
-                    f"regex={self.pattern!r} repeats {found[0]} at place {self.place}; at most {MAX_REPEATS} times are "
+                    f"regex={shortened(self.pattern)} repeats {found[0]} at place {self.place}; at most {MAX_REPEATS} times are "
                     "counted: use * or +, or bound the text by max_tokens"
                 )
         self.place = found.end()
@@ -191,7 +192,7 @@ class _Parser:
     def _refuse(self, name: str, length: int) -> None:
         found = self.pattern[self.place : self.place + length]
         raise ValueError(
-            f"regex={self.pattern!r} has {name}, {found!r} at place {self.place}, which is not supported; supported: {SUPPORTED}"
+            f"regex={shortened(self.pattern)} has {name}, {found!r} at place {self.place}, which is not supported; supported: {SUPPORTED}"
         )
 
 

@@ -12,21 +12,23 @@ from minillm.sampling.grammar.protocol import check_rollback
 from minillm.sampling.grammar.vocabulary import Vocabulary
 
 ENDED = -2  # the state after an end-of-sequence token
+MAX_MASK_BYTES = 16 << 20  # of one grammar: 1024 masks of 128k tokens
+MAX_JUMPS = 10_000  # of one grammar
 
 
 class TokenAutomaton:
     """The automaton over tokens instead of bytes, made where it is used.
 
     A state's mask is made when the first request comes there, by one walk of the vocabulary's trie, and kept: from then
-    on it is a copy of vocab_size / 8 bytes.
+    on it is a copy of vocab_size / 8 bytes. All that are kept take at most MAX_MASK_BYTES; beyond that the oldest goes.
     """
 
     def __init__(self, automaton: Automaton, vocabulary: Vocabulary):
         self.automaton = automaton
         self.vocabulary = vocabulary
-        self.masks: dict[int, np.ndarray] = {ENDED: vocabulary.pack(np.zeros(vocabulary.size, bool))}
+        self.masks = Kept(MAX_MASK_BYTES // (4 * vocabulary.num_words))  # {state: int32 [num_words]}
         self._forced: dict[int, bytes] = {}
-        self._jumps: dict[tuple[int, int | None], list[int]] = {}
+        self._jumps = Kept(MAX_JUMPS)  # {(state, last token): tokens}
 
     def start(self) -> AutomatonGrammar:
         return AutomatonGrammar(self)
@@ -61,6 +63,18 @@ class TokenAutomaton:
         return list(self._jumps[state, last_token])
 
 
+class Kept(dict):
+    """A dictionary that holds the last `capacity` entries (at least one) that were put into it."""
+
+    def __init__(self, capacity: int):
+        self.capacity = max(1, capacity)
+
+    def __setitem__(self, key: object, value: object) -> None:
+        super().__setitem__(key, value)
+        if len(self) > self.capacity:
+            del self[next(iter(self))]
+
+
 class AutomatonGrammar:
     """A `Grammar` whose place is a state of the automaton; to go back is to forget the last states."""
 
@@ -74,7 +88,7 @@ class AutomatonGrammar:
         return self.states[-1] == ENDED
 
     def fill_mask(self, words: np.ndarray) -> None:
-        words[:] = self.rules.mask(self.states[-1])
+        words[:] = 0 if self.is_terminated else self.rules.mask(self.states[-1])
 
     def accept(self, token_id: int) -> None:
         state = self.rules.after(self.states[-1], token_id)

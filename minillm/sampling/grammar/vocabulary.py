@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minillm.sampling.grammar.characters import Ranges, written_with
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -67,6 +69,54 @@ class Vocabulary:
     def missing_bytes(self) -> frozenset[int]:
         """Bytes that cannot be said alone. Most vocabularies have them all, and then no grammar can get stuck."""
         return frozenset(range(256)) - self.single_bytes.keys()
+
+    @cached_property
+    def characters(self) -> Ranges | None:
+        """The characters that a text without dead ends may hold; None if these are all.
+
+        Those of which each byte is a token, and those that are a token themselves, unless another token ends inside
+        them: from there only bytes could go on. A character that is only a part of longer tokens is none of them.
+        """
+        if not self.missing_bytes:
+            return None
+        present = np.zeros(256, bool)
+        present[list(self.single_bytes)] = True
+        holds = written_with(present)
+        cuts = {text[place:] for text in filter(None, self.token_bytes) for place in range(-3, 0) if text[place:][:1] >= b"\xc0"}
+        for text in self.token_bytes:
+            character = _decoded(text) or ""
+            if len(character) == 1 and not any(text[:length] in cuts for length in range(1, len(text))):
+                holds[ord(character)] = True
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], holds, [False]])))
+        return tuple(zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True))
+
+    @cached_property
+    def sayable(self) -> np.ndarray:
+        """The tokens that text is made of, as words."""
+        return self.pack(self.lengths > 0)
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """The end-of-sequence tokens, as words. One is never text, though its characters may be."""
+        return self.pack(np.isin(np.arange(self.size), list(self.eos_token_ids)))
+
+    def tokens_along(self, text: bytes) -> list[int]:
+        """The tokens that begin with all of `text`, or that it begins with. A look at every token: not for each step."""
+        return [
+            token_id
+            for token_id, written in enumerate(self.token_bytes)
+            if written and (text.startswith(written) or written.startswith(text))
+        ]
+
+    def can_spell(self, text: bytes) -> bool:
+        """Whether tokens can write a text that begins with `text`."""
+        if not self.missing_bytes:
+            return True
+        places = {0}  # in `text`, where a token may begin
+        for place in range(len(text)):
+            if place in places:
+                places |= {place + len(self.token_bytes[token_id]) for token_id in self.tokens_along(text[place:])}
+        return max(places) >= len(text)
 
     def longer_than(self, length: int) -> np.ndarray:
         """The tokens of more bytes, as words."""
