@@ -112,7 +112,7 @@ def test_the_noise_of_a_draft_is_not_that_of_what_replaces_it():
 
 def a_request(name: str, params: SamplingParams, seed: int) -> SimpleNamespace:
     return SimpleNamespace(request_id=name, params=params, token_ids=[1], prompt_token_ids=[1], output_token_ids=[],
-                           stop_token_ids=frozenset(), grammar=None, sample_seed=lambda: seed)  # fmt: skip
+                           stop_token_ids=frozenset(), grammar=None, cache_salt=None, sample_seed=lambda: seed)  # fmt: skip
 
 
 def test_other_rows_of_the_batch_keep_their_own_draw():

@@ -148,6 +148,29 @@ def test_a_draft_model_without_room_drafts_for_whom_it_can(folder):
     assert not drafter.states and drafter.manager.pool.num_free == 60
 
 
+def test_a_draft_model_shares_prefixes_too(folder):
+    """The second request reads only what is new of its prompt, and guesses as well as the first."""
+    llm = make(folder, "perfect", block_size=4)
+    runner_rows, drafter = [], llm.engine.speculation.drafter
+    forward = drafter.forward
+
+    def counted(rows):
+        runner_rows.extend(row.num_tokens for row in rows)
+        return forward(rows)
+
+    drafter.forward = counted
+    params = SamplingParams(max_tokens=9, ignore_eos=True, temperature=0.0)
+    prompt = [5 + i % 7 for i in range(40)]
+    first = say(llm, params, [prompt])
+    assert max(runner_rows) == 41
+    runner_rows.clear()
+    assert tokens(say(llm, params, [prompt])) == tokens(first) and max(runner_rows) <= 4 + 1
+    runner_rows.clear()
+    [salted] = llm.generate({"prompt_token_ids": prompt, "cache_salt": "a"}, params, use_tqdm=False)
+    assert [salted.outputs[0].token_ids] == tokens(first)[0] and max(runner_rows) == 41
+    assert llm.engine.speculation.metrics.acceptance_rate == 1
+
+
 def test_a_draft_model_reads_long_prompts_in_pieces_and_stops_where_it_was_not_trained(folder, tmp_path):
     save_tiny_llama(tmp_path / "short", max_position_embeddings=40)
     prompts = [[5 + i % 7 for i in range(30)], [60 + i % 11 for i in range(25)]]

@@ -171,7 +171,7 @@ def build_draft_runner(model: Decoder, kv_cache: KVCacheManager, config: EngineC
     path = resolve_model(spec.model)
     check_same_tokens(config.model, model.config.vocab_size, path)
     draft = load_model(path, model.dtype, model.device, spec.quantization)
-    manager = KVCacheManager(kv_cache.pool.num_blocks, kv_cache.block_size, enable_prefix_caching=False, window=sliding_window(draft))
+    manager = KVCacheManager(kv_cache.pool.num_blocks, kv_cache.block_size, config.enable_prefix_caching, sliding_window(draft))
     cache = build_cache(draft, manager, config.kv_cache_dtype)
     attention = build_attention(draft, cache, config.attention_backend)
     return ModelRunner(draft, cache, attention, graphs=build_graphs(draft, attention, manager, config)), manager

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minillm.kv_cache.manager import ComputedBlocks, KVCacheManager
+from minillm.kv_cache.manager import KVCacheManager
 from minillm.sampling.grammar.mask import GrammarMasks
 from minillm.sampling.noise import derive_seed
 from minillm.sampling.sampler import Sampler, SamplingMetadata, SamplingRow
@@ -27,11 +27,10 @@ from minillm.speculative.rejection import DRAFT
 class DraftState:
     """What the draft model has computed of one request. The cache manager takes it for a request."""
 
-    cache_salt = prompt_logprobs = None
-    prefix_cache_limit = 0
+    prompt_logprobs = None
 
-    def __init__(self, request_id: str):
-        self.request_id = request_id
+    def __init__(self, request_id: str, cache_salt: str | None = None):
+        self.request_id, self.cache_salt = request_id, cache_salt
         self.token_ids: list[int] = []  # those of the request, then the guesses
         self.num_certain = 0  # of them, when it was asked the last time
         self.num_computed_tokens = 0
@@ -39,6 +38,10 @@ class DraftState:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def prefix_cache_limit(self) -> int:
+        return len(self.token_ids) - 1
 
     def follow(self, token_ids: list[int]) -> None:
         """Take over what has become certain; guesses that turned out wrong are forgotten, with their keys."""
@@ -111,8 +114,10 @@ class ModelDrafter:
             self.manager.free(state)
 
     def _state(self, request: DraftedRequest) -> DraftState:
-        state = self.states.setdefault(request.request_id, DraftState(request.request_id))
+        state = self.states.setdefault(request.request_id, DraftState(request.request_id, request.cache_salt))
         state.follow(request.token_ids)
+        if request.request_id in self.manager.tables:
+            self.manager.cache_blocks(state)  # now, while all its tokens are certain: what has a name is never written again
         return state
 
     def _read(self, drafting: list[Drafting]) -> list[Drafting]:
@@ -121,10 +126,9 @@ class ModelDrafter:
         budget = self.max_num_batched_tokens
         active, reading = [], []
         for one in drafting:
-            missing = one.num_missing
-            new = None if one.state.request_id in self.manager.tables else ComputedBlocks()
-            if one.count < 1 or not self.manager.allocate_slots(one.state, missing + one.count - 1, new):
+            if one.count < 1 or not self._make_room(one):
                 continue
+            missing = one.num_missing
             if missing <= budget:
                 active.append(one)
                 budget -= missing
@@ -136,6 +140,17 @@ class ModelDrafter:
             for row in reading:
                 row.request.num_computed_tokens += row.num_tokens
         return sorted(active, key=lambda one: one.num_missing > 1)
+
+    def _make_room(self, one: Drafting) -> bool:
+        """Slots for what is certain and for the guesses; a new request begins with what the prefix cache holds of it."""
+        state, found = one.state, None
+        if state.request_id not in self.manager.tables:
+            found = self.manager.get_computed_blocks(state)
+        num_computed = state.num_computed_tokens if found is None else found.num_tokens
+        if not self.manager.allocate_slots(state, len(state.token_ids) + one.count - 1 - num_computed, found):
+            return False
+        state.num_computed_tokens = num_computed
+        return True
 
     def _row(self, one: Drafting, samples: int) -> DraftRow:
         state = one.state

@@ -24,6 +24,7 @@ class DraftedRequest(Protocol):
     prompt_token_ids: list[int]
     output_token_ids: list[int]
     stop_token_ids: frozenset[int]
+    cache_salt: str | None  # requests with different salts share nothing
     grammar: Grammar | None  # may be asked, and moved on if it is rolled back afterwards (chapter 19)
 
     def sample_seed(self) -> int: ...
