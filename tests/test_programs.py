@@ -5,15 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
+from prompt_programs import BLOCK, TEXT, is_clean, make_llm, prefill_of, rows_of, say
 from tiny import BEGIN, save_tiny_llama
 
 from minillm import LLM, SamplingParams
 from minillm.programs import State, gen, select
-from minillm.sampling.selection import Selection
-
-TEXT = "the cat sat on the mat, then the naïve cat ate 10 crêpes"
-BLOCK = 4
 
 
 @pytest.fixture(scope="module")
@@ -29,34 +25,6 @@ def oracle(folder):
 @pytest.fixture
 def llm(folder, oracle) -> LLM:
     return make_llm(folder)
-
-
-def make_llm(folder: Path | str, **settings) -> LLM:
-    llm = LLM(str(folder), **{"device": "cpu", "block_size": BLOCK, "num_kv_blocks": 500} | settings)
-    llm.trace.enabled = True
-    return llm
-
-
-def say(llm: LLM, prompt, **params):
-    return llm.generate(prompt, SamplingParams(**params), use_tqdm=False)[0].outputs[0]
-
-
-def rows_of(llm: LLM) -> list[int]:
-    """How many rows each step had."""
-    steps = [event.step for event in llm.trace.events if event.name == "tokens"]
-    return [steps.count(step) for step in sorted(set(steps))]
-
-
-def prefill_of(llm: LLM) -> int:
-    """How many tokens of prompts were computed."""
-    rows = [(event.args["start"], event.value, event.args["prompt"]) for event in llm.trace.events if event.name == "tokens"]
-    return int(sum(max(0, min(start + count, prompt) - start) for start, count, prompt in rows))
-
-
-def is_clean(llm: LLM) -> bool:
-    llm.engine.scheduler.check_integrity()
-    left = (llm.engine.has_unfinished, llm._collectors, llm._submissions, llm.engine.kv_cache.tables, llm.engine.kv_cache.chains)
-    return not any(left)
 
 
 @pytest.mark.parametrize("params", [dict(temperature=0.0, max_tokens=9), dict(seed=3, top_k=20, max_tokens=7), dict(temperature=0.0, stop="a", max_tokens=30)])
@@ -128,103 +96,6 @@ def test_written_text_is_tokenized_as_one_piece_however_it_was_cut(llm):
     [expected] = llm.chat([{"role": "user", "content": "the cat"}], SamplingParams(temperature=0.0, max_tokens=4), use_tqdm=False)
     assert conversation.output("answer").prompt_token_ids == expected.prompt_token_ids
     assert conversation["answer"] == expected.outputs[0].text
-
-
-def reference(oracle, tokens: list[int], start: int) -> list[float]:
-    """Log-probabilities of tokens[start:] by transformers."""
-    with torch.inference_mode():
-        logprobs = oracle(torch.tensor([tokens])).logits[0].double().log_softmax(dim=-1)  # [num_tokens, vocab_size]
-    return [logprobs[at - 1, tokens[at]].item() for at in range(start, len(tokens))]
-
-
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("text, choices, num_shared", [
-    (TEXT, [" the mat", " 日本語", "😀"], None),
-    (TEXT + " the c", ["at", "rêpes", "10"], -1),  # " c" and "at" are one token together: scores begin before " c"
-])  # fmt: skip
-def test_the_scores_of_a_select_are_transformers_logprobs(llm, oracle, normalize, text, choices, num_shared):
-    encode = llm.get_tokenizer().encode
-    start = len(encode(text)) + (num_shared or 0)
-    assert all(encode(text + choice)[:start] == encode(text)[:start] for choice in choices)
-    state = State(llm, text)
-    state += select("choice", choices, normalize)
-    found = state.output("choice")
-    expected = [reference(oracle, encode(text + choice), start) for choice in choices]
-    for row, other in zip(found.logprobs, expected, strict=True):
-        assert row == pytest.approx(other, abs=1e-4)
-    scores = [sum(row) / (len(row) if normalize else 1) for row in expected]
-    assert found.scores == pytest.approx(scores, abs=1e-4)
-    best = choices[scores.index(max(scores))]
-    assert state["choice"] == best and state.text == text + best and state.token_ids == encode(text + best)
-    assert is_clean(llm)
-
-
-def test_choices_are_scored_in_one_batch_that_shares_the_text_before(llm):
-    state = State(llm, TEXT)
-    state += select("choice", [" the mat", " 日本語", "😀"])
-    assert state["choice"]
-    num_before = len(llm.get_tokenizer().encode(TEXT))
-    whole = (num_before - 1) // BLOCK * BLOCK  # the last token before the choices has to be computed: its logits are wanted
-    sizes = [len(row) for row in state.output("choice").logprobs]
-    assert rows_of(llm) == [1, 3]
-    assert prefill_of(llm) == whole + sum(num_before - whole + size for size in sizes)
-    llm.trace.clear()
-    again = State(llm, TEXT)
-    again += select("choice", [" the mat", " 日本語", "😀"])
-    assert again["choice"] == state["choice"] and rows_of(llm) == [3]  # nothing to compute before
-
-
-def test_which_choice_wins_by_sum_and_by_mean():
-    logprobs = [[-1.2], [-1.6, -0.2, -0.1], [-1.2]]
-    assert Selection("abc", logprobs).choice == "a" and Selection("abc", logprobs, normalize=True).choice == "b"
-
-
-def scored(llm: LLM, tokens: list[int], start: int, params: SamplingParams) -> list:
-    prompt = {"prompt_token_ids": tokens, "logprob_start_len": start}
-    return llm.generate(prompt, params, use_tqdm=False)[0]
-
-
-@pytest.mark.parametrize("chunk", [100, 5])
-@pytest.mark.parametrize("start", [0, 1, 4, 5, 9, 18])
-def test_prompt_logprobs_from_a_position_on_are_those_of_all(folder, oracle, start, chunk):
-    llm = make_llm(folder, max_num_batched_tokens=chunk)
-    tokens = list(range(10, 29))
-    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, prompt_logprobs=2)
-    for expect_cached in (0, max(0, start - 1) // BLOCK * BLOCK):
-        output = scored(llm, tokens, start, params)
-        assert output.metrics.num_cached_tokens == expect_cached
-        assert output.prompt_logprobs[: max(1, start)] == [None] * max(1, start) and len(output.prompt_logprobs) == 19
-        found = [row[token].logprob for token, row in zip(tokens[max(1, start) :], output.prompt_logprobs[max(1, start) :])]
-        assert found == pytest.approx(reference(oracle, tokens, max(1, start)), abs=1e-4)
-        assert all(len(row) in (2, 3) for row in output.prompt_logprobs[max(1, start) :])
-    assert output.outputs[0].token_ids == say(llm, {"prompt_token_ids": tokens}, temperature=0.0, max_tokens=3, ignore_eos=True).token_ids
-
-
-@pytest.mark.parametrize("settings", [{}, {"preemption_mode": "swap", "host_kv_bytes": 1 << 20}])
-def test_prompt_logprobs_from_a_position_on_survive_preemption_and_samples(folder, oracle, settings):
-    llm = make_llm(folder, num_kv_blocks=16, max_num_batched_tokens=7, **settings)
-    texts = [[5 + i, *range(10, 28)] for i in range(3)]
-    say(llm, {"prompt_token_ids": texts[0]}, max_tokens=1)
-    params = SamplingParams(seed=0, max_tokens=20, ignore_eos=True, prompt_logprobs=0, n=2)
-    prompts = [{"prompt_token_ids": text, "logprob_start_len": 10 + i} for i, text in enumerate(texts)]
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    assert sum(output.metrics.num_preemptions for output in outputs) > 0 and outputs[0].metrics.num_cached_tokens == 8
-    for i, (text, output) in enumerate(zip(texts, outputs)):
-        rows = output.prompt_logprobs
-        assert rows[: 10 + i] == [None] * (10 + i) and len(rows) == len(text)
-        found = [rows[at][text[at]].logprob for at in range(10 + i, len(text))]
-        assert found == pytest.approx(reference(oracle, text, 10 + i), abs=1e-4)
-
-
-@pytest.mark.parametrize("start, params, error, said", [
-    (3, {}, ValueError, "set SamplingParams.prompt_logprobs=0."),
-    (-1, {"prompt_logprobs": 0}, ValueError, "logprob_start_len=-1 is not allowed; allowed: a whole number from 0 to 4"),
-    (5, {"prompt_logprobs": 0}, ValueError, "logprob_start_len=5"),
-    (1.0, {"prompt_logprobs": 0}, TypeError, "prompts.0.: logprob_start_len=1.0"),
-])  # fmt: skip
-def test_a_start_that_cannot_be_is_refused(llm, start, params, error, said):
-    with pytest.raises(error, match=said):
-        scored(llm, [5, 6, 7, 8, 9], start, SamplingParams(**params))
 
 
 def test_branches_go_their_own_way_and_are_joined_in_order(llm):
@@ -361,84 +232,6 @@ def test_what_can_never_be_asked_is_said_to_whoever_reads(llm, begin, piece, sai
             read()
     assert len(other.output("fine").outputs[0].token_ids) == 3
     assert is_clean(llm)
-
-
-def test_a_failed_step_raises_for_all_that_wait(llm, monkeypatch):
-    states = [State(llm, TEXT) for _ in range(3)]
-    for state in states[:2]:
-        state += gen("one", max_tokens=2, ignore_eos=True)
-        state["one"]
-        state += gen("two", max_tokens=9)
-    branches = states[0].fork(2)
-    branches[0] += gen("three")
-    states[0].join(branches)
-    states[2] += gen("four", max_tokens=9)
-    execute = llm.engine.runner.execute
-    monkeypatch.setattr(llm.engine.runner, "execute", lambda output: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        states[1]["two"]
-    monkeypatch.setattr(llm.engine.runner, "execute", execute)
-    for state, name in [(states[0], "two"), (states[1], "two"), (states[2], "four"), (branches[0], "three"), (states[0], "three")]:
-        with pytest.raises(RuntimeError, match="the program failed: .*ZeroDivisionError") as caught:
-            state[name]
-        assert isinstance(caught.value.__cause__.__cause__, ZeroDivisionError)
-    assert states[0]["one"] and is_clean(llm)
-    again = State(llm, TEXT)
-    again += gen("one", max_tokens=2, ignore_eos=True)
-    assert again["one"] and is_clean(llm)
-
-
-def test_an_abandoned_program_leaves_nothing_in_the_engine(llm):
-    with pytest.raises(ZeroDivisionError), State(llm, TEXT) as state:
-        state += gen("one", max_tokens=3, ignore_eos=True)
-        branches = state.fork(3)
-        for branch in branches:
-            branch += gen("two", max_tokens=50, ignore_eos=True)
-            branch += select("three", ["a", "b"])
-        assert state["one"]
-        for _ in range(4):
-            llm.step()
-        assert len(llm.engine.scheduler.requests) == 3
-        raise ZeroDivisionError
-    assert is_clean(llm) and state["one"]
-    with pytest.raises(RuntimeError, match="was closed before this was said"):
-        branches[0]["two"]
-    with pytest.raises(RuntimeError, match="was closed and takes nothing more"):
-        state += "more"
-
-    state = State(llm, TEXT)
-    one, two = state.fork(2)
-    for branch in (one, two):
-        branch += gen("x", max_tokens=50, ignore_eos=True)
-    state.join([one, two])
-    two.close()
-    with pytest.raises(RuntimeError, match="a branch was closed before it could be joined"):
-        state["x"]
-    assert len(one["x"]) and is_clean(llm)
-    state = State(llm, TEXT)
-    state += gen("x", max_tokens=5)
-    llm.engine.abort(state._submissions[0].request)
-    with pytest.raises(RuntimeError, match="what this state waits for was aborted"):
-        state["x"]
-
-
-def test_a_submission_is_served_by_whoever_steps(llm):
-    heard = []
-    submission = llm.submit(TEXT, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True), lambda one, delta: heard.append((one, delta)), streaming=True)
-    silent = llm.submit("the cat", SamplingParams(max_tokens=60, ignore_eos=True))
-    with pytest.raises(RuntimeError, match="still under way"):
-        submission.output()
-    expected = say(llm, TEXT, temperature=0.0, max_tokens=6, ignore_eos=True)
-    assert submission.is_finished and submission.output().outputs[0] == expected
-    assert "".join(delta.text for _, delta in heard) == expected.text and {one for one, _ in heard} == {submission}
-    assert [delta.finish_reason for _, delta in heard] == [None] * 5 + ["length"]
-    assert llm.step() and not silent.is_finished
-    silent.withdraw()
-    assert silent.is_finished and is_clean(llm) and not llm.step()
-    with pytest.raises(RuntimeError, match="it was withdrawn"):
-        silent.output()
-    with pytest.raises(ValueError, match=r"submit\(\) takes 1 prompt, not 2"):
-        llm.submit(["a", "b"])
 
 
 CONTEXT = (

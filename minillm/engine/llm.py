@@ -45,7 +45,8 @@ class LLM:
     what the model was made for; nothing of it enters the prefix cache (`minillm.kv_cache.retention`).
 
     `speculative_config={"method": "ngram"}` or `{"method": "draft_model", "model": ...}` guesses several tokens a step and
-    checks them all: fewer steps, the same tokens (`minillm.speculative.config`).
+    checks them all: fewer steps, and what is said stays as it was (`minillm.speculative.config`). Only with a draft model a
+    request without a seed is drawn anew, from the same distribution.
 
     `host_kv_bytes` of host memory take swapped requests and prefixes that the device has no room for; `disk_kv_bytes`
     of the folder `disk_kv_path` take what falls out of it, and bound the folder, whichever model wrote there; `close`, or
