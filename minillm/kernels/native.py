@@ -27,6 +27,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from minillm.kernels import huge_pages
 from minillm.kernels.native_build import cache_folder, compile_shared, cpu_name, is_ours
 
 SOURCE = Path(__file__).with_name("native.c")
@@ -76,7 +77,7 @@ def pack(weight: Tensor) -> Tensor:
     out_features, in_features = weight.shape
     pair = library(weight.dtype).weight_pair()
     padded = torch.nn.functional.pad(weight, (0, -in_features % pair, 0, -out_features % LANES))
-    return padded.view(-1, LANES, padded.shape[1] // pair, pair).transpose(1, 2).contiguous()
+    return huge_pages.copy(padded.view(-1, LANES, padded.shape[1] // pair, pair).transpose(1, 2))
 
 
 def unpack(packed: Tensor, out_features: int, in_features: int) -> Tensor:

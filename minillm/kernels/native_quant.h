@@ -121,7 +121,8 @@ static inline __attribute__((always_inline)) void multiply_groups(const int rows
     for (long g = 0, i = 0; g < groups; g++) {
         long end = i + m->group < m->in ? i + m->group : m->in;
         accumulator sum[ROWS][2] = {};
-        for (; i < end; i += STEP, codes += step_bytes(kind))
+        for (; i < end; i += STEP, codes += step_bytes(kind)) {
+            for (long b = 0; b < step_bytes(kind) && kind != DECODED && rows >= AHEAD_FROM; b += 64) ask_for(codes + b + AHEAD);
 #pragma GCC unroll 1
             for (int c = 0; c < STEP / PAIR; c += 2) {
                 factors w[2];
@@ -129,6 +130,7 @@ static inline __attribute__((always_inline)) void multiply_groups(const int rows
                 for (int r = 0; r < rows; r++)
                     for (int k = 0; k < 2; k++) sum[r][k] = multiply_add(sum[r][k], x + r * m->in + i + (c + k) * PAIR, w[k]);
             }
+        }
         long place = (n * groups + g) * LANES;
         lanes scale = load_scales(m, place);
         for (int r = 0; r < rows; r++) {
@@ -157,12 +159,14 @@ static inline __attribute__((always_inline)) void multiply_rows(int rows, const 
 }
 
 static inline __attribute__((always_inline)) void decode_panel_of(const int kind, const Matrix *m, const uint8_t *codes, T *values) {
-    for (long i = 0; i < m->in; i += STEP, codes += step_bytes(kind))
+    for (long i = 0; i < m->in; i += STEP, codes += step_bytes(kind)) {
+        for (long b = 0; b < step_bytes(kind); b += 64) ask_for(codes + b + AHEAD);
         for (int c = 0; c < STEP / PAIR; c += 2) {
             factors w[2];
             decode(kind, codes, c, m->table, w);
             for (int k = 0; k < 2; k++) store_factors(values + (i + (c + k) * PAIR) * LANES, w[k]);
         }
+    }
 }
 
 static void decode_panel(const Matrix *m, const uint8_t *codes, T *values) {

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minillm.kernels import native
+from minillm.kernels import huge_pages, native
 from minillm.kernels.native import LANES
 
 STEP = 8  # inputs that are decoded together; the kinds of native_quant.h
@@ -96,7 +96,7 @@ def pack(
     in_pairs = native.library(dtype).weight_pair() == 2
     padded = F.pad(codes, (0, -in_features % STEP, 0, -out_features % LANES))
     steps = padded.view(-1, LANES, padded.shape[1] // STEP, STEP)  # [panels, LANES, steps, STEP]
-    packed = _PACK[kind](steps, table, in_pairs)
+    packed = huge_pages.copy(_PACK[kind](steps, table, in_pairs))
     values = _table(kind, table, in_pairs)
     sums = None
     if kind == W8A8:

@@ -11,14 +11,12 @@ Block 0 is the null block and stays zero.
 
 from __future__ import annotations
 
-import math
-import mmap
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from minillm.kernels import huge_pages
 from minillm.kv_cache.quantized import KV_DTYPES, bytes_per_vector, dequantize_vectors, quantize_vectors
 
 if TYPE_CHECKING:
@@ -125,10 +123,6 @@ def as_bytes(x: Tensor) -> Tensor:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
     """Zeros, and never what the memory held before: a weight of 0 times NaN is NaN. On a CPU memory is taken page by
     page when it is first written, so that a large pool costs nothing until it is used."""
-    if torch.device(device).type != "cpu" or 0 in shape:
+    if torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)  # zeros, by the system's promise
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    return huge_pages.zeros(shape, dtype)
