@@ -99,7 +99,9 @@ static inline __attribute__((always_inline)) void attend_rows(const int rows, co
                                                               float *scores, long stride, T **out) {
     const Pages *p = past->pages;
     const long dim = p->dim, size = p->size, last = to[rows - 1], count = dim * size;
-    const long first = p->sinks ? 0 : from[0], first_block = first / size;  // rows are in order of position
+    // Rows are in order of position. Sums begin with a whole block, so that they are the same in any company: what a row does
+    // not see has the weight 0.
+    const long first_block = p->sinks ? 0 : from[0] / size, first = first_block * size;
     for (long block = first_block; block * size < last; block++) {
         if ((block + 1) * size < last) prefetch(key_block(past, block + 1), count);
         const C *keys = key_block(past, block);
@@ -115,7 +117,7 @@ static inline __attribute__((always_inline)) void attend_rows(const int rows, co
         softmax_row(s, sinks, start, to[r], last, &inverse[r]);
         for (long block = first_block; SCALED && block * size < last; block++) {
             const float *scales = p->value_scales + vectors_of(past, block);
-            for (long key = block * size < first ? first : block * size; key < (block + 1) * size && key < last; key++)
+            for (long key = block * size; key < (block + 1) * size && key < last; key++)
                 s[key] *= scales[key - block * size];
         }
     }
@@ -123,10 +125,10 @@ static inline __attribute__((always_inline)) void attend_rows(const int rows, co
     for (; d + LANES <= dim; d += LANES) {
         lanes sum[ROWS][2] = {};
         for (long block = first_block; block * size < last; block++) {
-            long key = block * size < first ? first : block * size;
+            long key = block * size;
             long end = (block + 1) * size < last ? (block + 1) * size : last;
             if (d == 0 && end < last) prefetch(value_block(past, block + 1), count);
-            const C *v = value_block(past, block) + (key - block * size) * dim + d;
+            const C *v = value_block(past, block) + d;
             for (; key + 2 <= end; key += 2, v += 2 * dim) {
                 lanes even = read_lanes(v), odd = read_lanes(v + dim);
                 for (int r = 0; r < rows; r++) {

@@ -32,14 +32,14 @@ enum { AHEAD = 8192 };
 #endif
 static inline void ask_for(const void *place) { __builtin_prefetch(place, 0, 2); }  // into the second-level cache
 
-// One panel times up to ROWS rows of x. Few rows take more chains of additions, so that none waits for the one before. The
-// weights `ahead` bytes on are asked for.
-static inline __attribute__((always_inline)) void multiply_panel(const int rows, const int chains, const T *x, long x_stride,
-                                                                 const T *panel, lanes *sums, long in, long ahead) {
-    accumulator sum[ROWS][4] = {};
-    long i = 0, step = PAIR * chains;
-    for (; i + step <= in; i += step)
-        for (int c = 0; c < chains; c++) {
+// One panel times up to ROWS rows of x; the weights `ahead` bytes on are asked for. Every row takes two chains of additions,
+// so that none waits for the one before, whatever the number of rows: a row's result never depends on its company.
+static inline __attribute__((always_inline)) void multiply_panel(const int rows, const T *x, long x_stride, const T *panel,
+                                                                 lanes *sums, long in, long ahead) {
+    accumulator sum[ROWS][2] = {};
+    long i = 0;
+    for (; i + 2 * PAIR <= in; i += 2 * PAIR)
+        for (int c = 0; c < 2; c++) {
             const T *weights = panel + (i + c * PAIR) * LANES;
             ask_for((const char *)weights + ahead);
             for (int r = 0; r < rows; r++)
@@ -47,10 +47,7 @@ static inline __attribute__((always_inline)) void multiply_panel(const int rows,
         }
     for (; i < in; i += PAIR)
         for (int r = 0; r < rows; r++) sum[r][0] = multiply_add(sum[r][0], x + r * x_stride + i, load_factors(panel + i * LANES));
-    for (int r = 0; r < rows; r++) {
-        sums[r] = (lanes)sum[r][0];
-        for (int c = 1; c < chains; c++) sums[r] += (lanes)sum[r][c];
-    }
+    for (int r = 0; r < rows; r++) sums[r] = (lanes)sum[r][0] + (lanes)sum[r][1];
 }
 
 // To its place in out [rows, out_features]: what the panel of the outputs from `first` gave for up to ROWS rows from `row`,
@@ -97,14 +94,14 @@ void linear(const T *x, const T *panels, const T *bias, const T *residual, T *ou
                 // While the first of many rows are multiplied, the next panel comes; alone, they look ahead in their own.
                 long ahead = to - from > ROWS ? (row == from ? in * LANES * (long)sizeof(T) : 0) : count >= AHEAD_FROM ? AHEAD : 0;
                 switch (count) {
-                    case 1: multiply_panel(1, 4, first, in, panel, sums, in, ahead); break;
-                    case 2: multiply_panel(2, 4, first, in, panel, sums, in, ahead); break;
-                    case 3: multiply_panel(3, 2, first, in, panel, sums, in, ahead); break;
-                    case 4: multiply_panel(4, 2, first, in, panel, sums, in, ahead); break;
-                    case 5: multiply_panel(5, 2, first, in, panel, sums, in, ahead); break;
-                    case 6: multiply_panel(6, 2, first, in, panel, sums, in, ahead); break;
-                    case 7: multiply_panel(7, 2, first, in, panel, sums, in, ahead); break;
-                    default: multiply_panel(8, 2, first, in, panel, sums, in, ahead);
+                    case 1: multiply_panel(1, first, in, panel, sums, in, ahead); break;
+                    case 2: multiply_panel(2, first, in, panel, sums, in, ahead); break;
+                    case 3: multiply_panel(3, first, in, panel, sums, in, ahead); break;
+                    case 4: multiply_panel(4, first, in, panel, sums, in, ahead); break;
+                    case 5: multiply_panel(5, first, in, panel, sums, in, ahead); break;
+                    case 6: multiply_panel(6, first, in, panel, sums, in, ahead); break;
+                    case 7: multiply_panel(7, first, in, panel, sums, in, ahead); break;
+                    default: multiply_panel(8, first, in, panel, sums, in, ahead);
                 }
                 finish(sums, count, bias, residual, out, row, n * LANES, out_features);
             }
