@@ -8,9 +8,7 @@
 
 After SGLang's front end (Zheng et al. 2024, https://arxiv.org/abs/2312.07104), in plain Python. `+=` never waits: what
 can be asked of the engine is asked at once, the rest as soon as the text before it is known. Whoever reads a value runs
-the engine until it is there, and all other states go on in the same batches.
-
-What a state carries on is tokens: `minillm.engine.transcript` says which.
+the engine until it is there, and all other states go on in the same batches. Its text is tokens (`minillm.engine.transcript`).
 """
 
 from __future__ import annotations
@@ -156,7 +154,9 @@ class State:
         yield [submission]
         output = submission.output()
         sample = output.outputs[0]
-        kept, rest = kept_tokens(self.llm._decode, prompt, sample)
+        if sample.error is not None:
+            raise RuntimeError(sample.error)
+        kept, rest = kept_tokens(self.llm.outputs.decode, prompt, sample, piece.params.structured_outputs is not None)
         self._text.say(sample.text, prompt + kept, rest)
         self._values[piece.name] = sample.text, output
 
@@ -254,7 +254,7 @@ class State:
             if self.is_finished:
                 raise RuntimeError(f"the state {self._sealed} before this was said")
             if not self.llm.engine.has_unfinished:
-                raise RuntimeError("the engine has nothing to do: what this state waits for was aborted")
+                raise RuntimeError("the engine knows nothing of what this state waits for: was it replaced?")
             self.llm.step()
 
     def _fail(self, error: BaseException) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from grammar_cases import sentencepiece_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import VOCAB_SIZE, byte_tokenizer, seeded
 
 from minillm.engine.detokenizer import REPLACEMENT, Detokenizer
+from minillm.engine.outputs import CompletionOutput
+from minillm.engine.transcript import kept_tokens
 
 TOKENIZER = byte_tokenizer()
 
@@ -146,3 +149,15 @@ def test_stop_strings_count_from_min_tokens_on(min_tokens, shown):
     token_ids = [token_id for letter in "abababa" for token_id in encode(letter)]
     _, detokenizer = pieces(token_ids, ["a" if min_tokens < 2 else "b"], min_tokens)
     assert detokenizer.text == shown
+
+
+def test_a_text_with_characters_of_its_own_leaves_half_a_character_to_the_prompt():
+    """Of a run of byte tokens that is no text, SentencePiece's decoder makes one replacement a byte."""
+    tokenizer = sentencepiece_tokenizer()
+    half, *rest = tokenizer.convert_tokens_to_ids(["<0xC3>", "<0xC3>", "<0xBC>", "a"])
+    for prompt in ([half], [*tokenizer.encode("name"), half]):
+        detokenizer = Detokenizer(tokenizer.decode, prompt, begins_whole=True)
+        assert detokenizer.whole(rest) == "üa"
+        assert [detokenizer.add(token_id) for token_id in rest] == ["", "ü", "a"]
+        kept = kept_tokens(tokenizer.decode, prompt, CompletionOutput(0, "ü", rest, stop_reason="a"), begins_whole=True)
+        assert kept == (rest[:2], "")

@@ -161,7 +161,7 @@ def test_the_lengths_make_the_most_tokens_a_second(seed):
     limits = [rng.randint(0, 4) for _ in names]
     for name in names:
         lengths.acceptance[name] = Acceptance()
-        lengths.acceptance[name].right = lengths.acceptance[name].all * rng.random()
+        lengths.acceptance[name].right = lengths.acceptance[name].tried * rng.random()
     rates = [lengths.acceptance[name].rate for name in names]
     chosen = lengths.choose(names, limits)
     assert all(0 <= length <= limit for length, limit in zip(chosen, limits))

@@ -215,3 +215,14 @@ def test_beams_and_streams_of_others_go_on(llm):
     assert len(beams[0].outputs) == 2
     [whole] = say(llm, params_of("json", 2), PROMPTS[1:2])
     assert text == whole.outputs[0].text
+
+
+@pytest.mark.parametrize("prompt", [[60, 130], [5, 60, 262], [7, 60, 276], [130]], ids=str)
+def test_the_text_begins_where_the_prompt_ended_whatever_it_ended_in(llm, prompt):
+    """A prompt may end in half a character, which a grammar never completes."""
+    assert byte_tokenizer().decode(prompt).endswith("\ufffd")
+    for choices in (["yes", "no"], ["émile", "日本"]):
+        params = SamplingParams(temperature=0.0, max_tokens=20, structured_outputs={"choice": choices})
+        [output] = say(llm, params, [prompt])
+        assert output.outputs[0].text in choices
+        assert "".join(delta.text for delta in llm.stream({"prompt_token_ids": prompt}, params)) == output.outputs[0].text

@@ -37,7 +37,7 @@ def test_a_callback_that_raises_ends_its_own_request_only(llm):
     assert first.is_finished and len(heard) == 4
     assert second.output().outputs[0].token_ids == expected
     assert said == expected[:3] and not llm.engine.has_unfinished  # whoever asked for the step that failed has been told
-    assert not (llm._collectors or llm._submissions or llm._waiting_deltas)
+    assert not (llm.outputs.collectors or llm.outputs.submissions or llm.outputs.waiting_deltas)
 
 
 def test_all_hear_of_a_failed_step_although_one_of_them_fails(llm):
@@ -74,4 +74,33 @@ def test_a_stream_whose_request_is_aborted_ends(llm):
     [request] = llm.engine.scheduler.requests.values()
     llm.engine.abort(request)
     assert [delta.finish_reason for delta in stream] == ["abort"]
-    assert not (llm._collectors or llm._submissions)
+    assert not (llm.outputs.collectors or llm.outputs.submissions)
+
+
+@pytest.mark.parametrize("num_steps", [0, 3])
+def test_whoever_is_aborted_hears_of_it_at_once(llm, num_steps):
+    heard = []
+    first = llm.submit(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True, n=2), on_delta=lambda _, delta: heard.append(delta.finish_reason))
+    other = llm.submit(OTHER, PARAMS)
+    for _ in range(num_steps):
+        llm.step()
+    llm.engine.abort(first.request, first.request)
+    assert first.is_finished and heard == [None] * 2 * num_steps + ["abort"]
+    assert [*llm.outputs.collectors] == [*llm.outputs.submissions] == [other.request.group_id]
+    with pytest.raises(RuntimeError, match="it was withdrawn or aborted"):
+        first.output()
+    other.withdraw()
+    assert not (llm.engine.has_unfinished or llm.outputs.collectors or llm.outputs.submissions) and other.error is None
+
+
+def test_a_prompt_of_generate_that_somebody_aborts_does_not_keep_the_others_waiting(llm):
+    expected = llm.generate(OTHER, PARAMS, use_tqdm=False)[0].outputs[0].token_ids
+
+    def abort(submission, delta):
+        request = next(one for one in llm.engine.scheduler.requests.values() if one.prompt_token_ids == [5, 6, 7])
+        llm.engine.abort(request)
+
+    llm.submit("a", SamplingParams(max_tokens=1), on_delta=abort)
+    aborted, whole = llm.generate([PROMPT, OTHER], PARAMS, use_tqdm=False)
+    assert aborted.outputs[0].finish_reason == "abort" and len(aborted.outputs[0].token_ids) <= 1
+    assert whole.outputs[0].token_ids == expected and not llm.outputs.collectors

@@ -13,6 +13,7 @@ from tiny import save_tiny_llama
 from minillm import LLM, SamplingParams
 from minillm.engine.graphs import DecodeGraphs, bucket_sizes
 from minillm.engine.request import Request
+from minillm.engine.runner import ModelRunner
 from minillm.engine.scheduler import ScheduledRequest
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.triton_attention import TritonAttention
@@ -144,7 +145,72 @@ def test_prompts_and_samples_are_not_recorded(tmp_path):
     (row,) = rows_of(9)
     assert graphs.serves([row])
     assert not graphs.serves([row._replace(samples=3)])
-    assert not graphs.serves([row, row._replace(start=4, num_tokens=5)])
+    chunk = row._replace(start=4, num_tokens=5)
+    assert not graphs.serves([row, chunk]) and not graphs.serves([chunk, row])
+    two = row._replace(num_tokens=2, draft=(7,))
+    assert not graphs.serves([two])  # these graphs are not for guesses
+    graphs.tokens_each = 2
+    assert graphs.serves([two]) and not graphs.serves([row, two])  # three tokens do not fit
+    row.request.prompt_logprobs = [None]
+    assert not graphs.serves([row._replace(start=row.start - 1, num_tokens=2)])  # it needs the logits of both
+
+
+def test_guesses_are_rows_of_a_recorded_step(tmp_path):
+    """Of rows with different numbers of guesses, and one that catches up on two tokens, the logits are those of the flat batch."""
+    _, model = load(tmp_path, **settings_of("llama-mha"))
+    plain, two, behind, one = rows_of(9, 6, 14, 3)
+    rows = [  # in any order: a scheduler of one's own need not put rows of one token first
+        two._replace(num_tokens=3, draft=(40, 41), block_ids=[*two.block_ids, 10]),  # into the next block
+        behind._replace(start=behind.start - 1, num_tokens=2),
+        one._replace(num_tokens=2, draft=(42,)),
+        plain,
+    ]
+    attentions = []
+    for _ in range(2):
+        cache = pages(model)
+        torch.manual_seed(0)
+        for layer in (*cache.keys, *cache.values):
+            layer[1:] = torch.randn_like(layer[1:])
+        attentions.append(TritonAttention(cache, model.config.layer_windows, model.config.num_heads))
+    graphs = DecodeGraphs(model, attentions[0], 4, 24, [2, 16], tokens_each=3)
+    recorded, flat = ModelRunner(model, cache, attentions[0], graphs=graphs), ModelRunner(model, cache, attentions[1])
+    for _ in range(3):  # the host's two buffers, and one again
+        got, expected = recorded.forward(rows)[0], flat.forward(rows)[0]
+        assert got.shape[0] == 3 + 1 + 2 + 1
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert graphs.batches[16].seq_lens.tolist() == [6, 7, 8, 13, 14, 3, 4, 9] + [0] * 8
+    for ours, theirs in zip(*(attention.cache.keys + attention.cache.values for attention in attentions)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("speculation", ["ngram", "noisy draft"])
+def test_all_steps_with_guesses_are_recorded(speculation, tmp_path, monkeypatch):
+    target = save_tiny_llama(tmp_path / "target", head_dim=16)
+    save_tiny_llama(tmp_path / "noisy", head_dim=16)
+    with torch.no_grad():
+        for parameter in target.parameters():
+            parameter += 0.1 * parameter.std() * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    target.save_pretrained(tmp_path / "noisy")
+    config = {"method": "ngram", "prompt_lookup_min": 1}
+    if speculation == "noisy draft":
+        config = {"method": "draft_model", "model": tmp_path / "noisy", "num_speculative_tokens": 3}
+    settings = dict(dtype="float32", num_kv_blocks=40, max_num_seqs=3)
+    prompts = [{"prompt_token_ids": prompt} for prompt in ([5, 6, 7, 8] * 3, [9] * 10, [20, 21] * 4)]
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    eager, build = [], ModelRunner.build_batch  # lengths of the rows that are computed without a graph
+
+    def counted(runner, rows):
+        eager.append([row.num_tokens for row in rows])
+        return build(runner, rows)
+
+    llm = LLM(tmp_path / "target", attention_backend="triton", speculative_config=config, **settings)
+    monkeypatch.setattr(ModelRunner, "build_batch", counted)
+    said = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+    drafted, accepted = llm.engine.speculation.metrics.num_draft_tokens, llm.engine.speculation.metrics.num_accepted_tokens
+    assert drafted > 15 and 0 < accepted < drafted
+    assert all(max(lengths) >= 5 for lengths in eager)  # prompts alone
+    plain = LLM(tmp_path / "target", attention_backend="torch", **settings)
+    assert said == [output.outputs[0].token_ids for output in plain.generate(prompts, params, use_tqdm=False)]
 
 
 def test_enforce_eager_records_nothing(tmp_path):

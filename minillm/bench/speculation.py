@@ -15,7 +15,9 @@ import torch
 
 from .. import LLM, SamplingParams
 from ..device import resolve_device, resolve_dtype
+from ..engine.speculation import measure_steps
 from ..model.checkpoint import load_config, resolve_model
+from ..speculative.adaptive import StepCost
 from ..zoo import corpus
 from . import measure
 from .enlarged import write_enlarged
@@ -64,8 +66,9 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
             "draft model": make(speculative_config=drafting),
         }
         figures, samples = {}, {}
+        steps = measure_steps(llms["plain"].engine.runner, 64)
         for task in TASKS:
-            figures[task], times = _over_methods(llms, prompts_of(task, workload.prompts), workload, where, on_run)
+            figures[task], times = _over_methods(llms, prompts_of(task, workload.prompts), workload, where, steps, on_run)
             samples |= {f"{task}/{name}": value for name, value in times.items()}
         del llms["ngram"]
         llms["adaptive"] = make(speculative_config=drafting | {"num_speculative_tokens": 2 * workload.num_draft_tokens, "adaptive": True})
@@ -93,7 +96,9 @@ def prompts_of(task: str, count: int) -> list[str]:
     return prompts
 
 
-def _over_methods(llms: dict[str, LLM], prompts: list[str], workload: Workload, device: torch.device, on_run) -> tuple[dict, dict]:
+def _over_methods(
+    llms: dict[str, LLM], prompts: list[str], workload: Workload, device: torch.device, steps: StepCost, on_run
+) -> tuple[dict, dict]:
     """Each way of guessing at batch 1: tokens a second, the speed-up, what was accepted, and what the formula says."""
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
     counted, said = {}, {}
@@ -110,17 +115,20 @@ def _over_methods(llms: dict[str, LLM], prompts: list[str], workload: Workload, 
         figures[name] = {"tokens_per_second": 1 / time.median, "spread": time.spread, "speedup": plain / time.median,
                          "agreeing_tokens": agreeing, "tokens": sum(map(len, said["plain"])), **counted[name]}
         if name != "plain":
-            figures[name] |= _beside_the_formula(figures[name], plain)
+            figures[name] |= _beside_the_formula(figures[name], plain, steps)
     return figures, times
 
 
-def _beside_the_formula(figure: dict, plain_seconds: float) -> dict:
-    """Leviathan et al.'s expected speed-up at the measured acceptance and cost of a guess, and how much of it arrived."""
+def _beside_the_formula(figure: dict, plain_seconds: float, steps: StepCost) -> dict:
+    """Leviathan et al.'s expected speed-up at the measured acceptance and cost of a guess, and how much of it arrived. It
+    takes checking all guesses for as long as making one token; beside it, the same with what that takes here."""
     alpha, gamma, cost = figure["alpha"], figure["mean_draft_length"], figure["seconds_per_guess"] / plain_seconds
+    check = float(steps(gamma + 1) / steps(1))
     tokens = gamma + 1 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
     drafted = figure["steps_with_draft"]  # the others are plain ones
-    formula = (drafted * tokens + 1 - drafted) / (drafted * (gamma * cost + 1) + 1 - drafted)
-    return {"cost_ratio": cost, "formula": formula, "share_of_formula": figure["speedup"] / formula}
+    formula, counted = ((drafted * tokens + 1 - drafted) / (drafted * (gamma * cost + step) + 1 - drafted) for step in (1.0, check))
+    return {"cost_ratio": cost, "check_ratio": check, "formula": formula, "share_of_formula": figure["speedup"] / formula,
+            "share_with_check": figure["speedup"] / counted}
 
 
 def _counted(llm: LLM, prompts: list[str], params: SamplingParams) -> tuple[list[list[int]], dict]:
@@ -177,12 +185,13 @@ def tables(measured: dict) -> list:
     from rich.table import Table
 
     workload, figures = measured["workload"], measured["figures"]
-    alone = Table("task", "guesses", "tokens/s", "± half range", "× plain", "tokens a step", "α", "cost of a guess", "formula", "of formula",
+    alone = Table("task", "guesses", "tokens/s", "± half range", "× plain", "tokens a step", "α", "cost of a guess", "of the check", "formula", "of formula",
+                  "with the check",
                   title=f"One request at a time, {workload['dtype']}, 131 M parameters")
     for task in TASKS:
         for name, f in figures[task].items():
-            guessed = [f"{f['tokens_per_step']:.2f}", f"{f['alpha']:.2f}", f"{f['cost_ratio']:.3f}", f"{f['formula']:.2f}",
-                       f"{f['share_of_formula']:.0%}"] if name != "plain" else [""] * 5
+            guessed = [f"{f['tokens_per_step']:.2f}", f"{f['alpha']:.2f}", f"{f['cost_ratio']:.3f}", f"{f['check_ratio']:.2f}",
+                       f"{f['formula']:.2f}", f"{f['share_of_formula']:.0%}", f"{f['share_with_check']:.0%}"] if name != "plain" else [""] * 7
             alone.add_row(task, name, f"{f['tokens_per_second']:,.0f}", f"{f['spread'] / 2:.0%}", f"{f['speedup']:.2f}", *guessed)
     together = Table("batch", "plain, tokens/s", "draft model", "adaptive", title="Stories at once, and × plain")
     for batch in workload["batches"]:

@@ -58,8 +58,9 @@ class OutputCollector:
         """
         request = delta.request
         sample = self.samples[request.index]
-        sample.token_ids.append(delta.token_id)
-        if self.first_token_time is None:
+        token_ids = [] if delta.token_id is None else [delta.token_id]
+        sample.token_ids += token_ids
+        if self.first_token_time is None and token_ids:
             self.first_token_time = request.token_times[0]
         if delta.logprobs is not None:
             sample.cumulative_logprob += delta.logprobs[delta.token_id].logprob
@@ -69,7 +70,7 @@ class OutputCollector:
             text, finish_reason = self._text(sample, delta)
         if finish_reason:
             self._close(sample, request, finish_reason)
-        return StreamDelta(text, [delta.token_id], finish_reason)
+        return StreamDelta(text, token_ids, finish_reason, sample.error)
 
     def abort(self) -> None:
         """End every sample that has not ended."""
@@ -100,7 +101,7 @@ class OutputCollector:
     def _text(self, sample: CompletionOutput, delta: TokenDelta) -> tuple[str, str | None]:
         """The new text, and why the sample ends with this token if it does."""
         detokenizer, finish_reason, text = self._detokenizers[sample.index], delta.finish_reason, ""
-        if finish_reason != "stop":  # a stop token ends the text and is no part of it
+        if finish_reason != "stop" and delta.token_id is not None:  # a stop token ends the text and is no part of it
             text = detokenizer.add(delta.token_id)
         if finish_reason:
             text += detokenizer.finish()
@@ -115,6 +116,8 @@ class OutputCollector:
             ended = finish_reason == "stop"
             sample.text = self._detokenizer().whole(sample.token_ids[:-1] if ended else sample.token_ids)
         if request is not None:
+            if finish_reason == "error":
+                sample.error = str(request.error)
             if sample.stop_reason is None:
                 sample.stop_reason = request.stop_reason
             self.num_preemptions += request.num_preemptions
@@ -124,7 +127,8 @@ class OutputCollector:
 
     def _detokenizer(self) -> Detokenizer:
         params = self.request.params
-        return Detokenizer(self.decode, self.request.prompt_token_ids, params.stop, params.min_tokens)
+        begins_whole = self.request.grammar is not None
+        return Detokenizer(self.decode, self.request.prompt_token_ids, params.stop, params.min_tokens, begins_whole)
 
     def _named(self, row: dict[int, Logprob] | None) -> dict[int, Logprob] | None:
         if row is None:

@@ -120,6 +120,12 @@ class EngineConfig:
                 f"them smaller; leave one of the two out"
             )
 
+    @property
+    def tokens_each(self) -> int:
+        """Tokens that a decoding request brings to a step at most: its last one, and the guesses behind it."""
+        spec = SpeculativeConfig.of(self.speculative_config)
+        return 1 if spec is None else 1 + spec.num_speculative_tokens
+
     def _check_disk(self) -> None:
         if self.disk_kv_path is None:
             if self.disk_kv_bytes:

@@ -18,7 +18,9 @@ class Detokenizer:
 
     `decode` maps a list of token ids to their text. `text` is all that may be shown so far. It is final when
     `stop_string` names the stop string that was met, or `finish` was called. Text that is complete before
-    `min_tokens` tokens are there is not searched for stop strings.
+    `min_tokens` tokens are there is not searched for stop strings. A prompt may end in half a character, which the first
+    token then completes; `begins_whole` says that it never does, since the text has characters of its own from its first
+    byte on (a grammar's, chapter 19).
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class Detokenizer:
         prompt_token_ids: Sequence[int] = (),
         stop: Sequence[str] = (),
         min_tokens: int = 0,
+        begins_whole: bool = False,
     ):
         self.decode = decode
         self.stop = stop
@@ -37,8 +40,9 @@ class Detokenizer:
         self._num_tokens = 0
         # [context, decoded already | new, not yet a whole character]
         self._window = list(prompt_token_ids[-CONTEXT_TOKENS:])
+        while begins_whole and self._window and decode(self._window).endswith(REPLACEMENT):
+            self._window.pop()
         self._num_read = len(self._window)
-        # A prompt may end in half a character, which the first token then completes.
         self._read_text = decode(self._window).rstrip(REPLACEMENT) if self._window else ""
 
     def add(self, token_id: int) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -36,12 +37,12 @@ class Runner(Protocol):
 
 
 class TokenDelta(NamedTuple):
-    """One new token of one request."""
+    """One new token of one request, or its end without one."""
 
     request: Request  # perhaps a sample that was split off the request that was added: see its group_id
-    token_id: int
+    token_id: int | None  # None where its grammar failed before there was one: the finish_reason is "error"
     logprobs: dict[int, Logprob] | None
-    finish_reason: str | None  # with the request's last token: "stop" or "length"
+    finish_reason: str | None  # with the request's last token: "stop", "length" or "error"
 
 
 class Engine:
@@ -86,7 +87,8 @@ class Engine:
         if runner is None:
             cache = build_cache(model, self.kv_cache, config.kv_cache_dtype)
             attention = build_attention(model, cache, config.attention_backend, retention_of(config, model))
-            graphs = build_graphs(model, attention, self.kv_cache, config)
+            tokens_each = config.tokens_each if drafter is None else 1 + num_speculative_tokens
+            graphs = build_graphs(model, attention, self.kv_cache, config, tokens_each)
             sampler = sampler or (RejectionSampler() if drafter is not None or config.speculative_config else Sampler())
             runner = ModelRunner(model, cache, attention, sampler, self.trace, graphs, build_transfer(cache, self.kv_cache))
         self.runner = runner
@@ -99,6 +101,7 @@ class Engine:
         on_gpu = model is not None and model.device.type == "cuda"
         self.overlap = on_gpu and hasattr(runner, "launch") if config.async_scheduling is None else config.async_scheduling
         self.in_flight: LaunchedStep | None = None  # a step that was launched and whose tokens nobody has seen
+        self.on_abort: Callable[[Request], None] | None = None  # is told of every request that was aborted from outside
         self.num_steps = 0
         self.is_closed = False
 
@@ -117,7 +120,10 @@ class Engine:
     def abort(self, *requests: Request) -> None:
         """End requests at any moment, their samples too; their blocks are free once no step in flight writes into them."""
         groups = {request.group_id for request in requests}
-        self.finish("abort", *[r for r in self.scheduler.requests.values() if r.group_id in groups])
+        with ExitStack() as afterwards:  # all are told, whatever one of them raises
+            for request in requests if self.on_abort is not None else ():
+                afterwards.callback(self.on_abort, request)
+            self.finish("abort", *[r for r in self.scheduler.requests.values() if r.group_id in groups])
 
     def finish(self, reason: str, *requests: Request) -> None:
         """End these very requests, for a reason that only the caller sees, such as a stop string."""
@@ -145,13 +151,14 @@ class Engine:
             raise
         self.num_steps += 1
         now = self.clock()
-        for request, _ in added:
-            request.token_times.append(now)
+        for request, token in added:
+            if token is not None:
+                request.token_times.append(now)
         if not self.has_unfinished:
             self.scheduler.check_integrity()
         last = {request.request_id: index for index, (request, _) in enumerate(added)}  # two steps may have been taken in
         return [
-            TokenDelta(request, token.token_id, token.logprobs, request.finish_reason if last[request.request_id] == index else None)
+            TokenDelta(request, *(token or (None, None)), request.finish_reason if last[request.request_id] == index else None)
             for index, (request, token) in enumerate(added)
         ]
 
@@ -171,7 +178,7 @@ class Engine:
         if self.is_closed:
             raise RuntimeError("this LLM is closed: it computes nothing any more; make a new one")
 
-    def _step(self) -> list[tuple[Request, SampledToken]]:
+    def _step(self) -> list[tuple[Request, SampledToken | None]]:
         output = self._schedule()
         sampled = self.runner.execute(output)
         added = self._update(output, sampled)
@@ -185,13 +192,13 @@ class Engine:
         with self.trace.span("schedule"):
             return self.scheduler.schedule()
 
-    def _update(self, output: SchedulerOutput, sampled: list[list[SampledToken]]) -> list[tuple[Request, SampledToken]]:
+    def _update(self, output: SchedulerOutput, sampled: list[list[SampledToken]]) -> list[tuple[Request, SampledToken | None]]:
         with self.trace.span("update"):
             if self.speculation is not None:
                 self.speculation.count(output, sampled)
             return self.scheduler.update(output, sampled)
 
-    def _step_ahead(self) -> list[tuple[Request, SampledToken]]:
+    def _step_ahead(self) -> list[tuple[Request, SampledToken | None]]:
         """Launch the next step, then see to the tokens of the one before, which the device computed meanwhile.
 
         The launched step may turn out to hold a request that has just ended: that token is dropped (chapter 14). A step
@@ -209,7 +216,7 @@ class Engine:
             added += self._take_in_flight()
         return added
 
-    def _take_in_flight(self) -> list[tuple[Request, SampledToken]]:
+    def _take_in_flight(self) -> list[tuple[Request, SampledToken | None]]:
         step, self.in_flight = self.in_flight, None
         if step is None:
             return []

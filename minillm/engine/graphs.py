@@ -6,11 +6,16 @@ size with rows that do nothing (slot -1, length 0, the null block), and whatever
 number of splits) is chosen for the longest.
 
     recorded sizes   1  2  4  8  16  32  48 ...          11 sequences -> the graph of 16, five rows of padding
+
+A request with guesses to check (chapter 18) fills a row for each of its tokens: they share a block table, and each sees
+the keys up to its own, for a layer writes all keys of a step before it reads any. So a step that checks guesses is a
+decode step too, of more rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,16 +41,23 @@ def bucket_sizes(max_num_seqs: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """Forward passes of steps in which every row brings one token.
+    """Forward passes of steps in which every request brings one token, or few: at most `tokens_each`.
 
-    `max_model_len` is the longest sequence there will be. On a GPU each size is recorded at once; elsewhere a "replay"
-    runs the same computation on the same fixed buffers, padding and all.
+    `sizes` count tokens; `max_model_len` is the longest sequence there will be. On a GPU each size is recorded at once;
+    elsewhere a "replay" runs the same computation on the same fixed buffers, padding and all.
     """
 
     def __init__(
-        self, model: Decoder, attention: AttentionBackend, block_size: int, max_model_len: int, sizes: Sequence[int]
+        self,
+        model: Decoder,
+        attention: AttentionBackend,
+        block_size: int,
+        max_model_len: int,
+        sizes: Sequence[int],
+        tokens_each: int = 1,
     ):
         self.model, self.attention, self.block_size, self.max_model_len = model, attention, block_size, max_model_len
+        self.tokens_each = tokens_each
         self.sizes = sorted(sizes)
         self.columns = -(-max_model_len // block_size)  # blocks of the longest sequence
         self.on_gpu = model.device.type == "cuda"
@@ -59,12 +71,17 @@ class DecodeGraphs:
             self.replays[size] = self._record(self.batches[size])
 
     def serves(self, rows: Sequence[ScheduledRequest]) -> bool:
-        """Whether every row decodes, and there are not too many; decoding rows stand first."""
-        return len(rows) <= self.sizes[-1] and rows[-1].num_tokens == 1 and all(row.samples == 1 for row in rows)
+        """Whether every row samples once and brings few tokens, and there are not too many."""
+        if any(row.samples != 1 or row.num_tokens > self.tokens_each for row in rows):
+            return False
+        num_tokens = sum(row.num_tokens for row in rows)
+        alone = num_tokens == len(rows)  # else a part of a prompt may be among them
+        return num_tokens <= self.sizes[-1] and (alone or all(row.request.prompt_logprobs is None for row in rows))
 
     def fill(self, rows: Sequence[ScheduledRequest]) -> ForwardBatch:
         """Put a step into the buffers of the smallest size that holds it."""
-        size = next(size for size in self.sizes if size >= len(rows))
+        num_tokens = sum(row.num_tokens for row in rows)
+        size = next(size for size in self.sizes if size >= num_tokens)
         self.inputs[size].fill(rows, self.block_size)
         return self.batches[size]
 
@@ -141,23 +158,36 @@ class HostInputs:
         self.tables: list[list[int]] = [[] for _ in range(size)]  # what each row of `table` shows
 
     def fill(self, rows: Sequence[ScheduledRequest], block_size: int) -> None:
-        count = len(rows)
-        starts = [row.start for row in rows]
-        self.numbers[0, :count] = [token_at(row, start) for row, start in zip(rows, starts)]
-        self.numbers[1, :count] = starts
+        tokens = [token_id for row in rows for token_id in tokens_of(row)]
+        positions = [position for row in rows for position in range(row.start, row.start + row.num_tokens)]
+        tables = [row.block_ids for row in rows for _ in range(row.num_tokens)]
+        count = len(tokens)
+        self.numbers[0, :count] = tokens
+        self.numbers[1, :count] = positions
         self.numbers[2, :count] = [
-            row.block_ids[start // block_size] * block_size + start % block_size for row, start in zip(rows, starts)
+            table[position // block_size] * block_size + position % block_size for table, position in zip(tables, positions)
         ]
-        self.numbers[3, :count] = starts
+        self.numbers[3, :count] = positions
         self.numbers[3, :count] += 1
         self.numbers[:, count:] = [[0], [0], [-1], [0]]
-        for index, row in enumerate(rows):
-            if self.tables[index] != row.block_ids:
-                self.tables[index] = row.block_ids.copy()
-                self.table[index, : len(row.block_ids)] = row.block_ids
+        for index, table in enumerate(tables):
+            if self.tables[index] != table:
+                self.tables[index] = table.copy()
+                self.table[index, : len(table)] = table
 
 
-def token_at(row: ScheduledRequest, position: int) -> int:
-    """The token to compute, or 0 where it is being sampled this moment and only the GPU knows it."""
-    token_ids = row.request.token_ids
-    return token_ids[position] if position < len(token_ids) else 0
+def tokens_of(row: ScheduledRequest) -> Sequence[int]:
+    """The tokens to compute, guesses last; 0 for one that is being sampled this moment and only the GPU knows."""
+    token_ids, start = row.request.token_ids, row.start
+    if row.num_tokens == 1:
+        return (token_ids[start],) if start < len(token_ids) else (0,)
+    return (*token_ids[start : start + row.num_tokens - len(row.draft)], *row.draft)
+
+
+def logits_wanted(rows: Sequence[ScheduledRequest]) -> list[int]:
+    """Of a step's tokens those whose logits are drawn from: the last one of each row that samples, and all its guesses.
+    Behind a right guess another token is drawn."""
+    if all(row.num_tokens == 1 for row in rows):
+        return [at for at, row in enumerate(rows) if row.samples]
+    ends = accumulate(row.num_tokens for row in rows)
+    return [at for row, end in zip(rows, ends) if row.samples for at in range(end - 1 - len(row.draft), end)]

@@ -1,6 +1,6 @@
 """LLM: a model you can ask, with vLLM's names. Built in chapter 04.
 
-    prompts -> InputProcessor -> Request -> Engine -> tokens -> OutputCollector -> RequestOutput
+    prompts -> InputProcessor -> Request -> Engine -> tokens -> OutputProcessor -> RequestOutput
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minillm.engine.beams import search_beams
-from minillm.engine.collector import OutputCollector
 from minillm.engine.config import EngineConfig
 from minillm.engine.engine import Engine, TokenDelta
 from minillm.engine.inputs import InputProcessor, Prompt, refuse_later
 from minillm.engine.memory import max_model_len_of, served_model_len
+from minillm.engine.output_processor import OutputProcessor
 from minillm.engine.outputs import RequestOutput, StreamDelta
 from minillm.engine.progress import progress_bar
 from minillm.engine.request import Request
@@ -101,9 +101,15 @@ class LLM:
         eos_token_ids = frozenset(self.model.config.eos_token_ids)
         vocab_size = self.model.config.vocab_size
         self.inputs = InputProcessor(self.tokenizer, vocab_size, self.max_model_len, eos_token_ids, seed, self.engine.clock)
-        self._collectors: dict[str, OutputCollector] = {}  # by group id, of every request under way
-        self._submissions: dict[str, Submission] = {}  # those of them that `submit` or a stream asked for
-        self._waiting_deltas: dict[str, deque] = {}  # what a beam search has not taken yet
+
+    @property
+    def engine(self) -> Engine:
+        """May be replaced by one with parts of your own, while nothing is under way."""
+        return self._engine
+
+    @engine.setter
+    def engine(self, engine: Engine) -> None:
+        self._engine, self.outputs = engine, OutputProcessor(engine, self.tokenizer)
 
     def generate(
         self,
@@ -156,7 +162,7 @@ class LLM:
 
         `on_delta` hears of each token; only `streaming` makes text of each at once. See `Submission`.
         """
-        return self._submit(self._one_request("submit", prompt, sampling_params), on_delta, streaming)
+        return self.outputs.submit(self._one_request("submit", prompt, sampling_params), on_delta, streaming)
 
     def step(self) -> bool:
         """Compute one step for all that is under way; whether anything is left to do. A step that fails raises, and aborts
@@ -191,8 +197,10 @@ class LLM:
     def close(self) -> None:
         """End what is under way ("abort"), and let the disk tier, if there is one, keep the prefixes that memory holds. A
         second call does nothing; whatever computes raises RuntimeError from now on."""
-        self.engine.close()
-        self._fail(RuntimeError("the LLM was closed"))
+        try:
+            self.outputs.fail(RuntimeError("the LLM was closed"))
+        finally:
+            self.engine.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -206,41 +214,40 @@ class LLM:
     def _serve(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         with progress_bar(len(requests), use_tqdm) as advance:
             try:
-                open_groups = {request.group_id: self._collect(request) for request in requests}
+                open_groups = {request.group_id: self.outputs.collect(request) for request in requests}
                 finished: dict[str, RequestOutput] = {}
                 while open_groups:
                     deltas = self._step()
                     advance(0, len(deltas))
-                    for group in {delta.request.group_id for delta in deltas} & open_groups.keys():
+                    said = {delta.request.group_id for delta in deltas} & open_groups.keys()
+                    # A step that says nothing may have nothing left to do: somebody has aborted one of them.
+                    for group in said if deltas else list(open_groups):
                         if open_groups[group].is_finished:
                             finished[group] = open_groups.pop(group).output(self.engine.clock())
                             advance(1, 0)
             finally:
-                self._withdraw(requests)
+                self.outputs.withdraw(requests)
         return [finished[request.group_id] for request in requests]
 
     def _stream(self, request: Request) -> Iterator[StreamDelta]:
         deltas: deque[StreamDelta] = deque()
-        self._submit(request, lambda _, delta: deltas.append(delta), streaming=True)
+        self.outputs.submit(request, lambda _, delta: deltas.append(delta), streaming=True)
         try:
             while True:
                 while not deltas:
-                    if request.is_finished:  # somebody has aborted it
-                        deltas.append(StreamDelta("", [], "abort"))
-                        break
                     self._step()
                 yield (delta := deltas.popleft())
                 if delta.finish_reason:
                     return
         finally:  # also when the reader stops listening
-            self._withdraw([request])
+            self.outputs.withdraw([request])
 
     def _search(self, request: Request, beam_width: int, length_penalty: float) -> RequestOutput:
-        deltas = self._waiting_deltas[request.group_id] = deque()
+        deltas = self.outputs.waiting_deltas[request.group_id] = deque()
         try:
-            return search_beams(self.engine, request, beam_width, length_penalty, self._step, deltas, self._decode)
+            return search_beams(self.engine, request, beam_width, length_penalty, self._step, deltas, self.outputs.decode)
         finally:
-            self._withdraw([request])
+            self.outputs.withdraw([request])
 
     def _one_request(self, caller: str, prompt: Prompt, params: SamplingParams | None) -> Request:
         self.engine.check_open()
@@ -249,71 +256,12 @@ class LLM:
             raise ValueError(f"{caller}() takes 1 prompt, not {len(requests)}; use generate() for several")
         return requests[0]
 
-    def _submit(self, request: Request, on_delta: Callable | None, streaming: bool) -> Submission:
-        collector = self._collect(request, streaming)
-        submission = Submission(request, collector, self.engine.clock, self._withdraw, on_delta)
-        self._submissions[request.group_id] = submission
-        return submission
-
-    def _collect(self, request: Request, streaming: bool = False) -> OutputCollector:
-        collector = OutputCollector(request, self._decode, self._decode_one, streaming)
-        self.engine.add_request(request)
-        self._collectors[request.group_id] = collector
-        return collector
-
-    def _withdraw(self, requests: list[Request]) -> None:
-        for request in requests:
-            self._forget(request.group_id)
-        self.engine.abort(*requests)
-
-    def _forget(self, group: str) -> None:
-        for known in (self._collectors, self._submissions, self._waiting_deltas):
-            known.pop(group, None)
-
-    def _fail(self, error: BaseException) -> None:
-        for collector in self._collectors.values():
-            collector.abort()
-        for submission in list(self._submissions.values()):
-            self._forget(submission.request.group_id)
-            try:
-                submission.fail(error)
-            except Exception as another:
-                error.add_note(f"and a caller that was told of it raised {another!r}")
-
     def _step(self) -> list[TokenDelta]:
         """One step of the engine, for whoever has requests under way: streams and calls take turns."""
         try:
             deltas = self.engine.step()
         except BaseException as error:
-            self._fail(error)
+            self.outputs.fail(error)
             raise
-        failed: BaseException | None = None  # what a caller's own function raised
-        for delta in deltas:
-            group = delta.request.group_id
-            if (collector := self._collectors.get(group)) is None:
-                if group in self._waiting_deltas:
-                    self._waiting_deltas[group].append(delta)  # a beam search wants the tokens as they are
-                continue
-            if collector.has_ended(delta.request.index):
-                continue  # guessed right, but behind a stop string
-            said = collector.add(delta)
-            if said.finish_reason and delta.finish_reason is None:
-                self.engine.finish(said.finish_reason, delta.request)
-            if (submission := self._submissions.get(group)) is not None:
-                if collector.is_finished:
-                    self._forget(group)
-                try:
-                    submission.hear(said)
-                except BaseException as error:  # the others hear what is theirs all the same
-                    failed = failed or error
-                    submission.withdraw()
-        if failed is not None:
-            raise failed
+        self.outputs.process(deltas)
         return deltas
-
-    def _decode(self, token_ids: list[int]) -> str:
-        # The tokenizer's Rust core: its Python wrapper takes longer than a tiny model's whole step.
-        return self.tokenizer.backend_tokenizer.decode(token_ids, skip_special_tokens=True)
-
-    def _decode_one(self, token_id: int) -> str:
-        return self.tokenizer.backend_tokenizer.decode([token_id], skip_special_tokens=False)

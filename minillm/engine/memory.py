@@ -110,9 +110,10 @@ def build_attention(
 
 
 def build_graphs(
-    model: Decoder, attention: AttentionBackend, kv_cache: KVCacheManager, config: EngineConfig
+    model: Decoder, attention: AttentionBackend, kv_cache: KVCacheManager, config: EngineConfig, tokens_each: int = 1
 ) -> DecodeGraphs | None:
-    """The recorded decode steps, where the backend can be recorded and `enforce_eager` does not forbid it."""
+    """The recorded decode steps, of at most `tokens_each` tokens a request, where the backend can be recorded and
+    `enforce_eager` does not forbid it."""
     if config.enforce_eager or not isinstance(attention, TritonAttention):
         return None
     if model.stream is not None:
@@ -121,7 +122,8 @@ def build_graphs(
     longest = config.max_model_len or model.config.max_position_embeddings
     if kv_cache.window is None:  # else a text grows longer than what is kept of it
         longest = min(longest, kv_cache.pool.num_blocks * kv_cache.block_size)
-    return DecodeGraphs(model, attention, kv_cache.block_size, longest, bucket_sizes(config.max_num_seqs))
+    sizes = bucket_sizes(config.max_num_seqs * tokens_each)
+    return DecodeGraphs(model, attention, kv_cache.block_size, longest, sizes, tokens_each)
 
 
 def block_bytes_of(model: Decoder, block_size: int, kv_cache_dtype: str = "auto", of: ModelConfig | None = None) -> int:
@@ -235,12 +237,13 @@ def _free_on_gpu(model: Decoder, config: EngineConfig) -> int:
     batch = replace(ForwardBatch.single([0] * num_tokens, device=model.device), slot_mapping=slots, block_table=table)
     model.forward(batch, attention)
     peak = torch.cuda.max_memory_allocated(model.device) - before - own
-    sampling = 3 * 4 * config.max_num_seqs * model.config.vocab_size  # float32 logits, and what the sampler makes of them
+    drawn = config.max_num_seqs * config.tokens_each
+    sampling = 3 * 4 * drawn * model.config.vocab_size  # float32 logits, and what the sampler makes of them
     recorded = 0
     if not config.enforce_eager and isinstance(attention, TritonAttention) and model.stream is None:
         torch.cuda.empty_cache()
         available = torch.cuda.mem_get_info(model.device)[0]
-        graphs = DecodeGraphs(model, attention, config.block_size, longest, bucket_sizes(config.max_num_seqs)[-1:])
+        graphs = DecodeGraphs(model, attention, config.block_size, longest, bucket_sizes(drawn)[-1:])
         torch.cuda.synchronize(model.device)
         recorded = max(0, available - torch.cuda.mem_get_info(model.device)[0])
         del graphs

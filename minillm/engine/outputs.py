@@ -16,8 +16,9 @@ class CompletionOutput:
     token_ids: list[int]  # all that were generated, the token that ended it included
     cumulative_logprob: float | None = None  # sum over token_ids; None unless logprobs was asked for
     logprobs: list[dict[int, Logprob]] | None = None  # one dictionary a token
-    finish_reason: str | None = None  # "stop", "length" or "abort"
+    finish_reason: str | None = None  # "stop", "length", "abort", or "error" for a grammar that could not go on
     stop_reason: int | str | None = None  # the stop token or string; None for end-of-sequence and "length"
+    error: str | None = None  # with "error": what went wrong
 
 
 @dataclass
@@ -76,3 +77,4 @@ class StreamDelta:
     text: str
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None  # set on the last delta
+    error: str | None = None  # as in CompletionOutput

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from minillm.sampling.grammar.protocol import Grammar, GrammarError
 from minillm.sampling.logprobs import Logprob
 from minillm.sampling.noise import derive_seed
 from minillm.sampling.params import SamplingParams
@@ -20,12 +21,12 @@ from minillm.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from minillm.sampling.grammar.protocol import Grammar
-
 
 class SampledToken(NamedTuple):
+    """What a step drew for a request, or what its grammar forced behind that."""
+
     token_id: int
-    logprobs: dict[int, Logprob] | None = None
+    logprobs: dict[int, Logprob] | None = None  # of the most probable tokens, where they were asked for
 
 
 class RequestStatus(enum.Enum):
@@ -83,6 +84,8 @@ class Request:
         self.status = RequestStatus.WAITING
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.error: Exception | None = None  # why its grammar could not go on, where it ended with "error"
+        self.maskless: tuple[int, GrammarError] | None = None  # the output that the step under way draws without a mask, and why
         self.num_forks = params.n - 1 if index == 0 else 0  # samples still to be split off, when the prompt is done
         self.num_cached_tokens = 0  # prompt tokens that were not computed, since a cache had them
         self.cached_tokens: dict[str, int] = {}  # the same by tier: device, host, disk (chapter 17)
@@ -126,47 +129,67 @@ class Request:
         index = self.index if index is None else index
         return derive_seed(self.seed, index) if index else self.seed
 
-    def append(self, token_id: int) -> None:
-        """Take the next token, and finish if it is the last: `stop` for a stop token, `length` at the limit."""
+    def append(self, token_id: int) -> bool:
+        """Take the next token, and finish if it is the last: `stop` for a stop token, `length` at the limit. A token that
+        its grammar does not take ends it with `error`. Returns whether it was taken."""
+        at_end = False
+        if self.grammar is not None:
+            try:
+                self.grammar.accept(token_id)
+            except (GrammarError, ValueError) as error:
+                self._fail(error)
+                return False
+            at_end = self.grammar.is_terminated
         self.token_ids.append(token_id)
         self.output_token_ids.append(token_id)
-        num_outputs, at_end = len(self.output_token_ids), False
-        if self.grammar is not None:
-            self.grammar.accept(token_id)
-            at_end = self.grammar.is_terminated
+        num_outputs = len(self.output_token_ids)
         if at_end or (token_id in self.stop_token_ids and num_outputs >= self.params.min_tokens):
             self.finish_reason = "stop"
             if token_id in self.params.stop_token_ids:
                 self.stop_reason = token_id
         elif num_outputs >= self.max_tokens:
             self.finish_reason = "length"
+        return True
 
-    def say(self, tokens: list[SampledToken]) -> list[tuple[Request, SampledToken]]:
+    def take(self, tokens: list[SampledToken]) -> list[tuple[Request, SampledToken | None]]:
         """Take what the model drew, as far as the text goes on, and whatever the grammar forces after each token.
 
-        Several were drawn where guesses were right; those behind a jump count only if the guess was that very jump.
+        Several were drawn where guesses were right; those behind a jump count only if the guess was that very jump. What was
+        drawn without a mask is not taken. Returns what was; a None if the grammar failed before the first token.
         """
         if self.grammar is None and len(tokens) == 1:  # as in most steps
             self.append(tokens[0].token_id)
             return [(self, tokens[0])]
-        drawn, said = deque(tokens), []
+        drawn, taken = deque(tokens), []
+        maskless, self.maskless = self.maskless, None
         while drawn and not self.finish_reason:
-            said.append(drawn.popleft())
-            self.append(said[-1].token_id)
-            for token_id in self._jump_tokens():
-                if drawn and drawn[0].token_id != token_id:
-                    drawn.clear()
-                said.append(drawn.popleft() if drawn else SampledToken(token_id))
-                self.append(token_id)
-                if self.finish_reason:
-                    break
-        return [(self, token) for token in said]
+            if maskless is not None and len(self.output_token_ids) == maskless[0]:
+                self._fail(maskless[1])
+            elif self.append(drawn[0].token_id):
+                taken.append(drawn.popleft())
+                self._take_jump(drawn, taken)
+        return [(self, token) for token in taken or [None]]
+
+    def _take_jump(self, drawn: deque[SampledToken], taken: list[SampledToken]) -> None:
+        for token_id in self._jump_tokens():
+            if drawn and drawn[0].token_id != token_id:
+                drawn.clear()
+            if self.finish_reason or not self.append(token_id):
+                break
+            taken.append(drawn.popleft() if drawn else SampledToken(token_id))
 
     def _jump_tokens(self) -> list[int]:
         """The tokens that follow whatever the model says, since the grammar leaves no choice; none unless asked for."""
         if self.grammar is None or self.finish_reason or not self.params.structured_outputs.jump_forward:
             return []
-        return self.grammar.jump_tokens()
+        try:
+            return self.grammar.jump_tokens()
+        except GrammarError as error:
+            self._fail(error)
+            return []
+
+    def _fail(self, error: Exception) -> None:
+        self.finish_reason, self.error = "error", error
 
     def fork(self, index: int) -> Request:
         """Sample `index` of the same prompt, exactly as far as this one has come, output included."""
@@ -177,7 +200,7 @@ class Request:
         )  # fmt: skip
         child.token_ids += self.output_token_ids
         child.output_token_ids += self.output_token_ids
-        child.num_forks, child.takes_drafts = 0, self.takes_drafts
+        child.num_forks, child.takes_drafts, child.maskless = 0, self.takes_drafts, self.maskless
         child.num_cached_tokens, child.cached_tokens = self.num_cached_tokens, self.cached_tokens
         child.num_computed_tokens = child.max_computed_tokens = self.num_computed_tokens
         return child

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minillm.engine.graphs import DecodeGraphs, token_at
+from minillm.engine.graphs import DecodeGraphs, logits_wanted, tokens_of
 from minillm.engine.scheduler import SampledToken, ScheduledRequest, SchedulerOutput
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.transfer import BlockTransfer
@@ -77,8 +77,11 @@ class ModelRunner:
             batch, scored = (self.graphs.fill(rows), []) if recorded else self.build_batch(rows)
             self._feed_sampled(batch.token_ids, rows)
         with self.trace.span("forward"):
-            logits = self.graphs.run(batch)[: len(rows)] if recorded else self.model.forward(batch, self.attention)
-        return logits, scored
+            if not recorded:
+                return self.model.forward(batch, self.attention), scored
+            logits = self.graphs.run(batch)
+        wanted = logits_wanted(rows)  # all there are, but for padding and what a draft model catches up on
+        return logits[: len(wanted)] if wanted[-1] == len(wanted) - 1 else logits[self._tensor(wanted)], scored
 
     def build_batch(self, rows: list[ScheduledRequest]) -> tuple[ForwardBatch, list[tuple[ScheduledRequest, int]]]:
         """The flat batch of `rows`. Its logits are those of the last token of every row that samples, and of each of its
@@ -87,23 +90,19 @@ class ModelRunner:
         block_size = self.cache.block_size
         token_ids, positions, slots = [], [], []
         for row in rows:
-            request, start, count, table = row.request, row.start, row.num_tokens, row.block_ids
+            start, count, table = row.start, row.num_tokens, row.block_ids
+            token_ids += tokens_of(row)
             if count == 1:
-                token_ids.append(token_at(row, start))
                 positions.append(start)
                 slots.append(table[start // block_size] * block_size + start % block_size)
                 continue
             span = range(start, start + count)
-            token_ids += request.token_ids[start : start + count]
-            token_ids += row.draft
             positions += span
             slots += [table[p // block_size] * block_size + p % block_size for p in span]
         lengths = [row.num_tokens for row in rows]
         starts = np.fromiter(accumulate(lengths, initial=0), np.int64, len(rows) + 1)
         ends = starts[1:].tolist()
-        wanted = [end - 1 for row, end in zip(rows, ends) if row.samples]
-        if any(row.draft for row in rows):
-            wanted = [at for row, end in zip(rows, ends) if row.samples for at in range(end - 1 - len(row.draft), end)]
+        wanted = logits_wanted(rows)
         scored = []
         for row, end in zip(rows, ends):
             if row.request.prompt_logprobs is not None:
@@ -127,7 +126,7 @@ class ModelRunner:
             max_query_len=max(lengths),
             logits_indices=self._tensor(wanted),
             max_seq_len=max(seq_lens),
-            num_decodes=lengths.count(1),
+            num_decodes=next((at for at, length in enumerate(lengths) if length > 1), len(lengths)),  # those in front
         )
         return batch, scored
 
@@ -155,7 +154,10 @@ class ModelRunner:
         metadata = self._sampling_metadata(sampling)
         if metadata.has_grammars:
             with self.trace.span("masks"):  # a GPU is still computing the logits
-                metadata.masks = self.masks.fill([(row.request.grammar, row.draft) for row in sampling for _ in range(row.samples)])
+                drawing = [row for row in sampling for _ in range(row.samples)]
+                metadata.masks = self.masks.fill([(row.request.grammar, row.draft) for row in drawing])
+            for index, (num_tokens, error) in self.masks.stuck.items():
+                drawing[index].request.maskless = drawing[index].position + num_tokens, error
         sampled = self.sampler.sample(logits, metadata)
         metadata.advance(sampled.token_ids)
         self._sampled = sampled.token_ids

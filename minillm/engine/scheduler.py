@@ -151,13 +151,13 @@ class Scheduler:
             row.request.num_computed_tokens = row.start + row.num_tokens
             row.request.num_in_flight += row.samples
 
-    def update(self, output: SchedulerOutput, sampled: list[list[SampledToken]]) -> list[tuple[Request, SampledToken]]:
+    def update(self, output: SchedulerOutput, sampled: list[list[SampledToken]]) -> list[tuple[Request, SampledToken | None]]:
         """Take what the step computed: for each row its sampled tokens, as many as it wanted samples; of a row with a
         draft the guesses that were right, and the token after them.
 
-        Returns the new tokens, each with the request (perhaps a fork of the row's) that it continues.
+        Returns the new tokens, each with the request (perhaps a fork of the row's) that it continues; None where its grammar failed.
         """
-        added: list[tuple[Request, SampledToken]] = []
+        added: list[tuple[Request, SampledToken | None]] = []
         for row, tokens in zip(output.rows, sampled):
             request = row.request
             request.num_in_flight = max(0, request.num_in_flight - row.samples)
@@ -175,8 +175,8 @@ class Scheduler:
                 continue
             owners = [request, *(self.fork(request, index) for index in range(1, row.samples))]
             request.num_forks = 0
-            for one, said in zip(owners, [tokens] if row.samples == 1 else [[token] for token in tokens]):
-                added += one.say(said)
+            for one, drawn in zip(owners, [tokens] if row.samples == 1 else [[token] for token in tokens]):
+                added += one.take(drawn)
             if row.draft:
                 self._keep_right_guesses(row)
             for one in owners:

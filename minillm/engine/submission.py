@@ -19,9 +19,9 @@ class Submission:
     """What `LLM.submit` hands back: whether the request is finished, its output, and the way to withdraw it.
 
     `on_delta(submission, delta)` hears of each token inside the step that made it, whoever asked for that step. The last
-    delta has a `finish_reason`; it is "abort" when a step failed, and then `error` says with what. It may submit more, but
-    may not ask for a step. What it raises ends its own request; the others hear what is theirs, then it goes on to whoever
-    asked for the step.
+    delta has a `finish_reason`; it is "abort" when somebody aborted it, and when a step failed: then `error` says with what.
+    It may submit more, but may not ask for a step. What it raises ends its own request; the others hear what is theirs, then
+    it goes on to whoever asked for the step.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Submission:
     def output(self) -> RequestOutput:
         """What it said. Raises RuntimeError if it is not finished, or did not come to an end."""
         if self._output is None:
-            why = "it is still under way; call llm.step()" if not self.is_finished else "it was withdrawn"
+            why = "it is still under way; call llm.step()" if not self.is_finished else "it was withdrawn or aborted"
             why = why if self.error is None else f"a step of the engine failed: {self.error!r}"
             raise RuntimeError(f"request {self.request.request_id} has no output: {why}") from self.error
         return self._output
@@ -63,8 +63,8 @@ class Submission:
         if self.on_delta is not None:
             self.on_delta(self, delta)
 
-    def fail(self, error: BaseException) -> None:
-        """A step failed, and everything that was under way with it."""
+    def fail(self, error: BaseException | None) -> None:
+        """A step failed, and everything that was under way with it; or, without an error, somebody aborted this one."""
         self.error = error
         self.collector.abort()
         if self.on_delta is not None:

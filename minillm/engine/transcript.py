@@ -66,11 +66,15 @@ class Transcript:
         return "".join(self.parts[self.num_inherited :])
 
 
-def kept_tokens(decode: Callable[[list[int]], str], prompt: list[int], sample: CompletionOutput) -> tuple[list[int], str]:
-    """Which tokens of a sample its text consists of, and the text left of a token that a stop string cut through."""
+def kept_tokens(
+    decode: Callable[[list[int]], str], prompt: list[int], sample: CompletionOutput, begins_whole: bool = False
+) -> tuple[list[int], str]:
+    """Which tokens of a sample its text consists of, and the text left of a token that a stop string cut through.
+
+    `begins_whole` is the `Detokenizer`'s: whether a grammar spoke."""
     if not isinstance(sample.stop_reason, str):  # the token that ended it, if one did, is no part of the text
         return sample.token_ids[: -1 if sample.finish_reason == "stop" else None], ""
-    detokenizer, kept, length = Detokenizer(decode, prompt), 0, 0
+    detokenizer, kept, length = Detokenizer(decode, prompt, begins_whole=begins_whole), 0, 0
     for count, token_id in enumerate(sample.token_ids, 1):
         detokenizer.add(token_id)
         if length < len(detokenizer.text) <= len(sample.text):

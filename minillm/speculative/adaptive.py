@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-PRIOR_RIGHT, PRIOR_ALL = 3.0, 4.0  # before anything is known: 3 of 4 guesses are right
+PRIOR_RIGHT, PRIOR_TRIED = 3.0, 4.0  # before anything is known: 3 of 4 guesses are right
 MEMORY = 0.9  # what a draft's outcome weighs when the next one comes
 RECOVERY = 0.02  # a request that is not drafted for drifts back to the prior, to be tried again
 
@@ -19,21 +19,21 @@ class Acceptance:
     """The measured chance that a request's next guess is right, given that those before it were."""
 
     def __init__(self):
-        self.right, self.all = PRIOR_RIGHT, PRIOR_ALL
+        self.right, self.tried = PRIOR_RIGHT, PRIOR_TRIED
 
     @property
     def rate(self) -> float:
-        return self.right / self.all
+        return self.right / self.tried
 
     def add(self, num_drafted: int, num_accepted: int) -> None:
         """A draft was checked, or (of no tokens) not made."""
         if not num_drafted:
             self.right += RECOVERY * (PRIOR_RIGHT - self.right)
-            self.all += RECOVERY * (PRIOR_ALL - self.all)
+            self.tried += RECOVERY * (PRIOR_TRIED - self.tried)
             return
         tried = num_accepted + (num_accepted < num_drafted)  # nobody knows about those behind the first miss
         self.right = MEMORY * self.right + num_accepted
-        self.all = MEMORY * self.all + tried
+        self.tried = MEMORY * self.tried + tried
 
 
 class StepCost:

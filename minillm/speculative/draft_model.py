@@ -18,6 +18,7 @@ from torch import Tensor
 
 from minillm.kv_cache.manager import KVCacheManager
 from minillm.sampling.grammar.mask import GrammarMasks
+from minillm.sampling.grammar.protocol import GrammarError
 from minillm.sampling.noise import derive_seed
 from minillm.sampling.sampler import Sampler, SamplingMetadata, SamplingRow
 from minillm.speculative.drafter import Draft, DraftedRequest, by_chance
@@ -100,6 +101,9 @@ class ModelDrafter:
             if metadata is None or len(metadata.rows) != len(active):
                 metadata = self._metadata(active)
             metadata.masks = self.masks.fill([(one.request.grammar, ()) for one in active])
+            if self.masks.stuck:  # guesses go no further than the grammar
+                active = [one for index, one in enumerate(active) if index not in self.masks.stuck]
+                continue
             logits = self.forward([self._row(one, samples=1) for one in active])
             tokens = self.sampler.choose(logits, metadata)
             probs = metadata.probs(logits) if any(one.by_chance for one in active) else None
@@ -185,12 +189,16 @@ class Drafting:
 
     def take(self, token_id: int, probs: Tensor | None) -> None:
         self.state.num_computed_tokens = len(self.state.token_ids)
+        if self.request.grammar is not None:
+            try:
+                self.request.grammar.accept(token_id)
+            except GrammarError:
+                self.count = len(self.token_ids)  # guesses go no further than the grammar
+                return
         self.state.token_ids.append(token_id)
         self.token_ids.append(token_id)
         if probs is not None:
             self.probs.append(probs)
-        if self.request.grammar is not None:
-            self.request.grammar.accept(token_id)
 
     @property
     def is_done(self) -> bool:

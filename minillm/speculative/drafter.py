@@ -16,7 +16,8 @@ from minillm.sampling.params import SamplingParams
 
 
 class DraftedRequest(Protocol):
-    """What a drafter reads of a request (`minillm.engine.request`). It leaves everything as it was."""
+    """What a drafter reads of a request (`minillm.engine.request`). When it returns, everything is as it was: a grammar
+    that it moved on is rolled back."""
 
     request_id: str
     params: SamplingParams
@@ -25,7 +26,7 @@ class DraftedRequest(Protocol):
     output_token_ids: list[int]
     stop_token_ids: frozenset[int]
     cache_salt: str | None  # requests with different salts share nothing
-    grammar: Grammar | None  # may be asked, and moved on if it is rolled back afterwards (chapter 19)
+    grammar: Grammar | None  # what the guesses should obey (chapter 19)
 
     def sample_seed(self) -> int: ...
 

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass
 class SpeculationMetrics:
-    """Counts over all requests, as vLLM's SpecDecodingStats has them."""
+    """Counts over all requests, as vLLM's SpecDecodingStats has them.
+
+    A guess is accepted where the target drew the same token, even if the text ended before it, or a jump took its place.
+    """
 
     num_drafts: int = 0  # guesses of one request in one step, however many tokens
     num_draft_tokens: int = 0

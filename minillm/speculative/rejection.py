@@ -32,7 +32,9 @@ class Drafted(NamedTuple):
 class RejectionSampler(Sampler):
     """A sampler that, in rows with a guess drawn by chance, keeps the guess if it passes and redraws it if not.
 
-    So a row's token equals its guess exactly where the guess is accepted, as in all other rows.
+    So a row's token equals its guess exactly where the guess is accepted, as in all other rows. What stands behind a
+    rejected guess is drawn again in a later step, with the same noise of its positions: that is no bias, since nobody has
+    looked at what it was the first time.
     """
 
     def choose(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:

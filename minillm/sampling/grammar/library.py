@@ -7,26 +7,31 @@ keyword of a schema that it cannot serve, where others ignore it; and it takes t
 
 Where the text is forced, its masks allow one token only: the one that the tokenizer would make there. To the library an
 <unk> or an ordinary token that ends the text may be as good as any, so its masks are cut to the tokens that can be said.
+
+A parser works within limits, so that no text keeps a batch waiting: a text may come to a place from which the library
+does not follow it. That is a GrammarError.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from minillm.sampling.grammar.params import StructuredOutputsParams, cut, shortened
-from minillm.sampling.grammar.protocol import check_rollback
+from minillm.sampling.grammar.protocol import GrammarError, check_rollback
 from minillm.sampling.grammar.schema import can_end
 from minillm.sampling.grammar.vocabulary import Vocabulary
 
 # As json.dumps writes it: one way to put spaces, so that brackets, names and colons are forced and can be jumped over.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 BITS = (1 << np.arange(32)).astype(np.uint32).view(np.int32)  # the word in which only this bit is set
+LIMITS = LLParserLimits(verbose_errors=False)  # of a lexer's states and of a parser's items, as the library sets them
 NO_TOKEN = "the vocabulary has no token for anything that may come next; constrain to text that it has tokens for"
 SUPPORTED = {
     "json": "JSON Schema's types, enum, const, properties, required, items, prefixItems, bounds of numbers, strings and "
@@ -50,31 +55,40 @@ class LibraryCompiler:
         self.tokenizer = LLTokenizer(json.dumps(tokenizer), num_tokens, sorted(vocabulary.eos_token_ids))
 
     def compile(self, params: StructuredOutputsParams) -> LibraryRules:
-        matcher = LLMatcher(self.tokenizer, _grammar_text(params), log_level=0)
-        if matcher.is_error():
-            raise _refusal(params, matcher.get_error())
+        text = _grammar_text(params)
+        rules = LibraryRules(lambda: LLMatcher(self.tokenizer, text, log_level=0, limits=LIMITS), self.vocabulary)
+        if rules.matcher.is_error():
+            raise _refusal(params, rules.matcher.get_error())
         if params.kind == "json" and not can_end(json.loads(params.json)):
             raise _refusal(params, "it has no text that ends, since what it requires refers back to itself")
-        rules, begins = LibraryRules(matcher, self.vocabulary), matcher.compute_ff_bytes()
+        begins = rules.matcher.compute_ff_bytes()
         if not self.vocabulary.can_spell(begins):
-            text = shortened(begins.decode(errors="replace"))
-            raise _refusal(params, f"the vocabulary has no tokens for what it begins with, {text}")
+            shown = shortened(begins.decode(errors="replace"))
+            raise _refusal(params, f"the vocabulary has no tokens for what it begins with, {shown}")
         try:
             rules.start().fill_mask(np.empty(self.vocabulary.num_words, np.int32))  # what leads nowhere is found when it is tried
-        except RuntimeError as error:
+        except GrammarError as error:
             raise _refusal(params, f"it matches no text: {error}") from None
         return rules
+
+
+class Lexer:
+    """Stands for what a matcher and its copies share. It gives no state back, and takes no more than so many."""
+
+    is_spent = False
 
 
 class LibraryRules:
     """A compiled grammar: a matcher at its beginning, whose copies share what the lexer has learned."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary):
-        self.matcher = matcher
-        self.vocabulary = vocabulary
+    def __init__(self, make: Callable[[], LLMatcher], vocabulary: Vocabulary):
+        self.make, self.vocabulary = make, vocabulary
+        self.matcher, self.lexer = make(), Lexer()
 
     def start(self) -> LibraryGrammar:
-        return LibraryGrammar(self.matcher.deep_copy(), self.vocabulary)
+        if self.lexer.is_spent:
+            self.matcher, self.lexer = self.make(), Lexer()
+        return LibraryGrammar(self, self.matcher.deep_copy(), self.lexer)
 
 
 class LibraryGrammar:
@@ -83,10 +97,10 @@ class LibraryGrammar:
     A forced run of tokens is asked for once and its masks are written from it, a fifth of the time of one computed mask.
     """
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, num_accepted: int = 0, ended: bool = False):
-        self.matcher = matcher
-        self.vocabulary = vocabulary
-        self.num_accepted = num_accepted  # the end-of-sequence token counted in
+    def __init__(self, rules: LibraryRules, matcher: LLMatcher, lexer: Lexer, token_ids: Sequence[int] = (), ended: bool = False):
+        self.rules, self.vocabulary = rules, rules.vocabulary
+        self.matcher, self.lexer = matcher, lexer
+        self.token_ids = list(token_ids)  # accepted so far, without the end-of-sequence token
         self.is_terminated = ended
         self._forced: list[int] = []  # tokens that must come next, the last of them first
 
@@ -94,10 +108,10 @@ class LibraryGrammar:
         if self.is_terminated:
             words.fill(0)
             return
-        if not self._forced and (forced := self.matcher.compute_ff_tokens()):
+        if not self._forced and (forced := self._ask(LLMatcher.compute_ff_tokens)):
             self._forced = self._sayable(forced)[::-1]
             if not self._forced:
-                self._fill_along(self.matcher.compute_ff_bytes(), words)
+                self._fill_along(self._ask(LLMatcher.compute_ff_bytes), words)
                 return
         if self._forced:
             words.fill(0)
@@ -107,11 +121,7 @@ class LibraryGrammar:
 
     def _fill_free(self, words: np.ndarray) -> None:
         """Allow all tokens that the grammar does, where there is a choice."""
-        found = np.frombuffer(self.matcher.compute_bitmask(), np.int32)
-        if self.matcher.is_error():
-            error = self.matcher.get_error()
-            stuck = "NoExtensionBias" in error  # the library's name for a mask in which there is nothing
-            raise RuntimeError(NO_TOKEN if stuck else f"the text has outgrown what the grammar's parser can follow: {error}")
+        found = np.frombuffer(self._ask(LLMatcher.compute_bitmask), np.int32)
         np.bitwise_and(found[: len(words)], self.vocabulary.sayable, out=words)
         if self.matcher.is_accepting():
             words |= self.vocabulary.ends
@@ -127,47 +137,67 @@ class LibraryGrammar:
 
     def _check_not_stuck(self, words: np.ndarray) -> None:
         if self.vocabulary.missing_bytes and not words.any():  # with all bytes there is always one to go on with
-            raise RuntimeError(NO_TOKEN)
+            raise GrammarError(NO_TOKEN)
+
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        """What the matcher answers. One that has met an error answers nothing any more, and its copies answer wrong; another
+        takes its place and is asked again, since it may have been others that left no room in the lexer they share."""
+        for _ in range(2):
+            if self.lexer.is_spent:
+                self.matcher, self.lexer = self.rules.make(), Lexer()
+                self.matcher.consume_tokens(self.token_ids)
+            answer = question(self.matcher, *arguments)
+            if not self.matcher.is_error():
+                return answer
+            self.lexer.is_spent = True
+        error = self.matcher.get_error().split("\n")[0]
+        stuck = "NoExtensionBias" in error  # the library's name for a mask in which there is nothing
+        raise GrammarError(NO_TOKEN if stuck else f"after {len(self.token_ids)} tokens the text has outgrown what the grammar's "
+                           f"parser can follow: {error}; write the grammar with fewer ways to read one text, or ask for a shorter one")  # fmt: skip
 
     def accept(self, token_id: int) -> None:
         if self.is_terminated or not self._take(token_id):
             raise ValueError(self.vocabulary.refusal(token_id, self.is_terminated))
-        self.num_accepted += 1
 
     def _take(self, token_id: int) -> bool:
         if token_id in self.vocabulary.eos_token_ids:
-            self.is_terminated = self.matcher.is_accepting()
+            self.is_terminated = self._ask(LLMatcher.is_accepting)
             return self.is_terminated
-        taken = self.vocabulary.can_say(token_id) and self.matcher.try_consume_tokens([token_id]) == 1
-        if taken and self._forced and self._forced.pop() != token_id:
+        if not self.vocabulary.can_say(token_id) or self._ask(LLMatcher.try_consume_tokens, [token_id]) != 1:
+            return False
+        self.token_ids.append(token_id)
+        if self._forced and self._forced.pop() != token_id:
             self._forced = []  # the same text in other tokens
-        return taken
+        return True
 
     def validate(self, token_ids: Sequence[int]) -> int:
         copy = self.copy()
         for count, token_id in enumerate(token_ids):
-            if copy.is_terminated or not copy._take(token_id):
+            try:
+                if copy.is_terminated or not copy._take(token_id):
+                    return count
+            except GrammarError:  # it could not be accepted
                 return count
         return len(token_ids)
 
     def rollback(self, count: int) -> None:
-        check_rollback(count, self.num_accepted)
-        self.num_accepted -= count
+        check_rollback(count, len(self.token_ids) + self.is_terminated)
         if count and self.is_terminated:
             self.is_terminated, count = False, count - 1
         if count:
             self._forced = []
-            self.matcher.rollback(count)
+            self._ask(LLMatcher.rollback, count)
+            del self.token_ids[-count:]
 
     def jump_tokens(self) -> list[int]:
-        return [] if self.is_terminated else self._sayable(self.matcher.compute_ff_tokens())
+        return [] if self.is_terminated else self._sayable(self._ask(LLMatcher.compute_ff_tokens))
 
     def _sayable(self, token_ids: list[int]) -> list[int]:
         """As many of them as can be said: the tokenizer has an <unk> for what its vocabulary has no token for."""
         return list(takewhile(self.vocabulary.can_say, token_ids))
 
     def copy(self) -> LibraryGrammar:
-        return LibraryGrammar(self.matcher.deep_copy(), self.vocabulary, self.num_accepted, self.is_terminated)
+        return LibraryGrammar(self.rules, self.matcher.deep_copy(), self.lexer, self.token_ids, self.is_terminated)
 
 
 def _grammar_text(params: StructuredOutputsParams) -> str:

@@ -7,18 +7,26 @@ The words are what is cached, copied and sent to a GPU: 32 times smaller than th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from minillm.sampling.filters import NEVER
-from minillm.sampling.grammar.protocol import Grammar
+from minillm.sampling.grammar.protocol import Grammar, GrammarError
 
 ANY_TOKEN = np.int32(-1)  # all 32 bits
 # What a byte of a mask adds to the logits of its eight tokens, float32 [256, 8], the lowest bit first.
 ADDED = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, NEVER).astype(np.float32)
+
+
+class Stuck(NamedTuple):
+    """A row whose grammar cannot go on."""
+
+    num_tokens: int  # behind so many of its drafted tokens; what is drawn there, and later, is drawn without a mask
+    error: GrammarError
 
 
 class GrammarMasks:
@@ -31,6 +39,7 @@ class GrammarMasks:
         self.num_words = -(-vocab_size // 32)
         self.num_rows = 0  # of the logits
         self.rows: list[int] = []  # those with a grammar
+        self.stuck: dict[int, Stuck] = {}  # by the place in what was given to `fill`
         self._reserve(1)
 
     def fill(self, rows: Sequence[tuple[Grammar | None, Sequence[int]]]) -> GrammarMasks | None:
@@ -38,8 +47,9 @@ class GrammarMasks:
 
         A row has 1 + len(draft) rows of logits, each masked by where the grammar stands after the tokens before it; the
         grammar is left as it was. Returns None if no row has a grammar. Raises ValueError for a draft it does not take.
+        `stuck` says whose grammar could not go on.
         """
-        self.rows, self.num_rows = [], 0
+        self.rows, self.num_rows, self.stuck = [], 0, {}
         for grammar, draft in rows:
             if grammar is not None:
                 self.rows += range(self.num_rows, self.num_rows + 1 + len(draft))
@@ -48,10 +58,12 @@ class GrammarMasks:
             return None
         if len(self.rows) > len(self.words):
             self._reserve(len(self.rows))
-        masks = iter(self.words)
-        for grammar, draft in rows:
+        first = 0
+        for index, (grammar, draft) in enumerate(rows):
             if grammar is not None:
-                _fill_row(grammar, draft, masks)
+                if (stuck := _fill_row(grammar, draft, self.words, first)) is not None:
+                    self.stuck[index] = stuck
+                first += 1 + len(draft)
         return self
 
     def apply(self, logits: Tensor) -> Tensor:
@@ -87,17 +99,24 @@ class GrammarMasks:
         self._views: dict[int, tuple[np.ndarray, np.ndarray, Tensor]] = {}  # by number of rows: words, floats, the tensor of these
 
 
-def _fill_row(grammar: Grammar, draft: Sequence[int], masks: Iterator[np.ndarray]) -> None:
-    grammar.fill_mask(next(masks))
-    num_accepted = 0
+def _fill_row(grammar: Grammar, draft: Sequence[int], words: np.ndarray, first: int) -> Stuck | None:
+    """Write 1 + len(draft) masks, from row `first` of `words` on."""
+    num_filled = num_accepted = 0
     try:
+        grammar.fill_mask(words[first])
+        num_filled = 1
         for token_id in draft:
             grammar.accept(token_id)
             num_accepted += 1
             if grammar.is_terminated:
-                next(masks)[:] = ANY_TOKEN  # nobody will look at it
+                words[first + num_filled] = ANY_TOKEN  # nobody will look at it
             else:
-                grammar.fill_mask(next(masks))
+                grammar.fill_mask(words[first + num_filled])
+            num_filled += 1
+        return None
+    except GrammarError as error:
+        words[first + num_filled : first + 1 + len(draft)] = ANY_TOKEN
+        return Stuck(num_filled, error)
     finally:
         if num_accepted:
             grammar.rollback(num_accepted)

@@ -8,6 +8,12 @@ from typing import Protocol
 import numpy as np
 
 
+class GrammarError(RuntimeError):
+    """A grammar cannot go on, though all that was said is allowed: it has run into a limit, or the vocabulary has no token
+    for what would follow. It stays where it is. Its request ends with this error, and no other.
+    """
+
+
 class CompiledGrammar(Protocol):
     """A constraint made ready for one vocabulary; all requests with the same constraint share it."""
 
@@ -22,11 +28,11 @@ class Grammar(Protocol):
 
     def fill_mask(self, words: np.ndarray) -> None:
         """Write into `words`, int32 [ceil(vocab_size / 32)]: bit t % 32 of word t // 32 says whether token t may come
-        next. End-of-sequence tokens may where the text may end; other special tokens never may.
+        next. End-of-sequence tokens may where the text may end; other special tokens never may. Raises GrammarError.
         """
 
     def accept(self, token_id: int) -> None:
-        """Move on by a token. Raises ValueError, and stays where it is, if the token may not come next."""
+        """Move on by a token. Raises ValueError, and stays where it is, if the token may not come next; or GrammarError."""
 
     def validate(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens, one after the other, could be accepted. Changes nothing."""
@@ -35,7 +41,8 @@ class Grammar(Protocol):
         """Take back the last `count` accepted tokens."""
 
     def jump_tokens(self) -> list[int]:
-        """Tokens of the text that is sure to come next; empty where there is a choice (chapter 19, jump-forward)."""
+        """Tokens of the text that is sure to come next; empty where there is a choice (chapter 19, jump-forward). Raises
+        GrammarError."""
 
     def copy(self) -> Grammar:
         """An independent grammar at the same place."""
