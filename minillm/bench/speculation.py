@@ -120,15 +120,19 @@ def _over_methods(
 
 
 def _beside_the_formula(figure: dict, plain_seconds: float, steps: StepCost) -> dict:
-    """Leviathan et al.'s expected speed-up at the measured acceptance and cost of a guess, and how much of it arrived. It
-    takes checking all guesses for as long as making one token; beside it, the same with what that takes here."""
+    """Leviathan et al.'s expected speed-up at the measured acceptance and cost of a guess, and how much of it arrived.
+
+    It counts guesses behind the end of a text, which nobody hears, and takes checking all guesses for as long as making one
+    token. `counted` is the same with the tokens that were said and what checking takes here.
+    """
     alpha, gamma, cost = figure["alpha"], figure["mean_draft_length"], figure["seconds_per_guess"] / plain_seconds
     check = float(steps(gamma + 1) / steps(1))
     tokens = gamma + 1 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
     drafted = figure["steps_with_draft"]  # the others are plain ones
-    formula, counted = ((drafted * tokens + 1 - drafted) / (drafted * (gamma * cost + step) + 1 - drafted) for step in (1.0, check))
+    formula = (drafted * tokens + 1 - drafted) / (drafted * (gamma * cost + 1) + 1 - drafted)
+    counted = figure["tokens_per_step"] / (drafted * (gamma * cost + check) + 1 - drafted)
     return {"cost_ratio": cost, "check_ratio": check, "formula": formula, "share_of_formula": figure["speedup"] / formula,
-            "share_with_check": figure["speedup"] / counted}
+            "counted": counted, "share_of_counted": figure["speedup"] / counted}
 
 
 def _counted(llm: LLM, prompts: list[str], params: SamplingParams) -> tuple[list[list[int]], dict]:
@@ -181,20 +185,22 @@ def _seconds_of_batch(llm: LLM, prompts: list[str], params: SamplingParams) -> N
 
 
 def tables(measured: dict) -> list:
-    """One request at a time, then many (rich renderables)."""
+    """One request at a time, beside the formula, then many (rich renderables)."""
     from rich.table import Table
 
     workload, figures = measured["workload"], measured["figures"]
-    alone = Table("task", "guesses", "tokens/s", "± half range", "× plain", "tokens a step", "α", "cost of a guess", "of the check", "formula", "of formula",
-                  "with the check",
+    alone = Table("task", "guesses", "tokens/s", "± half range", "× plain", "tokens a step", "α",
                   title=f"One request at a time, {workload['dtype']}, 131 M parameters")
+    formula = Table("task", "guesses", "a guess", "a check", "formula", "of it", "counted", "of it", title="Costs in steps, and beside the formula")
     for task in TASKS:
         for name, f in figures[task].items():
-            guessed = [f"{f['tokens_per_step']:.2f}", f"{f['alpha']:.2f}", f"{f['cost_ratio']:.3f}", f"{f['check_ratio']:.2f}",
-                       f"{f['formula']:.2f}", f"{f['share_of_formula']:.0%}", f"{f['share_with_check']:.0%}"] if name != "plain" else [""] * 7
-            alone.add_row(task, name, f"{f['tokens_per_second']:,.0f}", f"{f['spread'] / 2:.0%}", f"{f['speedup']:.2f}", *guessed)
+            speed = [f"{f['tokens_per_second']:,.0f}", f"{f['spread'] / 2:.0%}", f"{f['speedup']:.2f}"]
+            alone.add_row(task, name, *speed, *([f"{f['tokens_per_step']:.2f}", f"{f['alpha']:.2f}"] if name != "plain" else ["", ""]))
+            if name != "plain":
+                formula.add_row(task, name, f"{f['cost_ratio']:.3f}", f"{f['check_ratio']:.2f}", f"{f['formula']:.2f}",
+                                f"{f['share_of_formula']:.0%}", f"{f['counted']:.2f}", f"{f['share_of_counted']:.0%}")
     together = Table("batch", "plain, tokens/s", "draft model", "adaptive", title="Stories at once, and × plain")
     for batch in workload["batches"]:
         row = figures[f"batch {batch}"]
         together.add_row(str(batch), *(f"{f['tokens_per_second']:,.0f} ± {f['spread'] / 2:.0%} ({f['speedup']:.2f}×)" for f in row.values()))
-    return [alone, together]
+    return [alone, formula, together]

@@ -94,7 +94,8 @@ class LibraryRules:
 class LibraryGrammar:
     """A `Grammar` around one of llguidance's matchers, which never sees the end-of-sequence token.
 
-    A forced run of tokens is asked for once and its masks are written from it, a fifth of the time of one computed mask.
+    A forced run of tokens is asked for once, its masks are written from it, and the matcher hears of them together: a fifth
+    of the time of computed masks.
     """
 
     def __init__(self, rules: LibraryRules, matcher: LLMatcher, lexer: Lexer, token_ids: Sequence[int] = (), ended: bool = False):
@@ -103,6 +104,7 @@ class LibraryGrammar:
         self.token_ids = list(token_ids)  # accepted so far, without the end-of-sequence token
         self.is_terminated = ended
         self._forced: list[int] = []  # tokens that must come next, the last of them first
+        self._pending: list[int] = []  # accepted ones of which the matcher has not heard yet
 
     def fill_mask(self, words: np.ndarray) -> None:
         if self.is_terminated:
@@ -114,8 +116,9 @@ class LibraryGrammar:
                 self._fill_along(self._ask(LLMatcher.compute_ff_bytes), words)
                 return
         if self._forced:
+            word, bit = divmod(self._forced[-1], 32)
             words.fill(0)
-            words[self._forced[-1] // 32] = BITS[self._forced[-1] % 32]
+            words[word] = BITS[bit]
         else:
             self._fill_free(words)
 
@@ -145,7 +148,10 @@ class LibraryGrammar:
         for _ in range(2):
             if self.lexer.is_spent:
                 self.matcher, self.lexer = self.rules.make(), Lexer()
-                self.matcher.consume_tokens(self.token_ids)
+                self._pending = self.token_ids.copy()
+            if self._pending:
+                self.matcher.consume_tokens(self._pending)
+                self._pending = []
             answer = question(self.matcher, *arguments)
             if not self.matcher.is_error():
                 return answer
@@ -160,14 +166,17 @@ class LibraryGrammar:
             raise ValueError(self.vocabulary.refusal(token_id, self.is_terminated))
 
     def _take(self, token_id: int) -> bool:
+        if self._forced and self._forced[-1] == token_id:
+            self._pending.append(self._forced.pop())
+            self.token_ids.append(token_id)
+            return True
         if token_id in self.vocabulary.eos_token_ids:
             self.is_terminated = self._ask(LLMatcher.is_accepting)
             return self.is_terminated
         if not self.vocabulary.can_say(token_id) or self._ask(LLMatcher.try_consume_tokens, [token_id]) != 1:
             return False
         self.token_ids.append(token_id)
-        if self._forced and self._forced.pop() != token_id:
-            self._forced = []  # the same text in other tokens
+        self._forced = []  # if there were any: the same text in other tokens
         return True
 
     def validate(self, token_ids: Sequence[int]) -> int:
@@ -197,7 +206,9 @@ class LibraryGrammar:
         return list(takewhile(self.vocabulary.can_say, token_ids))
 
     def copy(self) -> LibraryGrammar:
-        return LibraryGrammar(self.rules, self.matcher.deep_copy(), self.lexer, self.token_ids, self.is_terminated)
+        copy = LibraryGrammar(self.rules, self.matcher.deep_copy(), self.lexer, self.token_ids, self.is_terminated)
+        copy._pending = self._pending.copy()
+        return copy
 
 
 def _grammar_text(params: StructuredOutputsParams) -> str:
