@@ -64,6 +64,24 @@ def test_an_exercise_is_read_with_its_lines_points_and_context(sample_solution):
     assert len(found.before) == 1 and found.before[0].startswith("from minillm.book.checks import Checker")
 
 
+def test_a_long_solution_goes_on_in_a_second_cell(sample_solution):
+    first = cell(sample_solution, "lowest")
+    second = nbfile.nbformat.v4.new_code_cell('def first_of(free):\n    """A suggestion."""\n    ### BEGIN SOLUTION\n    return sorted(free)[0]\n    ### END SOLUTION')
+    second.metadata["nbgrader"] = {**first.metadata.nbgrader, "grade_id": "lowest_2"}
+    first.source = first.source.replace("sorted(free)[0]", "first_of(free)")
+    sample_solution.cells.insert(sample_solution.cells.index(first) + 1, second)
+    [found] = exercises.exercises_in(sample_solution)
+    assert found.cells == {"lowest": first.source, "lowest_2": second.source}
+    assert complaints(Bench(found), GOOD_MUTANTS) == []
+    made = exercises.generate(sample_solution)
+    assert exercises.stub_of(found) == f"{cell(made, 'lowest').source}\n\n\n{cell(made, 'lowest_2').source}"
+    assert cell(made, "lowest_2").source.endswith("# YOUR CODE HERE\n    raise NotImplementedError()")
+    assert "def lowest(free)" in (told := cell(made, "lowest_help").source) and "return sorted(free)[0]" in told
+    second.metadata["nbgrader"]["grade_id"] = "lowest_3"   # a gap: it belongs to nothing
+    with pytest.raises(ValueError, match="'lowest_3' has no read-only help cell"):
+        exercises.exercises_in(sample_solution)
+
+
 @pytest.mark.parametrize("lost, said", [("lowest_edges", r"has the graded lines \['example', 'random'\]"), ("lowest_help", "no read-only help cell"),
                                         ("lowest", "belong to no exercise: lowest_edges, lowest_example, lowest_random")])
 def test_a_broken_layout_is_named(sample_solution, lost, said):

@@ -1,7 +1,8 @@
 """Exercises, generated from the solutions with nbgrader's own preprocessors. Built in chapter 00.
 
-In a solution notebook an exercise X is: X_statement and X_help (read-only text), X (the solution cell), and the three
-graded lines X_example, X_edges, X_random. nbgrader comes with `pip install 'minillm-book[course]'`.
+In a solution notebook an exercise X is: X_statement and X_help (read-only text), X (the solution cell; a long solution
+goes on in X_2, X_3), and the three graded lines X_example, X_edges, X_random.
+nbgrader comes with `pip install 'minillm-book[course]'`.
 """
 from __future__ import annotations
 
@@ -76,10 +77,15 @@ class Exercise:
     """One exercise of a solution notebook; an exercise without lines is not graded."""
 
     id: str
-    solution: str
+    cells: dict[str, str]   # grade id -> source of each solution cell, in order
     lines: dict[str, str] = field(default_factory=dict)   # part -> source of the locked cell
     points: float = 0
     before: tuple[str, ...] = ()   # the locked code cells above it: imports and data, never a student's own cell
+
+    @property
+    def solution(self) -> str:
+        """All solution cells as one source."""
+        return "\n\n\n".join(self.cells.values())
 
 
 def exercises_in(solution: nbformat.NotebookNode) -> list[Exercise]:
@@ -93,6 +99,9 @@ def exercises_in(solution: nbformat.NotebookNode) -> list[Exercise]:
         if cell.cell_type != "code" or not marks.get("solution"):
             continue
         name = marks["grade_id"]
+        if found and name == f"{found[-1].id}_{len(found[-1].cells) + 1}":
+            found[-1].cells[name] = cell.source
+            continue
         lines = {part: cells[f"{name}_{part}"] for part in PARTS if f"{name}_{part}" in cells}
         if lines and set(lines) != set(PARTS):
             raise ValueError(f"exercise {name!r} has the graded lines {list(lines)}; it needs {list(PARTS)}")
@@ -100,7 +109,7 @@ def exercises_in(solution: nbformat.NotebookNode) -> list[Exercise]:
             raise ValueError(f"exercise {name!r} has no read-only help cell with the id {name}_help")
         claimed |= {_grade_id(line) for line in lines.values()}
         points = sum(line.metadata.nbgrader.get("points", 0) for line in lines.values())
-        found.append(Exercise(name, cell.source, {part: line.source for part, line in lines.items()}, points, tuple(before)))
+        found.append(Exercise(name, {name: cell.source}, {part: line.source for part, line in lines.items()}, points, tuple(before)))
     strays = {_grade_id(c) for c in solution.cells if c.metadata.get("nbgrader", {}).get("grade")} - claimed
     if strays:
         raise ValueError(f"graded cells that belong to no exercise: {', '.join(sorted(strays))}")
@@ -108,13 +117,13 @@ def exercises_in(solution: nbformat.NotebookNode) -> list[Exercise]:
 
 
 def stub_of(exercise: Exercise) -> str:
-    """The exercise's cell as the student first sees it."""
+    """The exercise's solution cells as the student first sees them, as one source."""
     from nbgrader.preprocessors import ClearSolutions
 
-    metadata = {"nbgrader": {"grade": False, "grade_id": exercise.id, "locked": False, "schema_version": 3, "solution": True, "task": False}}
-    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(exercise.solution, metadata=metadata)])
-    nb, _ = ClearSolutions().preprocess(nb, {})
-    return nb.cells[0].source
+    marks = {"grade": False, "locked": False, "schema_version": 3, "solution": True, "task": False}
+    cells = [nbformat.v4.new_code_cell(source, metadata={"nbgrader": {**marks, "grade_id": name}}) for name, source in exercise.cells.items()]
+    nb, _ = ClearSolutions().preprocess(nbformat.v4.new_notebook(cells=cells), {})
+    return "\n\n\n".join(cell.source for cell in nb.cells)
 
 
 def restore_marks(submitted: nbformat.NotebookNode, released: nbformat.NotebookNode) -> nbformat.NotebookNode:

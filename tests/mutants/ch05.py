@@ -74,20 +74,12 @@ def admit(waiting, budget, free_slots, min_chunk):
         Mutant("running rows do not take from the budget", replace=("            budget -= count\n            index += 1\n", "            index += 1\n"), expect="Every row takes its tokens from the budget"),
         Mutant("those who join do not take from the budget", replace=("RequestStatus.RUNNING\n            self.add_row(output, request, count)\n            budget -= count\n", "RequestStatus.RUNNING\n            self.add_row(output, request, count)\n"),
                expect="Every row takes its tokens from the budget"),
-        Mutant("waiting before running", replace=("""        output, budget, index = SchedulerOutput(), self.max_num_batched_tokens, 0
-        while index < len(self.running) and budget:
-""", """        output, budget, index, old = SchedulerOutput(), self.max_num_batched_tokens, 0, len(self.running)
-        while self.waiting and budget and len(self.running) < self.max_num_seqs:
-            request = self.next_to_join()
-            computed = self.kv_cache.get_computed_blocks(request)
-            count = min(request.num_tokens - computed.num_tokens, budget)
-            if not self.kv_cache.allocate_slots(request, count, computed):
-                break
-            self.waiting.remove(request), self.running.append(request)
-            request.num_computed_tokens, request.status = computed.num_tokens, RequestStatus.RUNNING
-            self.add_row(output, request, count)
-            budget -= count
-        while index < min(old, len(self.running)) and budget:
+        Mutant("waiting before running", replace=("""        self.serve_waiting(output, self.serve_running(output, self.max_num_batched_tokens))
+""", """        old = len(self.running)
+        self.serve_waiting(output, self.max_num_batched_tokens)
+        self.running, joined = self.running[:old], self.running[old:]
+        self.serve_running(output, self.max_num_batched_tokens - sum(row.num_tokens for row in output.rows))
+        self.running += joined
 """), expect="Running requests first"),
         Mutant("num_computed_tokens stands still", replace=("            request.num_computed_tokens = row.start + row.num_tokens\n", ""), expect="num_computed_tokens is wrong"),
         Mutant("num_computed_tokens moves only where a token is sampled", replace=("            request.num_computed_tokens = row.start + row.num_tokens\n",

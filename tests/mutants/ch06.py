@@ -144,7 +144,7 @@ class ForkedTables:
         copies, self.copies = self.copies, []
         return copies
 ''', expect="the full blocks of 'a'"),
-        Mutant("keeps what it has copied", replace=("            self.pool.free([table[-1]])\n", ""), expect="a block that nobody will ever free"),
+        Mutant("keeps what it has copied", replace=("self.pool.free([table.pop()])", "table.pop()"), expect="a block that nobody will ever free"),
         Mutant("forgets the block for the copy", replace=("num_new + shared > self.pool.num_free", "num_new > self.pool.num_free"), expect="append raised ValueError"),
         Mutant("copies before it sees that it does not fit", source='''
 class ForkedTables:
@@ -185,7 +185,7 @@ class ForkedTables:
         Mutant("sorts the copies", replace=("        return copies\n", "        return sorted(copies)\n"), expect="In the reverse order they would be right"),
         Mutant("returns a list that it then empties", replace=("        copies, self.copies = self.copies, []\n", "        copies = self.copies\n        copies.clear()\n"), expect="copies from take_copies(): 0 (none), needed: 1"),
         Mutant("plans the copies for ever", replace=("copies, self.copies = self.copies, []", "copies = list(self.copies)"), expect="take_copies() asked a second time"),
-        Mutant("copies the wrong way round", replace=("self.copies.append((table[-1], copy))", "self.copies.append((copy, table[-1]))"), expect="garbage"),
+        Mutant("copies the wrong way round", replace=("self.copies.append((table[-1], new[0]))", "self.copies.append((new[0], table[-1]))"), expect="garbage"),
         Mutant("one block more than needed", replace=("-(-(length + num_tokens) // self.block_size)", "((length + num_tokens) // self.block_size + 1)"), expect="the number of blocks of 'a'"),
         Mutant("a fork over a table that is there", replace=("        if child in self.tables:\n            raise ValueError(f\"{child!r} has a table already\")\n", ""), expect="has a table already"),
         Mutant("forgets to give back", replace=("        self.pool.free(self.tables.pop(name))\n", "        self.tables.pop(name)\n"), expect="a block that nobody will ever free"),

@@ -82,7 +82,7 @@ def plan_rows(rows, budget):
 ''', expect="P was given 7 tokens, 6 were left"),
     ],
     "even_chunks": [
-        Mutant("full at the front", replace=("    low, high = 0, target\n    while low < high:\n        middle = (low + high) // 2", "    low, high = target, target\n    while low < high:\n        middle = (low + high) // 2"),
+        Mutant("full at the front", replace=("return greedy(bisect_left(range(target), True, key=suffices))", "return first"),
                expect="the most expensive step of [8, 4]"),
         Mutant("equal lengths", source='''
 def even_chunks(prompt, streams, target, c0, c1, c2):
@@ -98,6 +98,6 @@ def even_chunks(prompt, streams, target, c0, c1, c2):
         Mutant("a chunk reads itself whole", replace=("n * (n + 1) // 2", "n * n"), expect="even_chunks"),
         Mutant("returns None for what cannot be", replace=("        raise ValueError(f\"target={target}: somewhere in the prompt a single token costs more\")", "        return None"),
                expect="expected it to raise ValueError"),
-        Mutant("strictly under the target", replace=("cost(middle, done) <= limit", "cost(middle, done) < limit"), expect="even_chunks"),
+        Mutant("strictly under the target", replace=("bisect_right(range(1,", "bisect_left(range(1,"), expect="even_chunks"),
     ],
 }

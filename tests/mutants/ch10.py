@@ -116,7 +116,7 @@ def kernel(x, positions, table, token_stride, head_stride, num_heads, num_pairs,
         Mutant("turns clockwise", replace=("tl.store(first, a * cos - b * sin, inside)\n    tl.store(first + 1, a * sin + b * cos, inside)",
                                            "tl.store(first, a * cos + b * sin, inside)\n    tl.store(first + 1, b * cos - a * sin, inside)"), expect="the other way round"),
         Mutant("stores a before it loads b", replace=("    b = tl.load(first + 1, inside).to(tl.float32)\n    tl.store(first, a * cos - b * sin, inside)\n", "    tl.store(first, a * cos - tl.load(first + 1, inside).to(tl.float32) * sin, inside)\n    a = tl.load(first, inside).to(tl.float32)\n    b = tl.load(first + 1, inside).to(tl.float32)\n"), expect="x is wrong"),
-        Mutant("counts positions instead of reading them", replace=("position = tl.load(positions + token)", "position = token"), expect="not at its own number"),
+        Mutant("counts positions instead of reading them", replace=("tl.load(positions + token) * 2", "token * 2"), expect="not at its own number"),
         Mutant("a program for each head", source='''
 def rotate_pairs(x, positions, table):
     kernel[(len(x), x.shape[1])](x, positions, table, x.stride(0), x.stride(1), table.shape[1] // 2, PAIRS=next_power_of_2(table.shape[1] // 2))
@@ -167,11 +167,11 @@ def kernel(x, positions, table, token_stride, head_stride, num_heads, dim, HEADS
     other = tl.load(start + (d ^ 1)[None, :], inside).to(tl.float32)
     tl.store(start + d[None, :], mine * cos + tl.where(d % 2 == 0, -1, 1)[None, :] * other * sin, inside)
 ''', expect="x[0, 0, 0] was loaded 2 times, by program (0, 0, 0); expected once"),
-        Mutant("a pair too many", replace=("is_pair = pair < num_pairs", "is_pair = pair <= num_pairs"), expect="rotate_pairs: edges"),
-        Mutant("no mask on the pairs", replace=("inside = (head < num_heads)[:, None] & is_pair[None, :]", "inside = (head < num_heads)[:, None]"), expect="carry no position"),
-        Mutant("no mask on the heads", replace=("inside = (head < num_heads)[:, None] & is_pair[None, :]", "inside = is_pair[None, :] & (head >= 0)[:, None]"), expect="rotate_pairs: edges"),
+        Mutant("a pair too many", replace=("inside = (head < num_heads) & (pair < num_pairs)", "inside = (head < num_heads) & (pair <= num_pairs)"), expect="rotate_pairs: edges"),
+        Mutant("no mask on the pairs", replace=("inside = (head < num_heads) & (pair < num_pairs)", "inside = (head < num_heads) & (pair >= 0)"), expect="carry no position"),
+        Mutant("no mask on the heads", replace=("inside = (head < num_heads) & (pair < num_pairs)", "inside = (head >= 0) & (pair < num_pairs)"), expect="rotate_pairs: edges"),
         Mutant("trusts in heads side by side", replace=("x, positions, table, x.stride(0), x.stride(1),", "x, positions, table, x.shape[1] * x.shape[2], x.shape[2],"), expect="between the elements of a view"),
-        Mutant("rotates a copy", replace=("    num_tokens, num_heads, _ = x.shape\n", "    x = x.contiguous()\n    num_tokens, num_heads, _ = x.shape\n"), expect="a torch operation read or wrote numbers"),
+        Mutant("rotates a copy", replace=("    (num_tokens, num_heads, _), num_pairs =", "    x = x.contiguous()\n    (num_tokens, num_heads, _), num_pairs ="), expect="a torch operation read or wrote numbers"),
         Mutant("returns a new tensor", source='''
 def rotate_pairs(x, positions, table):
     x, dim = x.clone(), table.shape[1]

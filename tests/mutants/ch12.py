@@ -56,15 +56,16 @@ def merge_states(best, total, acc):
         Mutant("the prefix is causal", replace=("if high <= prefix or (high", "if (high <= prefix and high - 1 <= first) or (high"), expect="is 'masked', expected 'whole'"),
         Mutant("the prefix is whole wherever it reaches", replace=("if high <= prefix or (high", "if low < prefix or (high"), expect="is 'whole', expected 'masked'"),
         Mutant("the prefix leaves with the window", replace=("if low >= prefix and (low > last or high - 1 <= first - window):", "if low > last or high - 1 <= first - window:"), expect="expected"),
-        Mutant("neighbours of a kind stay apart", replace=("if runs and runs[-1][0] == found:", "if False:"), expect="They are one run"),
-        Mutant("skipped tiles are left out", replace=("        plan.append(runs)", "        plan.append([run for run in runs if run[0] != 'skipped'])"), expect="each run begins where the one before ended"),
-        Mutant("asks every tile", replace=("cuts = [0, *sorted(cuts), key_tiles]", "cuts = range(key_tiles + 1)"), expect="compute where the runs begin and end"),
+        Mutant("runs are lists", replace=("(kind(tile), tile, end) for tile, end", "[kind(tile), tile, end] for tile, end"), expect="Each run is a tuple"),
+        Mutant("neighbours of a kind stay apart", replace=(" if before is None or kind(before) != kind(tile)]", "]"), expect="They are one run"),
+        Mutant("skipped tiles are left out", replace=("zip(starts, [*starts[1:], key_tiles])]", "zip(starts, [*starts[1:], key_tiles]) if kind(tile) != 'skipped']"), expect="each run begins where the one before ended"),
+        Mutant("asks every tile", replace=("cuts = [0, *sorted(cuts)]", "cuts = range(key_tiles)\n        kinds = {tile: kind(tile) for tile in cuts}"), expect="compute where the runs begin and end"),
         Mutant("forgets one bound", replace=("edges = (prefix, first - window + 1, last - window + 1,", "edges = (prefix, first - window + 1,"), expect="is 'masked', expected 'whole'"),
     ],
     "document_kernel": [
         Mutant("the broken one", replace=('best = tl.full((TILE_M,), float("-inf"), tl.float32)', "best = tl.zeros((TILE_M,), tl.float32)"), expect="compared with them that is no score"),
         Mutant("only the start", replace=('reference = tl.where(larger == float("-inf"), 0.0, larger)', "reference = larger"), expect="Which tile is the first that its document is in"),
-        Mutant("keeps the 0", replace=("        best = larger\n", "        best = reference\n"), expect="compared with them that is no score"),
+        Mutant("keeps the 0", replace=("return larger, total, acc", "return reference, total, acc"), expect="compared with them that is no score"),
         Mutant("rescale is left as it was", replace=("tl.exp(best - reference)", "tl.exp(best - larger)"), expect="Which tile is the first that its document is in"),
         Mutant("-10,000 for what is masked", source='''
 @triton.jit
@@ -97,6 +98,10 @@ def repaired_attention(q, k, v, documents):
     repaired_kernel[(triton.cdiv(n, TILE_M),)](q, k, v, documents, out, n, head_dim**-0.5, HEAD_DIM=head_dim, TILE_M=TILE_M, TILE_N=TILE_N)
     return out
 ''', expect="compared with them that is no score"),
+        Mutant("float16's lowest number for what is masked", replace=(
+            'scores = tl.where(of_rows[:, None] == of_columns[None, :], scores, float("-inf"))',
+            "scores = tl.where(of_rows[:, None] == of_columns[None, :], scores, -65504.0)"), expect="compared with them that is no score"),
+        Mutant("starts at -50,000", replace=('best = tl.full((TILE_M,), float("-inf"), tl.float32)', "best = tl.full((TILE_M,), -50000.0, tl.float32)"), expect="compared with them that is no score"),
         Mutant("forgets to rescale acc", replace=("acc * rescale[:, None]", "acc"), expect="document_kernel: example: the output"),
         Mutant("starts far below", replace=('best = tl.full((TILE_M,), float("-inf"), tl.float32)', "best = tl.full((TILE_M,), -100.0, tl.float32)"), expect="compared with them that is no score"),
         Mutant("another document's keys", replace=("of_rows[:, None] == of_columns[None, :]", "of_rows[:, None] >= of_columns[None, :]"), expect="tokens see documents before their own"),
@@ -145,24 +150,24 @@ def sink_window(q, k, v, sink, window):
 ''', expect="this uses the package's minillm.kernels.flash_attention.take_in, in a kernel"),
     ],
     "capped": [
-        Mutant("mask first", replace=('''        scores = cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))
-        scores = tl.where(columns[None, :] <= past + tokens[:, None], scores, float("-inf"))
-''', '''        scores = tl.where(columns[None, :] <= past + tokens[:, None], scores, float("-inf"))
-        scores = cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))
+        Mutant("mask first", replace=('''    scores = cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))
+    scores = tl.where(seen, scores, float("-inf"))
+''', '''    scores = tl.where(seen, scores, float("-inf"))
+    scores = cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))
 '''), expect="The mask does not survive"),
-        Mutant("no cap", replace=("        scores = cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))\n", ""), expect="These scores are not capped"),
+        Mutant("no cap", replace=("    scores = cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))\n", ""), expect="These scores are not capped"),
         Mutant("cuts them off", replace=("cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))", "tl.minimum(tl.maximum(scores, -cap), cap)"), expect="capped: "),
         Mutant("forgets to multiply by the cap again", replace=("scores = cap * (1 - 2 /", "scores = (1 - 2 /"), expect="the cap multiplies it again"),
         Mutant("scales after the cap", replace=('''input_precision="ieee") * scale
-        scores = cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))''', '''input_precision="ieee")
-        scores = scale * cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))'''), expect="scale first"),
+    scores = cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))''', '''input_precision="ieee")
+    scores = scale * cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))'''), expect="scale first"),
         Mutant("tanh of half", replace=("tl.exp(2 * scores / cap)", "tl.exp(scores / cap)"), expect="capped: example: the output"),
         Mutant("infinite over infinite", replace=("cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))", "cap * (tl.exp(2 * scores / cap) - 1) / (tl.exp(2 * scores / cap) + 1)"), expect="becomes inf / inf"),
-        Mutant("no maximum, the cap will do", replace=("larger = tl.maximum(best, tl.max(scores, 1))", "larger = tl.zeros((TILE_M,), tl.float32)"), expect="The largest score has to be taken away"),
-        Mutant("the cap as maximum", replace=("larger = tl.maximum(best, tl.max(scores, 1))", "larger = tl.zeros((TILE_M,), tl.float32) + cap"), expect="and exp(-500) is 0"),
+        Mutant("no maximum, the cap will do", replace=("larger = tl.maximum(best, tl.max(scores, 1))", "larger = tl.zeros_like(best)"), expect="The largest score has to be taken away"),
+        Mutant("the cap as maximum", replace=("larger = tl.maximum(best, tl.max(scores, 1))", "larger = tl.zeros_like(best) + cap"), expect="and exp(-500) is 0"),
         Mutant("a program for each query head", replace=("grid = triton.cdiv(num_queries, TILE_M // group), num_kv_heads", "grid = triton.cdiv(num_queries, TILE_M), num_heads"), expect="both have the tokens at positions 0 to 15"),
         Mutant("one program a token", replace=("grid = triton.cdiv(num_queries, TILE_M // group), num_kv_heads", "grid = num_queries, num_kv_heads"), expect="capped_kernel has 40 programs"),
-        Mutant("a state in the inputs' dtype", replace=("        best = larger\n", "        best = larger\n        acc = acc.to(values.dtype).to(tl.float32)\n"), expect="acc is a sum of values, and leaves float16"),
+        Mutant("a state in the inputs' dtype", replace=("return larger, total, acc", "return larger, total, acc.to(values.dtype).to(tl.float32)"), expect="acc is a sum of values, and leaves float16"),
         Mutant("heads lie interleaved", replace=("heads = kv_head * GROUP + tl.arange(0, TILE_M) % GROUP", "heads = kv_head + tl.arange(0, TILE_M) % GROUP * num_kv_heads"), expect="a lane without a query of its own"),
         Mutant("heads before tokens", replace=('''    tokens = first + tl.arange(0, TILE_M) // GROUP
     heads = kv_head * GROUP + tl.arange(0, TILE_M) % GROUP''', '''    tokens = first + tl.arange(0, TILE_M) % (TILE_M // GROUP)
@@ -170,7 +175,7 @@ def sink_window(q, k, v, sink, window):
         Mutant("the first KV head for all", replace=("kv_place = (columns * num_kv_heads + kv_head)", "kv_place = (columns * num_kv_heads)"), expect="A program reads its own KV head"),
         Mutant("loads all keys", replace=("end = past + tl.minimum(first + TILE_M // GROUP, num_queries)", "end = num_keys"), expect="no one sees ahead"),
         Mutant("forgets the past", replace=("past = num_keys - num_queries", "past = 0"), expect="never loads k[16, 0, 0]"),
-        Mutant("sees ahead", replace=("columns[None, :] <= past + tokens[:, None], scores", "(columns < end)[None, :], scores"), expect="no key ahead of its own position"),
-        Mutant("rows take the place of tokens in the mask", replace=("columns[None, :] <= past + tokens[:, None], scores", "columns[None, :] <= (past + first + tl.arange(0, TILE_M))[:, None], scores"), expect="The rows of one token share its position"),
+        Mutant("sees ahead", replace=("seen = columns[None, :] <= past + tokens[:, None]", "seen = (columns < end)[None, :]"), expect="no key ahead of its own position"),
+        Mutant("rows take the place of tokens in the mask", replace=("past + tokens[:, None]", "(past + first + tl.arange(0, TILE_M))[:, None]"), expect="The rows of one token share its position"),
     ],
 }

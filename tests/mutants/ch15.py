@@ -39,7 +39,7 @@ class BitWords:
         ones = ((words[:, :, None].long() >> self.of_word) & 1).flatten(1)[:, : count * self.bits]
         return (ones.reshape(len(words), count, self.bits) << self.of_code).sum(-1)
 ''', expect="begin at the lowest bit"),
-        Mutant("lowest bit of a code first", replace=("self.of_code = torch.arange(bits - 1, -1, -1)", "self.of_code = torch.arange(bits)"), expect="Of each code, the highest bit comes first"),
+        Mutant("lowest bit of a code first", replace=("stream = bits_of(codes, self.bits).flatten(1)", "stream = bits_of(codes, self.bits).flip(-1).flatten(1)"), expect="Of each code, the highest bit comes first"),
         Mutant("codes do not cross words", source='''
 class BitWords:
     def __init__(self, bits):
@@ -88,13 +88,13 @@ class BitWords:
             out.append([int(stream[i * self.bits : (i + 1) * self.bits], 2) for i in range(count)])
         return torch.tensor(out, dtype=torch.int64).view(len(words), count)
 ''', expect="four million codes took more than"),
-        Mutant("words of 64 bits", replace=(".sum(-1).to(torch.int32)", ".sum(-1)"), expect="what pack returns"),
-        Mutant("clamps instead of wrapping", replace=(".sum(-1).to(torch.int32)", ".sum(-1).clamp(-(2**31), 2**31 - 1).to(torch.int32)"), expect="bit_words: "),
-        Mutant("forgets & 1", replace=("((words[:, :, None].long() >> self.of_word) & 1)", "(words[:, :, None].long() >> self.of_word)"), expect="keep one bit by & 1"),
+        Mutant("words of 64 bits", replace=("32)).to(torch.int32)", "32))"), expect="what pack returns"),
+        Mutant("clamps instead of wrapping", replace=("32)).to(torch.int32)", "32)).clamp(-(2**31), 2**31 - 1).to(torch.int32)"), expect="bit_words: "),
+        Mutant("forgets & 1", replace=("torch.arange(width - 1, -1, -1) & 1", "torch.arange(width - 1, -1, -1)"), expect="keep one bit by & 1"),
         Mutant("accepts what does not fit", replace=("if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < 2**self.bits:", "if False:"), expect="bit_words: edges"),
-        Mutant("accepts words that are too many", replace=("if words.shape[1] != self._num_words(count):", "if words.shape[1] < self._num_words(count):"), expect="bit_words: edges"),
-        Mutant("one stream for all rows", replace=("num_words = self._num_words(count)\n        stream = torch.zeros(num_rows, num_words * 32, dtype=torch.int64)\n        stream[:, : count * self.bits] = ones",
-                                                   "num_words = self._num_words(count)\n        stream = torch.zeros(num_rows * num_words * 32, dtype=torch.int64)\n        stream[: ones.numel()] = ones.flatten()"), expect="bit_words: edges"),
+        Mutant("accepts words that are too many", replace=("if words.shape[1] != -(-count", "if words.shape[1] < -(-count"), expect="bit_words: edges"),
+        Mutant("one stream for all rows", replace=("        stream = torch.nn.functional.pad(stream, (0, -stream.shape[1] % 32))\n        return number_of(stream.view(len(codes), stream.shape[1] // 32, 32))",
+                                                   "        stream, num_words = stream.flatten(), -(-stream.shape[1] // 32)\n        stream = torch.nn.functional.pad(stream, (0, len(codes) * num_words * 32 - len(stream)))\n        return number_of(stream.view(len(codes), num_words, 32))"), expect="bit_words: edges"),
     ],
     "choose_options": [
         Mutant("the best gain first", source='''

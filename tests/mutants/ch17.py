@@ -18,15 +18,15 @@ MUTANTS = {
         Mutant("the window is one longer", replace=("key > query - self.window or", "key >= query - self.window or"), expect="span_policy: "),
         Mutant("the end is pinned too", replace=("start <= key < end", "start <= key <= end"), expect="span_policy: "),
         Mutant("frees what is still to be written", replace=("p >= num_computed or self.sees", "p < num_computed and self.sees"), expect="still to be written"),
-        Mutant("frees twice", replace=("if block != 0 and not wanted:", "if not wanted:"), expect="was given back before"),
+        Mutant("frees twice", replace=("if block != 0 and not wanted(place)", "if not wanted(place)"), expect="was given back before"),
         Mutant("looks at a page's first position", replace=("positions = range(place * self.block_size, (place + 1) * self.block_size)", "positions = [place * self.block_size]"), expect="span_policy: "),
-        Mutant("blocks in place of places", replace=("free.append(place)", "free.append(block)"), expect="list of places in the table"),
+        Mutant("blocks in place of places", replace=("return [place for place, block", "return [block for place, block"), expect="list of places in the table"),
         Mutant("positions of the text", replace=("{p: place for place, p in enumerate(seen)}", "{p: p for p in seen}"), expect="positions in the text"),
         Mutant("leaves the query out", replace=("range(query + 1) if", "range(query) if"), expect="sees its own key"),
         Mutant("sees pinned keys of the future", replace=("seen = [p for p in range(query + 1)", "seen = [p for p in range(max([query + 1, *(end for _, end in self.pinned)]))"), expect="span_policy: "),
         Mutant("the first span only", replace=("for start, end in self.pinned)", "for start, end in self.pinned[:1])"), expect="span_policy: "),
         Mutant("judges from the last computed token", replace=("self.sees(num_computed, p)", "self.sees(num_computed - 1, p)"), expect="looks at place"),
-        Mutant("from the end", replace=("        return free\n", "        return free[::-1]\n"), expect="Ascending"),
+        Mutant("from the end", replace=("and not wanted(place)]", "and not wanted(place)][::-1]"), expect="Ascending"),
     ],
     "place": [
         Mutant("the most popular first", source='''

@@ -44,13 +44,13 @@ def best_length(chances, draft_ms, step_ms, batch):
     ],
     "ngram_votes": [
         Mutant("the shortest first", replace=("range(max_n, min_n - 1, -1), []", "range(min_n, max_n + 1), []"), expect="ngram_votes: "),
-        Mutant("asks a shorter one when unsure", replace=("if gram in self.votes), None)", "if gram in self.votes and 2 * self.votes[gram].most_common(1)[0][1] > self.votes[gram].total()), None)"), expect="a shorter one knows less"),
-        Mutant("half is enough", replace=("if 2 * most <= self.votes", "if 2 * most < self.votes"), expect="more than half of the votes"),
-        Mutant("never silent", replace=("if 2 * most <= self.votes[known].total():", "if most == 0:"), expect="ngram_votes: "),
-        Mutant("guesses vote", replace=("            guesses.append(favourite)\n            end.append(favourite)\n", "            guesses.append(favourite)\n            self.extend([favourite])\n            end = self.text[-self.sizes[0] :]\n"), expect="ngram_votes: "),
-        Mutant("one guess only", replace=("            guesses.append(favourite)\n            end.append(favourite)\n", "            guesses.append(favourite)\n            break\n"), expect="look up the text with the guesses behind it"),
-        Mutant("guesses are not looked up", replace=("            end.append(favourite)\n", ""), expect="ngram_votes: "),
-        Mutant("the last place wins", replace=("                    self.votes[tuple(self.text[-n:])][token] += 1\n", "                    self.votes[tuple(self.text[-n:])].clear()\n                    self.votes[tuple(self.text[-n:])][token] += 1\n"), expect="ngram_votes: "),
+        Mutant("asks a shorter one when unsure", replace=("if gram in self.votes), None)", "if gram in self.votes and favourite_of(self.votes[gram]) is not None), None)"), expect="a shorter one knows less"),
+        Mutant("half is enough", replace=("if 2 * most > votes", "if 2 * most >= votes"), expect="more than half of the votes"),
+        Mutant("never silent", replace=("if 2 * most > votes.total()", "if most"), expect="ngram_votes: "),
+        Mutant("guesses vote", replace=("            guesses.append(guess)\n", "            guesses.append(guess)\n            self.extend([guess])\n"), expect="ngram_votes: "),
+        Mutant("one guess only", replace=("            guesses.append(guess)\n", "            guesses.append(guess)\n            break\n"), expect="look up the text with the guesses behind it"),
+        Mutant("guesses are not looked up", replace=("ngrams_at_end(end + guesses,", "ngrams_at_end(end,"), expect="ngram_votes: "),
+        Mutant("the last place wins", replace=("                self.votes[gram][token] += 1\n", "                self.votes[gram].clear()\n                self.votes[gram][token] += 1\n"), expect="ngram_votes: "),
         Mutant("forgets the border of a call", source='''
 class NgramVotes:
     def __init__(self, min_n, max_n):
@@ -74,7 +74,7 @@ class NgramVotes:
             end.append(guesses[-1])
         return guesses
 ''', expect="ngram_votes: edges"),
-        Mutant("short n-grams pose as long ones", replace=("                if n <= len(self.text):\n                    self.votes", "                if self.text:\n                    self.votes"), expect="ngram_votes: "),
+        Mutant("short n-grams pose as long ones", replace=("if n <= len(tokens)]", "if tokens]"), expect="ngram_votes: "),
         Mutant("walks through the text", source='''
 class NgramVotes:
     def __init__(self, min_n, max_n):

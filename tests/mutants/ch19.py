@@ -50,10 +50,10 @@ def token_lists(moves, may_end, vocabulary, end):
     return [[t for t, data in enumerate(vocabulary) if (s in may_end if t == end else data and walk(s, data) in alive)] for s in range(len(moves))]
 ''', expect="lead into a trap"),
         Mutant("all that can be walked", replace=("for token, target in found if target in alive", "for token, target in found"), expect="from which no end can be reached"),
-        Mutant("the end by its bytes", replace=("if token == end or not data:", "if not data:"), expect="token_lists: "),
+        Mutant("the end by its bytes", replace=("if data and token != end]", "if data]"), expect="token_lists: "),
         Mutant("the end everywhere", replace=("[end] * (state in may_end)", "[end]"), expect="The end token is allowed where the text may end"),
-        Mutant("the end last", replace=("sorted([token for token, target in found if target in alive] + [end] * (state in may_end))", "[token for token, target in found if target in alive] + [end] * (state in may_end)"), expect="go upwards"),
-        Mutant("tokens without bytes", replace=("if token == end or not data:", "if token == end:"), expect="A token without bytes is never allowed"),
+        Mutant("the end last", replace=("sorted(found + [end] * (state in may_end))", "found + [end] * (state in may_end)"), expect="go upwards"),
+        Mutant("tokens without bytes", replace=("if data and token != end]", "if token != end]"), expect="A token without bytes is never allowed"),
         Mutant("one token to the end", replace=("            alive.add(state)\n            queue.append(state)", "            alive.add(state)"), expect="token_lists: "),
         Mutant("walks again in every round", source='''
 def token_lists(moves, may_end, vocabulary, end):
@@ -111,12 +111,12 @@ class Template:
             part, count = part + 1, 0
         return True
 ''', expect="keeps both places"),
-        Mutant("forgets high", replace=("return count < here.high and byte in here.allowed", "return byte in here.allowed"), expect="mind `high`"),
-        Mutant("high is one less", replace=("count < here.high and", "count + 1 < here.high and"), expect="template: "),
-        Mutant("forgets low", replace=("else here.low)", "else 0)"), expect="template: "),
+        Mutant("forgets high", replace=("return count < self.slots[part].high and byte", "return byte"), expect="mind `high`"),
+        Mutant("high is one less", replace=("count < self.slots[part].high and", "(count + 1 < self.slots[part].high or count == 0) and"), expect="template: "),
+        Mutant("forgets low", replace=("else [part]", "else [part._replace(low=0)]"), expect="template: "),
         Mutant("leaves one part at a time", replace=("                todo.append((part + 1, 0))\n", ""), expect="template: edges"),
         Mutant("an empty set is no None", replace=("            if not state:\n                return None\n", ""), expect="but read gave a state"),
-        Mutant("letters, not bytes", replace=("[part.encode() if isinstance(part, str) else part for part in parts]", "[part.encode('latin-1', 'replace') if isinstance(part, str) else part for part in parts]"), expect="template: edges"),
+        Mutant("letters, not bytes", replace=("part.encode()]", "part.encode('latin-1', 'replace')]"), expect="template: edges"),
         Mutant("changes the state", source='''
 class Template:
     def __init__(self, parts):
@@ -196,7 +196,7 @@ class Template:
     "jump": [
         Mutant("the last token only", replace=("for i in range(keep, len(ids)):", "for i in range(max(keep, len(ids) - 1), len(ids)):"), expect="Look at every new token"),
         Mutant("holds nothing back", replace=("            ids = ids[:i]\n            break\n", "            break\n"), expect="has to be held back"),
-        Mutant("whatever may follow", replace=(" and data[len(rest)] in may_follow", ""), expect="jump: "),
+        Mutant("whatever may follow", replace=("if any(data[len(rest)] in may_follow for data in longer):", "if longer:"), expect="jump: "),
         Mutant("takes back without limit", replace=("if len(said) - keep > most_back:", "if False:"), expect="are taken back"),
         Mutant("takes back nothing", replace=("if len(said) - keep > most_back:", "if len(said) > keep:"), expect="jump: "),
         Mutant("one fewer may go back", replace=("if len(said) - keep > most_back:", "if len(said) - keep >= most_back and keep < len(said):"), expect="jump: "),

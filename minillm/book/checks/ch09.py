@@ -9,7 +9,7 @@ import functools
 import math
 
 from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch09_drives import POLICIES, Pair, drive, name_of, named, serve
+from minillm.book.checks.ch09_drives import BASES, POLICIES, Pair, drive, name_of, named, serve
 from minillm.book.checks.ch09_fair import check_fair_queue
 from minillm.book.checks.ch09_oracle import BOUND, Patient, ask, given_queues, run_race, small_engine, small_trace, steps_of
 from minillm.engine.workload import to_requests
@@ -18,9 +18,9 @@ __all__ = ["check_ageing_key", "check_beat_it", "check_fair_queue", "check_patie
 
 check_ageing_key = Checker("ageing_key", hint="Multiply the urgency out: which term is the same for everybody who waits?")
 check_patient_queue = Checker(
-    "patient_queue", forbid=POLICIES,
+    "patient_queue", forbid=POLICIES, allow=BASES,
     hint="Put back first; then whoever was overtaken `patience` times; then the shortest. A pop overtakes those added before.")
-check_beat_it = Checker("beat_it", forbid=POLICIES, hint="Help whoever is in danger, and only then; else the shortest.")
+check_beat_it = Checker("beat_it", forbid=POLICIES, allow=BASES, hint="Help whoever is in danger, and only then; else the shortest.")
 
 
 @check_ageing_key.part("example")

@@ -12,6 +12,7 @@ from minillm.engine.request import Request, RequestStatus
 from minillm.engine.workload import to_requests
 
 POLICIES = tuple(f"minillm.engine.policies.{name}" for name in ("FCFS", "ByKey", "sjf", "priority", "Fair", "LongestPrefixMatch", "make_policy"))
+BASES = ("minillm.engine.policies.KeepsNoAccount",)  # what a student's queue may derive from
 
 
 class Pair:

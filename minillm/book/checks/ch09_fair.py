@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 
 from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch09_drives import POLICIES, Pair, drive, serve
+from minillm.book.checks.ch09_drives import BASES, POLICIES, Pair, drive, serve
 from minillm.book.checks.ch09_oracle import FairShares, ask
 from minillm.engine.request import Request
 
-check_fair_queue = Checker("fair_queue", forbid=POLICIES, hint="The smallest counter first; lifted on arrival; charged by weight over share.")
+check_fair_queue = Checker("fair_queue", forbid=POLICIES, allow=BASES, hint="The smallest counter first; lifted on arrival; charged by weight over share.")
 
 
 @check_fair_queue.part("example")

@@ -106,7 +106,7 @@ def _documents_edges(case: Case) -> None:
     _reads_documents(case, [33, 40], -20, torch.float16)
     _reads_documents(case, [3, 1, 60, 2], -300)
     _reads_documents(case, [1], -300)
-    _reads_documents(case, [17, 30], -2.0**15, whole=True)
+    _reads_documents(case, [17, 30], -2.0**17, whole=True)  # lower than float16 goes, and than what is often taken for "masked"
 
 
 @check_document_kernel.part("random")
@@ -132,7 +132,7 @@ def _reads_documents(case: Case, lengths: list[int], level: float, dtype: torch.
     }  # fmt: skip
     first = "NaN: a query that has seen nothing yet has the best score -inf, and -inf minus -inf is not a number. Which tile is the first that its document is in?"
     _values(case, got, attention(q, k, v, documents[:, None] == documents[None, :]), dtype, told, mistakes if len(lengths) > 1 else {},
-            first if got.isnan().any() and len(lengths) > 1 else _LOW if level < 0 else None, loose=whole)
+            first if got.isnan().any() and len(lengths) > 1 and not whole else _LOW if level < 0 else None, loose=whole)
 
 
 @check_sink_window.part("example")
@@ -268,7 +268,7 @@ def _values(case: Case, got: Any, expected: Tensor, dtype: torch.dtype, told: st
             loose: bool = False) -> None:
     """The output against float64; a mistake that gives what was got names itself."""
     case.is_a(got, dtype, f"the output {told}")
-    near = 1e-2 if loose else 4e-3 if dtype is torch.float16 else 2e-4  # scores of 30,000 have few digits left behind the point
+    near = 5e-2 if loose else 4e-3 if dtype is torch.float16 else 2e-4  # scores of 131,072 have few digits left behind the point, in powers of two fewer
     tolerance = {"atol": near, "rtol": near}
     fits = [name for name, mistaken in mistakes.items() if got.shape == expected.shape and torch.allclose(got.double(), mistaken(), **tolerance)]
     case.close(got, expected, f"the output {told}\n  the output", hint=fits[0] if fits else hint, **tolerance)

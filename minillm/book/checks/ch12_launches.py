@@ -83,7 +83,7 @@ def _same(case: Case, got: numpy.ndarray, expected: numpy.ndarray, name: str, sh
     verb, width = "stores" if name == "out" else "loads", int(numpy.prod(shape[1:]))
     extra, missing = numpy.setdiff1d(got, expected), numpy.setdiff1d(expected, got)
     if extra.size:
-        hint = unseen if name in "kv" else "That is another program's, or nobody's: a lane without a query of its own needs a mask."
+        hint = unseen if name in "kv" else "That is another program's, or nobody's. Which rows has this program, and of which heads? And a lane without a query of its own needs a mask."
         case.fail(f"{where} {verb} {_named(name, shape, extra)}: not its own (too many: {_rows(extra, width)})", hint=hint)
     if missing.size:
         case.fail(f"{where} never {verb} {_named(name, shape, missing)} (missing: {_rows(missing, width)})",

@@ -91,7 +91,8 @@ def _runs_of(case: Case, plan: Plan, got: Any) -> list:
     for query_tile, runs in enumerate(got):
         end, before = 0, None
         for run in runs:
-            case.true(isinstance(run, tuple) and len(run) == 3 and run[0] in (SKIPPED, WHOLE, MASKED), f"a run of query tile {query_tile} is {run!r}, not (kind, begin, end)")
+            case.true(isinstance(run, tuple) and len(run) == 3 and run[0] in (SKIPPED, WHOLE, MASKED), f"a run of query tile {query_tile} is {run!r}, not a tuple (kind, begin, end)",
+                      hint="Each run is a tuple, and its kind one of 'skipped', 'whole' and 'masked'.")
             for number in run[1:]:
                 case.is_a(number, int, f"a bound of the run {run!r}", hint="Divide with //, so that whole numbers stay whole.")
             case.true(run[1] == end and run[2] > run[1], f"query tile {query_tile}: the run {run!r} comes after tile {end - 1}; each run begins where the one before ended, and none is empty: {runs!r}")

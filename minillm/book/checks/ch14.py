@@ -79,8 +79,9 @@ def _static_edges(case: Case) -> None:
     trial.fill([Row(7, 0, [14]), Row(8, 1, [15]), Row(9, 2, [16])])
     trial.fill([Row(7, 1, [14]), Row(8, 2, [15]), Row(9, 3, [16])])
     trial.fill([Row(8, 3, [15]), Row(9, 4, [16, 2])])  # the first has ended, the others move up
-    trial.finish()
     trial.refuses([Row(5, 0, [1 + i]) for i in range(5)])
+    trial.fill([Row(9, 5, [16, 2])])  # whose copy is on its way is not what was refused
+    trial.finish()
     one = Trial(case, 1, 1, 16)
     for step in range(4):
         one.fill([Row(step, 15 - step, [1 + step])])
@@ -89,6 +90,14 @@ def _static_edges(case: Case) -> None:
     for tables in (([5], [6]), ([5], [6]), ([5, 7], [6]), ([5, 7], [8]), ([5, 9], [8]), ([5, 9], [8])):  # a block comes, a request leaves, a block is copied
         two.fill([Row(3, len(table) * 4 - 1, list(table)) for table in tables])
     two.finish()
+    same, table = Trial(case, 1, 3, 4), []
+    for position in range(12):  # one list, as a sequence keeps it: it grows, and in the end a block is copied
+        if position % 4 == 0:
+            table.append(5 + position)
+        if position == 10:
+            table[0] = 2
+        same.fill([Row(position, position, table)])
+    same.finish()
 
 
 @check_static_input.part("random")
@@ -122,6 +131,9 @@ def _trace_edges(case: Case) -> None:
     _explains(case, [Bar("host", "schedule", 0, 0, 50), Bar("host", "launch", 0, 0, 10), Bar("device", "k", 0, 5, 7), Bar("device", "k", 0, 60, 61), Bar("host", "wait", 0, 0, 61)])  # one moment, three bars
     _explains(case, made_up_trace(4, 1, 10**9, 10**8, 3 * 10**8, 7), large=True)
     _explains(case, made_up_trace(3, 5, 2, 2, 9)[::-1])  # bars come in any order
+    _explains(case, [Bar("host", "schedule", 2, 0, 3), Bar("device", "k", 2, 3, 5), Bar("host", "schedule", 5, 5, 9), Bar("host", "launch", 7, 9, 10),
+                     Bar("device", "k", 7, 10, 14), Bar("host", "update", 9, 14, 20)])  # numbers are left out, steps 5 and 9 have nothing on the device
+    _explains(case, [Bar("device", "k", 1, 0, 5), Bar("host", "launch", 4, 1, 4), Bar("device", "k", 4, 5, 9)])  # step 1 has nothing on the host
 
 
 @check_explain_trace.part("random")
@@ -151,7 +163,7 @@ def _explains(case: Case, bars: list[Bar], large: bool = False) -> None:
     case.close(busy, right.busy / right.span, f"busy {told}\n  busy", hint=_why_busy(bars, right, busy))
     gap_hint = f"Of {right.span} µs between the device's first start and its last end it is idle for {right.span - right.busy}. Each counts for what the host does then: the bar that began last of those that are open; and for 'other' where there is none."
     case.equal(gaps, right.gaps, f"gaps {told}\n  gaps", hint=gap_hint)
-    case.close(speedup, right.elapsed / right.ahead, f"speedup {told}\n  speedup", hint=_why_speedup(right, speedup))
+    case.close(speedup, right.elapsed / right.ahead, f"speedup {told}\n  speedup", hint=_why_speedup(sorted({bar.step for bar in bars}), right, speedup))
 
 
 def _why_busy(bars: list[Bar], right: Reading, busy: object) -> str:
@@ -164,8 +176,8 @@ def _why_busy(bars: list[Bar], right: Reading, busy: object) -> str:
     return f"The device is busy for {right.busy} of {right.span} µs."
 
 
-def _why_speedup(right: Reading, speedup: object) -> str:
-    facts = f"Host work of the steps: {right.host}; the device's: {right.device}. That makes {right.ahead} µs ahead, {right.elapsed} now."
+def _why_speedup(steps: list[int], right: Reading, speedup: object) -> str:
+    facts = f"Host work of the steps {', '.join(map(str, steps))}: {right.host}; the device's: {right.device}. That makes {right.ahead} µs ahead, {right.elapsed} now."
     near = lambda ahead: isinstance(speedup, (int, float)) and ahead > 0 and abs(speedup - right.elapsed / ahead) < 1e-6
     if near(sum(max(host, device) for host, device in zip(right.host, right.device))):
         return f"While the device computes a step, the host works on the next one, not on the same. {facts}"
@@ -196,12 +208,13 @@ def _ahead_edges(case: Case) -> None:
     _serves(case, [Ask("A", 9, 0), Ask("B", 9, 0)], 1, {"A": [1, 0], "B": [2, 0]})  # B must wait for A's blocks
     _serves(case, [Ask("A", 3, 0), Ask("B", 3, 5), Ask("C", 3, 0), Ask("D", 2, 0)], 3, {"A": [0], "B": [5], "C": [1, 0], "D": [1, 5]})
     _serves(case, [Ask("A", 6, 1), Ask("B", 6, 2)], 2, {"A": [2, 2, 1], "B": [1, 1, 1, 2]})  # everybody has an own stop token
+    _serves(case, [Ask("Zoe", 2, 0), Ask("Ann", 3, 0), Ask("Max", 2, 0)], 2, {"Zoe": [1, 1], "Ann": [2, 0], "Max": [0]})  # in no order of names
 
 
 @check_serve_ahead.part("random")
 def _ahead_random(case: Case) -> None:
     for _ in range(40):
-        asks = [Ask(f"r{index}", case.randint(1, 8), case.randint(0, 3)) for index in range(case.randint(1, 9))]
+        asks = [Ask(f"r{number}", case.randint(1, 8), case.randint(0, 3)) for number in "461038257"[:case.randint(1, 9)]]  # in no order of names
         _serves(case, asks, case.randint(1, 5), {ask.name: [case.randint(0, 6) for _ in range(9)] for ask in asks})
 
 

@@ -66,15 +66,18 @@ class Trial:
             start += part.numel()
         self.addresses = self._addresses()
         self.steps: list[list[Row]] = []
+        self.lists: list[list[list[int]]] = []
         self.on_its_way: tuple[Tensor, Tensor, int] | None = None
         self.source: int | None = None  # where the last step was copied from
+        self.refused = False  # whether a step was refused since
         self.complaints: list[tuple[str, str]] = []
         self.watch = _Watch(own)
 
     def fill(self, rows: list[Row]) -> None:
         """A step: its host buffer is right when it is handed over, and still when it arrives."""
         case, self.copies = self.case, 0
-        self.steps.append(rows)
+        self.steps.append([row._replace(blocks=list(row.blocks)) for row in rows])  # the lists are the sequences' own, and change
+        self.lists.append([row.blocks for row in rows])
         with self.watch:
             case.run(self.mine.fill, rows, _Copy(self))
         self._tell()
@@ -92,6 +95,7 @@ class Trial:
         self.case.raises(ValueError, self.mine.fill, rows, _Copy(self), hint=f"{len(rows)} rows do not fit into buffers of {self.size}.")
         self.case.true(not self.copies, "fill called copy for a step that it refused")
         self.case.equal(buffers, before, "the buffers after a step that was refused", hint="Refuse it before you write.")
+        self.refused = True
 
     def land(self) -> None:
         """The copy on its way arrives."""
@@ -117,8 +121,9 @@ class Trial:
             return self._complain("copy got a source that is none of the two host buffers, whole", "Write the step into hosts[0] or hosts[1], and hand that over.")
         if source.data_ptr() == self.source:
             self._complain(f"step {step} was written into the same host buffer as step {step - 1}, which may still be on its way",
-                           "In turns: the copy of a step is only done when the next call of copy has returned.")
-        self.source = source.data_ptr()
+                           "A step that is refused takes no turn: look at the count before the buffers change places." if self.refused
+                           else "In turns: the copy of a step is only done when the next call of copy has returned.")
+        self.source, self.refused = source.data_ptr(), False
         self.land()
         self._compare(source, step, late=False)
         self.on_its_way = destination, source, step
@@ -149,6 +154,8 @@ class Trial:
         shown = lambda past: self._expected(past)[name][row] if column is None else self._expected(past)[name][row][column]
         mine = mine if column is None else mine[column]
         place = "there" if column is None else f"in column {column}"
+        if column is not None and step >= 2 and all(row < len(lists) and lists[row] is self.lists[step][row] for lists in self.lists[step - 2:step + 1]):
+            return "The table is the list that this row had before, and the list has changed since. To remember a table, copy what is in it."
         if step >= 2 and mine == shown(step - 2):
             return f"This is what step {step - 2} had {place}, the one before in this host buffer. What a buffer shows is two steps old, not one."
         if step >= 1 and mine == shown(step - 1):
