@@ -68,3 +68,23 @@ def test_beams_that_fill_the_limits_exactly_are_served(folder, llm, limits, pree
     assert [beam.token_ids for beam in exact] == [beam.token_ids for beam in roomy]
     assert not tight.engine.has_unfinished
     tight.engine.scheduler.check_integrity()
+
+
+def test_a_search_whose_request_is_aborted_ends_with_an_error(llm, monkeypatch):
+    prompt = {"prompt_token_ids": [7 + i for i in range(20)]}
+    step, steps = llm.engine.step, []
+
+    def aborting():
+        steps.append(len(steps))
+        assert len(steps) < 20, "the search waits for ever"
+        deltas = step()
+        if len(steps) == 3:
+            llm.engine.abort(next(iter(llm.engine.scheduler.requests.values())))
+        return deltas
+
+    monkeypatch.setattr(llm.engine, "step", aborting)
+    with pytest.raises(RuntimeError, match="aborted in the middle of its beam search"):
+        llm.beam_search(prompt, beam_width=2, max_tokens=10, ignore_eos=True)
+    monkeypatch.undo()
+    assert not llm.engine.has_unfinished and not llm.engine.kv_cache.tables
+    assert len(llm.beam_search(prompt, beam_width=2, max_tokens=4, ignore_eos=True)[0].outputs) == 2

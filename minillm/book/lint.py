@@ -79,7 +79,7 @@ def _size(nb, path: Path) -> Iterator[tuple[int | None, str]]:
         yield None, f"{path.stat().st_size:,} bytes, the limit is {MAX_NOTEBOOK_BYTES:,}"
     for i, cell in _code(nb):
         lines = sum(1 for line in cell.source.splitlines() if line.strip())
-        if lines > MAX_CELL_LINES and not cell.metadata.get("nbgrader"):
+        if lines > MAX_CELL_LINES:
             yield i, f"{lines} lines, the limit is {MAX_CELL_LINES}"
 
 

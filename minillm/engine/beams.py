@@ -79,6 +79,7 @@ class BeamRequests:
         params = replace(request.params, logprobs=min(2 * beam_width, vocab_size), ignore_eos=True, stop_token_ids=None)
         request.params, request.stop_token_ids = params, frozenset()
         request.takes_drafts = False  # the search says what comes next
+        self.request_id = request.request_id
         self.live: dict[Beam, Request] = {(): request}
         self.rows: dict[str, Tensor] = {}
         self._names = count(1)
@@ -89,6 +90,8 @@ class BeamRequests:
             self._continue(beams)
         self.rows = {}
         while len(self.rows) < len(beams):
+            if any(request.finish_reason == "abort" for request in self.live.values()):
+                raise RuntimeError(f"request {self.request_id!r} was aborted in the middle of its beam search")
             arrived = self.wait()
             for delta in arrived:
                 self._take(delta)
