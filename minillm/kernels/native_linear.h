@@ -24,13 +24,15 @@ static inline accumulator multiply_add(accumulator sum, const T *x, factors w) {
 
 int weight_pair(void) { return PAIR; }
 
-// Weights are asked for before they are needed: the CPU's own reading ahead is made for loops that do nothing else. So many
-// bytes ahead, and from so many rows on: fewer wait for memory alone, and it brings no more if it is asked twice.
-enum { AHEAD = 8192 };
+// Weights are asked for before they are needed: the CPU's own reading ahead is made for loops that do nothing else. One or two
+// rows wait for memory alone, and it brings no more if it is asked twice. A few rows take what is 4 KiB ahead into the nearest
+// cache; more rows take longer over it, and it can come from further away, into the second one.
 #ifndef AHEAD_FROM
-#define AHEAD_FROM 5  // chapter 14 compiles it without
+#define AHEAD_FROM 3  // rows; chapter 14 compiles it without
 #endif
-static inline void ask_for(const void *place) { __builtin_prefetch(place, 0, 2); }  // into the second-level cache
+enum { AHEAD = 8192, FEW_ROWS = 5 };
+static inline void ask_for(const void *place) { __builtin_prefetch(place, 0, 2); }
+static inline void ask_soon(const void *place) { __builtin_prefetch(place, 0, 3); }
 
 // One panel times up to ROWS rows of x; the weights `ahead` bytes on are asked for. Every row takes two chains of additions,
 // so that none waits for the one before, whatever the number of rows: a row's result never depends on its company.
@@ -41,7 +43,8 @@ static inline __attribute__((always_inline)) void multiply_panel(const int rows,
     for (; i + 2 * PAIR <= in; i += 2 * PAIR)
         for (int c = 0; c < 2; c++) {
             const T *weights = panel + (i + c * PAIR) * LANES;
-            ask_for((const char *)weights + ahead);
+            if (rows <= FEW_ROWS) ask_soon((const char *)weights + ahead);
+            else ask_for((const char *)weights + ahead);
             for (int r = 0; r < rows; r++)
                 sum[r][c] = multiply_add(sum[r][c], x + r * x_stride + i + c * PAIR, load_factors(weights));
         }
@@ -92,7 +95,8 @@ void linear(const T *x, const T *panels, const T *bias, const T *residual, T *ou
                 lanes sums[ROWS];
                 int count = to - row < ROWS ? to - row : ROWS;
                 // While the first of many rows are multiplied, the next panel comes; alone, they look ahead in their own.
-                long ahead = to - from > ROWS ? (row == from ? in * LANES * (long)sizeof(T) : 0) : count >= AHEAD_FROM ? AHEAD : 0;
+                long ahead = count < AHEAD_FROM ? 0 : count <= FEW_ROWS ? AHEAD / 2 : AHEAD;
+                if (to - from > ROWS) ahead = row == from ? in * LANES * (long)sizeof(T) : 0;
                 switch (count) {
                     case 1: multiply_panel(1, first, in, panel, sums, in, ahead); break;
                     case 2: multiply_panel(2, first, in, panel, sums, in, ahead); break;

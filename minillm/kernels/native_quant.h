@@ -122,7 +122,7 @@ static inline __attribute__((always_inline)) void multiply_groups(const int rows
         long end = i + m->group < m->in ? i + m->group : m->in;
         accumulator sum[ROWS][2] = {};
         for (; i < end; i += STEP, codes += step_bytes(kind)) {
-            for (long b = 0; b < step_bytes(kind) && kind != DECODED && rows >= AHEAD_FROM; b += 64) ask_for(codes + b + AHEAD);
+            for (long b = 0; b < step_bytes(kind) && kind != DECODED && rows >= FEW_ROWS; b += 64) ask_for(codes + b + AHEAD);
 #pragma GCC unroll 1
             for (int c = 0; c < STEP / PAIR; c += 2) {
                 factors w[2];
