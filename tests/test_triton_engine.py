@@ -174,7 +174,7 @@ def test_guesses_are_rows_of_a_recorded_step(tmp_path):
         attentions.append(TritonAttention(cache, model.config.layer_windows, model.config.num_heads))
     graphs = DecodeGraphs(model, attentions[0], 4, 24, [2, 16], tokens_each=3)
     recorded, flat = ModelRunner(model, cache, attentions[0], graphs=graphs), ModelRunner(model, cache, attentions[1])
-    for _ in range(3):  # the host's two buffers, and one again
+    for _ in range(2):  # the host has two buffers
         got, expected = recorded.forward(rows)[0], flat.forward(rows)[0]
         assert got.shape[0] == 3 + 1 + 2 + 1
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
@@ -194,9 +194,9 @@ def test_all_steps_with_guesses_are_recorded(speculation, tmp_path, monkeypatch)
     config = {"method": "ngram", "prompt_lookup_min": 1}
     if speculation == "noisy draft":
         config = {"method": "draft_model", "model": tmp_path / "noisy", "num_speculative_tokens": 3}
-    settings = dict(dtype="float32", num_kv_blocks=40, max_num_seqs=3)
-    prompts = [{"prompt_token_ids": prompt} for prompt in ([5, 6, 7, 8] * 3, [9] * 10, [20, 21] * 4)]
-    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    settings = dict(dtype="float32", num_kv_blocks=40, max_num_seqs=2)
+    prompts = [{"prompt_token_ids": prompt} for prompt in ([5, 6, 7, 8] * 3, [9] * 10)]
+    params = SamplingParams(temperature=0.0, max_tokens=14, ignore_eos=True)
     eager, build = [], ModelRunner.build_batch  # lengths of the rows that are computed without a graph
 
     def counted(runner, rows):
@@ -207,8 +207,8 @@ def test_all_steps_with_guesses_are_recorded(speculation, tmp_path, monkeypatch)
     monkeypatch.setattr(ModelRunner, "build_batch", counted)
     said = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
     drafted, accepted = llm.engine.speculation.metrics.num_draft_tokens, llm.engine.speculation.metrics.num_accepted_tokens
-    assert drafted > 15 and 0 < accepted < drafted
-    assert all(max(lengths) >= 5 for lengths in eager)  # prompts alone
+    assert (drafted > 5 and 0 < accepted < drafted), (drafted, accepted)
+    assert eager and all(max(lengths) >= 10 for lengths in eager)  # prompts alone
     plain = LLM(tmp_path / "target", attention_backend="torch", **settings)
     assert said == [output.outputs[0].token_ids for output in plain.generate(prompts, params, use_tqdm=False)]
 
