@@ -29,13 +29,13 @@ from minillm.model.decoder import Decoder
 if TYPE_CHECKING:
     from minillm.engine.scheduler import ScheduledRequest
 
-STEP = 16  # beyond 8 sequences: at most 15 rows of padding, which read no page
+STEP = 16  # beyond 8 rows: at most 15 of padding, which read no page
 LARGEST = 512
 
 
-def bucket_sizes(max_num_seqs: int) -> list[int]:
-    """The batch sizes to record, rising; the last one holds `max_num_seqs`, or is 512."""
-    limit = min(max_num_seqs, LARGEST)
+def bucket_sizes(most_tokens: int) -> list[int]:
+    """The sizes to record, in tokens, rising; the last one holds `most_tokens`, or is 512."""
+    limit = min(most_tokens, LARGEST)
     sizes = [1, 2, 4, 8, *range(STEP, LARGEST + 1, STEP)]
     return [size for size in sizes if size < limit] + [min(size for size in sizes if size >= limit)]
 

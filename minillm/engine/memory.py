@@ -237,7 +237,7 @@ def _free_on_gpu(model: Decoder, config: EngineConfig) -> int:
     batch = replace(ForwardBatch.single([0] * num_tokens, device=model.device), slot_mapping=slots, block_table=table)
     model.forward(batch, attention)
     peak = torch.cuda.max_memory_allocated(model.device) - before - own
-    drawn = config.max_num_seqs * config.tokens_each
+    drawn = min(config.max_num_seqs * config.tokens_each, config.max_num_batched_tokens)
     sampling = 3 * 4 * drawn * model.config.vocab_size  # float32 logits, and what the sampler makes of them
     recorded = 0
     if not config.enforce_eager and isinstance(attention, TritonAttention) and model.stream is None:
