@@ -122,7 +122,7 @@ def build_graphs(
     longest = config.max_model_len or model.config.max_position_embeddings
     if kv_cache.window is None:  # else a text grows longer than what is kept of it
         longest = min(longest, kv_cache.pool.num_blocks * kv_cache.block_size)
-    sizes = bucket_sizes(config.max_num_seqs * tokens_each)
+    sizes = bucket_sizes(min(config.max_num_seqs * tokens_each, config.max_num_batched_tokens))
     return DecodeGraphs(model, attention, kv_cache.block_size, longest, sizes, tokens_each)
 
 
