@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -178,6 +179,7 @@ def check(
         notebooks: Annotated[Optional[list[Path]], typer.Argument(help="Notebooks; by default all of the clone.")] = None,
         lint: Annotated[bool, typer.Option("--lint", help="Look at the notebooks as they are (the default).")] = False,
         execute: Annotated[bool, typer.Option("--execute", help="Run them first, and save them in their stable form.")] = False,
+        like_a_gpu: Annotated[bool, typer.Option("--like-a-gpu", help="Run them with a GPU's defaults; compare, save nothing.")] = False,
         release: Annotated[Optional[str], typer.Option(help="Generate exercises/ from solutions/: self-study or course.")] = None,
         to: Annotated[Optional[Path], typer.Option(help="Folder for --release course, which does not go to exercises/.")] = None,
         badges: Annotated[bool, typer.Option("--badges", help="Point Colab badges and set-up cells at --repository.")] = False,
@@ -185,6 +187,10 @@ def check(
     """Check the notebooks, run them, generate the exercises. For authors and lecturers.
 
     `minillm check chapters/01_one_token_at_a_time.ipynb --execute`
+
+    `minillm check --like-a-gpu` runs all chapters (or the notebooks you name) on a CPU with the defaults of a GPU: steps
+    scheduled ahead, attention in Triton, decode steps recorded. `MINILLM_LIKE_A_GPU=ahead,triton` in the environment gives
+    them to any engine on a CPU.
 
     `minillm check --release course --to ~/my-course/release`
 
@@ -203,12 +209,19 @@ def check(
 
             changed = exercises.regenerate(release, out=to, root=clone())
             out.print(f"{len(changed)} exercises changed{''.join(f', {path.name}' for path in changed)}", highlight=False)
-        if lint or execute or not (badges or release):
+        problems, write_line = [], partial(out.print, highlight=False, markup=False)
+        if lint or execute or not (badges or release or like_a_gpu):
             from .book import notebooks as checker
 
-            problems = checker.check(notebooks, execute_first=execute, root=clone(),
-                                     report=lambda line: out.print(line, highlight=False, markup=False))
-            for problem in problems:
-                out.print(str(problem), highlight=False, markup=False)
-            if problems:
-                raise typer.Exit(1)
+            problems += checker.check(notebooks, execute_first=execute, root=clone(), report=write_line)
+        if like_a_gpu:
+            from .book import like_a_gpu as rehearsal
+            from .book.paths import notebooks as chapters
+
+            paths = notebooks or chapters("chapters", clone())
+            with progress("running", sum(map(rehearsal.num_code_cells, paths))) as advance:
+                problems += rehearsal.check(paths, report=write_line, advance=advance)
+        for problem in problems:
+            write_line(str(problem))
+        if problems:
+            raise typer.Exit(1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import math
 import os
 import platform
 import statistics
@@ -19,7 +20,10 @@ from pathlib import Path
 
 import torch
 
+LEAST_ON_GPU = 2**30  # bytes of a copy or a sum: twenty times what the largest L2 holds
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LIKE_A_GPU = "MINILLM_LIKE_A_GPU"
+GPU_DEFAULTS = ("ahead", "triton")  # steps scheduled ahead; attention and fused layers in Triton, decode steps recorded
 
 
 def resolve_device(device: str | torch.device = "auto") -> torch.device:
@@ -61,6 +65,20 @@ def resolve_dtype(dtype: str | torch.dtype = "auto", device: str | torch.device 
         name = torch.cuda.get_device_name(device)
         raise ValueError(f"dtype='bfloat16' needs a GPU from sm_80 on and {name} is older; use dtype='float16'")
     return resolved
+
+
+def like_a_gpu(default: str) -> bool:
+    """Whether a CPU takes this one of a GPU's defaults: "ahead" or "triton", where MINILLM_LIKE_A_GPU names it.
+
+    `minillm check --like-a-gpu` sets the variable, to run the notebooks as a GPU would. What a caller asks for explicitly
+    keeps its meaning, and on a GPU the variable changes nothing. Raises ValueError for a name that is no such default.
+    """
+    named = [name.strip() for name in os.environ.get(LIKE_A_GPU, "").split(",") if name.strip()]
+    if unknown := set(named) - set(GPU_DEFAULTS):
+        raise ValueError(
+            f"{LIKE_A_GPU}={','.join(sorted(unknown))!r} is no default of a GPU; use {' or '.join(GPU_DEFAULTS)}, or both with a comma"
+        )
+    return default in named
 
 
 def triton_mode() -> str:
@@ -152,9 +170,11 @@ def measure_copy_bandwidth(
 ) -> float:
     """Bytes a second (read plus written) of one large copy: the roof of everything that waits for memory.
 
-    `num_bytes` must be far larger than the last cache, or the cache is measured. Median of `repeats`.
+    `num_bytes` must be far larger than the last cache, or the cache is measured: a GPU copies 1 GiB at least. Median of
+    `repeats`.
     """
     device = resolve_device(device)
+    num_bytes = max(num_bytes, LEAST_ON_GPU) if device.type == "cuda" else num_bytes
     # Random bytes, because hardware is faster on zeros than on any real weight.
     source = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -196,6 +216,8 @@ def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _median_seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    if device.type == "cuda":
+        return statistics.median(seconds_on_gpu(run, repeats))
     samples = []
     for _ in range(repeats + 1):
         _synchronize(device)
@@ -204,6 +226,28 @@ def _median_seconds(run: Callable[[], object], device: torch.device, repeats: in
         _synchronize(device)
         samples.append(time.perf_counter() - begin)
     return statistics.median(samples[1:])  # the first call also allocates and picks a kernel
+
+
+def seconds_on_gpu(run: Callable[[], object], repeats: int, window: float = 0.02) -> list[float]:
+    """Seconds of one call, `repeats` times, by CUDA events around as many calls in a row as take `window` seconds.
+
+    A copy of 256 MiB takes an H200 about 125 µs: the clock of the host would time the launch and the wait beside it.
+    """
+
+    def seconds_of(calls: int) -> float:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(calls):
+            run()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3
+
+    seconds_of(1)  # the first call also allocates and picks a kernel
+    calls = 1
+    while (taken := seconds_of(calls)) < window and calls < 1 << 20:
+        calls = max(2 * calls, math.ceil(1.2 * calls * window / max(taken, 1e-9)))
+    return [seconds_of(calls) / calls for _ in range(repeats)]
 
 
 def _synchronize(device: torch.device) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from minillm.kernels import (
-    activation, flash_attention, matmul, norm, packed_weight, paged_decode, paged_prefill, quantized_matmul, rotary, sampling,
-    scaled_matmul, softmax,
+    activation, decode_plan, flash_attention, matmul, norm, packed_weight, paged_decode, paged_prefill, quantized_matmul, rotary,
+    sampling, scaled_matmul, softmax, tile_plan,
 )  # fmt: skip
 
 FP32, FP16 = torch.float32, torch.float16
@@ -49,11 +49,11 @@ def scales(cache: tuple[torch.Tensor, torch.Tensor]):
     return one, one
 
 
-def call_prefill(head_dim: int, window: int | None = None, dtype: torch.dtype = FP16, heads: int = 16, codes=None, sinks: int = 0):
+def call_prefill(head_dim: int, window: int | None = None, dtype: torch.dtype = FP16, heads: int = 16, codes=None, sinks: int = 0, longest: int = 4096):
     index = empty(8, dtype=torch.int64), empty(7, dtype=torch.int64), empty(7, 256, dtype=torch.int64)
     q, cache = empty(64, heads, head_dim, dtype=dtype), pages(2, head_dim, codes or dtype)
     more = (window, None, None, *scales(cache), sinks, q if sinks else None)
-    return paged_prefill.paged_prefill, (q, *cache, *index, 4096, *more)
+    return paged_prefill.paged_prefill, (q, *cache, *index, longest, *more)
 
 
 def call_decode(
@@ -65,9 +65,17 @@ def call_decode(
     return paged_decode.paged_decode, (q, *cache, *index, num_splits, *more)
 
 
-def call_sample(vocab_size: int, filtered: bool):
+def call_planned(head_dim: int, tokens_each: int = 1, window: int | None = None, heads: int = 16, codes=None):
+    launcher, (q, keys, values, seq_lens, table, *more) = call_decode(head_dim, 1, window, heads=heads, codes=codes)
+    items, counters = empty(decode_plan.FIELDS, 73, dtype=torch.int32), empty(88, 2, dtype=torch.int32)
+    plan = decode_plan.DecodePlan(items, counters, tokens_each)
+    return launcher, (q, keys, values, seq_lens.int(), table.int(), *more, plan)
+
+
+def call_sample(vocab_size: int, *used: str):
     floats, ints = empty(4, dtype=FP32), empty(4, dtype=torch.int64)
-    filters = (floats, ints, floats) if filtered else ()
+    columns = {"min_p": floats, "top_k": ints, "top_p": floats}
+    filters = [column if name in used else None for name, column in columns.items()]
     return sampling.sample, (empty(4, vocab_size, dtype=FP32), floats, ints, ints, empty(4, dtype=torch.bool), *filters)
 
 
@@ -102,6 +110,7 @@ CALLS = {
     "matmul, few rows": call_matmul(16, 4096, 4096, "nt"),
     "matmul, fp32": call_matmul(512, 512, 512, "nn", FP32),
     "matmul, fp32, weights": call_matmul(512, 512, 512, "nt", FP32),
+    "plan of tiles": (tile_plan.plan_tiles, (empty(8, dtype=torch.int64), empty(7, dtype=torch.int64), 64, 4096, 32)),
     "flash, 64": call_flash(64),
     "flash, 128": call_flash(128),
     "flash, 128, window": call_flash(128, 1024),
@@ -123,10 +132,20 @@ CALLS = {
     "decode, 256, split": call_decode(256, 4),
     "decode, group of 7": call_decode(64, 8, heads=14),
     "decode, fp32": call_decode(128, 8, dtype=FP32),
+    "decode, 64, planned": call_planned(64),
+    "decode, 128, planned": call_planned(128),
+    "decode, 128, planned, window": call_planned(128, window=1024),
+    "decode, 128, planned, two tokens": call_planned(128, 2),
+    "decode, 128, planned, drafts": call_planned(128, 4),
+    "decode, 64, planned, drafts, window": call_planned(64, 8, 1024, heads=8),
+    "decode, 128, planned, drafts, fp8": call_planned(128, 4, codes=FP8),
+    "plan of decoding": (decode_plan.plan_decode, (empty(256, dtype=torch.int32), 8, 40_960, 132)),
+    "plan of decoding, drafts": (decode_plan.plan_decode, (empty(256, dtype=torch.int32), 8, 40_960, 132, 1024, empty(256, dtype=torch.int32), 8)),
     "rotary, int8": call_rotary(32, 8, 128, False, INT8),
     "rotary, fp8, normed": call_rotary(32, 8, 128, True, FP8),
     "prefill, 64, int8": call_prefill(64, codes=INT8),
     "prefill, 128, int8": call_prefill(128, codes=INT8),
+    "prefill, 128, int8, short": call_prefill(128, codes=INT8, longest=3),
     "prefill, 128, bf16, fp8": call_prefill(128, dtype=torch.bfloat16, codes=FP8),
     "prefill, 128, sinks": call_prefill(128, 1024, sinks=4),
     "decode, 64, int8": call_decode(64, 1, codes=INT8),
@@ -154,6 +173,8 @@ CALLS = {
     "W8A8 int8": call_scaled(256, torch.int8),
     "W8A8 fp8, few rows": call_scaled(16, torch.float8_e4m3fn),
     "W8A8 fp8": call_scaled(256, torch.float8_e4m3fn),
-    "sample": call_sample(151_936, False),
-    "sample, filtered": call_sample(151_936, True),
+    "sample": call_sample(151_936),
+    "sample, filtered": call_sample(151_936, "min_p", "top_k", "top_p"),
+    "sample, top-k, ragged rows": call_sample(32_003, "top_k"),
+    "sample, top-p, ragged rows": call_sample(32_003, "top_p"),
 }

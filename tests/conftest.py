@@ -5,6 +5,9 @@ import os
 import sys
 from pathlib import Path
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: workers side by side have a core each
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import nbformat
 import pytest
 

@@ -127,7 +127,7 @@ def test_decode_refuses_to_time_engines_that_disagree(monkeypatch):
                 yield replace(piece, token_ids=tuple((token + 1) % 512 for token in piece.token_ids))
         return shifted
 
-    monkeypatch.setattr(ladder, "with_engine", lambda: wrong)
+    monkeypatch.setattr(ladder, "with_engine", lambda **room: wrong)
     with pytest.raises(RuntimeError, match="disagree from token 0"):
         decode.run(decode.Workload("toy", ("float32",), 8, 12), "cpu", shapes={"toy": TOY})
 

@@ -94,38 +94,8 @@ def test_families_that_cannot_be_run_are_refused(families, message):
         kernel_cases.cases_of(families, 1, CPU, torch.float32)
 
 
-def test_the_gpu_command_runs_every_part_and_says_how_each_ended(tmp_path, monkeypatch):
-    parts = [gpu.Part("fine", ("-c", "print('well')"), 30), gpu.Part("broken", ("-c", "raise SystemExit('no such thing')"), 30),
-             gpu.Part("endless", ("-c", "while True: pass"), 1)]
-    monkeypatch.setattr(gpu, "parts_of", lambda *args: parts)
-    done = []
-    summary = gpu.run(tmp_path, device="cpu", on_run=done.append)
-    assert done == ["fine", "broken", "endless"] and summary == json.loads((tmp_path / "summary.json").read_text())
-    assert [part["ended"] for part in summary["parts"].values()] == ["passed", "failed with status 1", "stopped after 1 s"]
-    assert [part["last_line"] for part in summary["parts"].values()][:2] == ["well", "no such thing"] and gpu.table(summary)
-    assert list(gpu.run(tmp_path, device="cpu", only=("fi",))["parts"]) == ["fine"]
-
-
 @interpreted
 def test_the_gpu_command_at_toy_size(tmp_path):
     summary = gpu.run(tmp_path, toy=True, device="cpu", only=("describe", "kernels"))
     assert {part["ended"] for part in summary["parts"].values()} == {"passed"}, summary
     assert len(list(tmp_path.glob("kernels-float32-*.json"))) == 1
-
-
-def test_every_part_of_the_real_run_exists(tmp_path):
-    """The commands of the real run, asked for help: an option that was renamed would only be found on a GPU."""
-    from typer.testing import CliRunner
-
-    from minillm.cli import app
-
-    names = [part.name for part in gpu.parts_of(tmp_path)]
-    assert names[:2] == ["describe", "tests"] and names[-1] == "notebooks" and "throughput-qwen3-0.6b" in names
-    for part in gpu.parts_of(tmp_path):
-        if "bench" in part.command:
-            arguments = list(part.command[part.command.index("bench"):])
-            result = CliRunner().invoke(app, [*arguments, "--no-such-option"])
-            assert "No such option: --no-such-option" in " ".join(result.output.split()), (part.name, result.output)
-        for argument in part.command:
-            if argument.endswith(".py"):
-                assert gpu.Path(argument).is_file(), argument

@@ -198,6 +198,16 @@ def test_check_lists_the_problems_and_fails(tmp_path, monkeypatch):
     assert result.exit_code == 1 and "01: a cell was not run" in result.stdout and not result.stderr
 
 
+def test_check_like_a_gpu_lists_the_cells_and_fails(monkeypatch):
+    from minillm.book import like_a_gpu
+
+    monkeypatch.setattr(like_a_gpu, "check", lambda paths, **how: [f"{path.name}: a cell differs" for path in paths[5:6]])
+    result = run("check", "--like-a-gpu")
+    assert result.exit_code == 1 and "05_continuous_batching.ipynb: a cell differs" in result.stdout and not result.stderr.strip()
+    assert "clean" not in result.stdout  # the lint was not asked for
+    assert run("check", "--like-a-gpu", "chapters/00_start_here.ipynb").exit_code == 0
+
+
 def test_badges_need_a_repository():
     one_line_error(run("check", "--badges"), "--repository")
     one_line_error(run("check", "--repository", "a/b"), "--badges")

@@ -9,10 +9,10 @@ from importlib.metadata import version
 
 import pytest
 import torch
-from aot_calls import CALLS, FP16, FP32, FP8, INT8
+from aot_calls import CALLS, FP16, FP32, FP8, INT8, empty
 from kernel_cases import needs_triton
 
-from minillm.kernels.build import Job, Report, build_all
+from minillm.kernels.build import Job, Report, build_all, occupancy
 from minillm.kernels.gpus import GPUS
 from minillm.kernels.language import MODE
 
@@ -25,6 +25,8 @@ T4_HAS_TENSOR_CORES = MODE != "absent" and tuple(map(int, version("triton").spli
 def jobs_of(launcher, arguments: tuple, capability: int, monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """What `launcher` would launch on such a GPU, as jobs for the compiler: with its types, constants and warps."""
     jobs, module = [], inspect.getmodule(launcher)
+    helpers = {inspect.getmodule(value) for value in vars(module).values() if inspect.isfunction(value)}
+    modules = {module} | {helper for helper in helpers if helper.__name__.startswith("minillm.kernels.")}
 
     class Recorder:
         def __init__(self, kernel):
@@ -34,23 +36,25 @@ def jobs_of(launcher, arguments: tuple, capability: int, monkeypatch: pytest.Mon
             return self.launch
 
         def launch(self, *values, num_warps=4, num_stages=3, **constants):
-            signature = {}
-            for name, value in zip(self.kernel.arg_names, values):
+            signature, options = {}, getattr(self.kernel, "kwargs", vars(self.kernel))
+            loose = [name for key in ("do_not_specialize", "do_not_specialize_on_alignment") for name in options.get(key) or ()]
+            tensors = {name: constants.pop(name) for name, value in [*constants.items()] if isinstance(value, torch.Tensor)}
+            for name, value in [*zip(self.kernel.arg_names, values), *tensors.items()]:
                 if isinstance(value, torch.Tensor):
-                    signature[name] = POINTERS[value.dtype]
+                    signature[name] = POINTERS[value.dtype] + ":1" * (name in loose)
                 elif isinstance(value, float):
                     signature[name] = "fp32"
-                elif value is None or value == 1:  # a launch compiles it in
+                elif value is None or (value == 1 and name not in loose):  # a launch compiles it in
                     constants[name] = value
                 else:
-                    signature[name] = ("i32" if abs(value) < 2**31 else "i64") + ":16" * (value % 16 == 0)
+                    signature[name] = ("i32" if abs(value) < 2**31 else "i64") + ":16" * (value % 16 == 0 and name not in loose)
             jobs.append(Job(self.kernel, signature, constants, capability, num_warps, num_stages))
 
     with monkeypatch.context() as patch:
-        for name, value in vars(module).items():
-            if name.endswith("_kernel"):
-                patch.setattr(module, name, Recorder(value))
+        for place, name in [(place, name) for place in modules for name in vars(place) if name.endswith("_kernel")]:
+            patch.setattr(place, name, Recorder(getattr(place, name)))
         patch.setattr(module, "capability", lambda x: capability, raising=False)
+        patch.setattr(module, "plan_tiles", lambda *shape: empty(9, 2, dtype=torch.int32), raising=False)
         launcher(*arguments)
     assert jobs, f"{launcher.__name__} launched nothing"
     return jobs
@@ -69,6 +73,8 @@ def built(request) -> tuple[int, dict[str, list[Report]]]:
         for name, (launcher, arguments) in CALLS.items():
             if capability == 75 and ("bf16" in name or "W8A8" in name):
                 continue  # a T4 has neither
+            if capability == 75 and name.startswith("decode") and "drafts" in name:
+                continue  # there fewer tokens share a tile
             if left_to_torch(name, capability) and re.search("int8|sinks", name):
                 continue
             jobs[name] = jobs_of(launcher, arguments, capability, monkeypatch)
@@ -85,14 +91,22 @@ def test_every_kernel_builds_fits_and_keeps_its_registers(built):
             assert report.registers > 0 and report.ptx, name
             if left_to_torch(name, capability):
                 continue
-            # A few registers do not fit at the largest head, and where a window's edge adds a third loop on an L4.
-            most = 64 if "256" in name else 32 if name == "prefill, 128, window" else 8 if "bf16, fp8" in name else 0
+            # A few registers do not fit at the largest head of a decode step. Prompts have tiles chosen to spill nothing.
+            most = 0 if name.startswith(("flash", "prefill")) else 64 if "256" in name else 8 if "bf16, fp8" in name else 0
             if capability == 75 and name.startswith("W4A16"):
                 most = 64  # 16 rows at least, without tensor cores
             if capability == 89 and name == "W4A16, many rows, bf16":
                 most = 16  # its zero points
             assert max(report.spill_store_bytes, report.spill_load_bytes) <= most, f"{name} spills"
             assert report.shared_bytes <= most_shared, f"{name}: {report.shared_bytes} bytes of shared memory"
+
+
+@pytest.mark.parametrize("capability, name", [(120, "prefill, 128, window"), (100, "prefill, 128"), (86, "flash, 128, window")])
+def test_prompts_on_gpus_without_a_data_sheet_here_keep_their_registers(capability, name, monkeypatch):
+    """sm_120 is newer than an H100 and has neither its products nor its shared memory: it must not get its tiles."""
+    (report,) = build_all(jobs_of(*CALLS[name], capability, monkeypatch))
+    assert not report.error and report.spill_store_bytes == 0 and report.uses_tensor_cores, report
+    assert report.shared_bytes <= (227 if capability == 100 else 99) * 1024
 
 
 def test_streaming_kernels_load_16_bytes_a_thread(built):
@@ -129,14 +143,14 @@ def test_attention_uses_the_tensor_cores_of_its_gpu(built):
             assert report.uses_tensor_cores, name
             assert report.count("cp.async"), f"{name}: keys and values are not on their way ahead of their use"
             # 16 rows, a group's query heads, are too few for wgmma; prompts fill its 64.
-            assert bool(report.count("wgmma")) == (capability == 90 and not name.startswith("decode")), name
+            assert bool(report.count("wgmma")) == (capability == 90 and not name.startswith("decode") and not name.endswith("short")), name
 
 
 def test_pages_are_read_16_bytes_at_a_time(built):
     """A mask that cut a block would make the loads of its transposed keys as narrow as an element."""
     capability, reports = built
-    for name in ("decode, 64", "decode, 128", "decode, 128, split", "prefill, 64", "prefill, 128"):
-        if left_to_torch(name, capability):
+    for name in ("decode, 64", "decode, 128", "decode, 128, split", "decode, 64, planned", "decode, 128, planned", "decode, 128, planned, drafts", "prefill, 64", "prefill, 128"):
+        if left_to_torch(name, capability) or (capability == 75 and "drafts" in name):
             continue
         ptx = reports[name][0].ptx
         assert "ld.global.b16" not in ptx, name
@@ -158,6 +172,19 @@ def test_codes_are_read_many_at_a_time_and_by_the_gpu_itself_where_it_can(built)
     for name in ("rotary, int8", "rotary, fp8, normed"):
         assert reports[name][0].registers <= 48, name
         assert reports[name][0].count("div.rn"), f"{name}: a scale that is rounded otherwise than torch's gives other codes"
+
+
+def test_tiles_of_a_decode_step_are_on_their_way_two_ahead(built):
+    """Block ids that were loaded in the iteration that needs them would cost the pipeline every stage but one."""
+    capability, reports = built
+    if capability >= 80:
+        gpu = next(gpu for gpu in GPUS.values() if gpu.capability == capability)
+        tiles, programs = 3 if capability >= 90 else 2, 2 if capability == 89 else 4  # under way, and on an SM
+        for name in ("decode, 64, planned", "decode, 128, planned", "decode, 128, planned, drafts"):
+            report = reports[name][0]
+            waits = [int(count) for count in re.findall(r"cp\.async\.wait_group\s+(\w+);", report.ptx)]
+            assert max(waits) == 2 * (tiles - 1), (name, waits)  # copies of keys and of values
+            assert occupancy(report, gpu).blocks_per_sm >= programs - ("drafts" in name), name
 
 
 def test_splitting_adds_one_small_kernel(built):

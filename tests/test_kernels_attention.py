@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernel_cases import DTYPES, device, error, poisoned
-from minillm.kernels.flash_attention import choose_tiles, flash_attention, torch_flash_attention
+from minillm.kernels.flash_attention import flash_attention, torch_flash_attention
 from minillm.kernels.paged_decode import (
     choose_num_splits,
     merge_splits,
@@ -204,11 +204,3 @@ def test_merging_only_empty_splits_gives_zero():
 )
 def test_the_number_of_splits(num_seqs, kv_heads, length, num_sms, splits):
     assert choose_num_splits(num_seqs, kv_heads, length, num_sms) == splits
-
-
-def test_tiles_hold_all_head_sizes():
-    for dim in range(16, 257, 8):
-        for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            for capability in (75, 80, 89, 90):
-                tile_m, tile_n, num_warps, num_stages = choose_tiles(dim, dtype, capability)
-                assert tile_m >= 16 and tile_n >= 16 and num_warps in (4, 8) and num_stages >= 1

@@ -7,8 +7,26 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from minillm.kernels.language import MODE, next_power_of_2
+from minillm.kernels.interpreter_fixes import repair_interpreter
+from minillm.kernels.language import MODE, next_power_of_2, tl, triton
+
+interpreted = pytest.mark.skipif(MODE != "interpreted", reason=f"Triton is {MODE} here")
+
+
+@triton.jit
+def count_kernel(out_ptr, n):
+    total = 0
+    for i in range(n):
+        total += i
+    tl.store(out_ptr, total)
+
+
+def count(n: int) -> int:
+    out = torch.full((1,), -1)
+    count_kernel[(1,)](out, n)
+    return int(out)
 
 
 def run(code: str, **environment: str) -> str:
@@ -51,16 +69,51 @@ import triton, triton.language  # as transformers does
 import torch
 torch.cuda.is_available = lambda: False
 from minillm.kernels.softmax import softmax, torch_softmax
-x = torch.randn(3, 5)
-print(torch.allclose(softmax(x), torch_softmax(x)))
+from minillm.kernels.matmul import matmul
+x, y = torch.randn(3, 5), torch.randn(5, 4)
+print(torch.allclose(softmax(x), torch_softmax(x)), torch.allclose(matmul(x, y), x @ y, atol=1e-5))  # a loop with a run-time bound
 """)
-    assert said == "True"
+    assert said == "True True"
 
 
 @pytest.mark.skipif(MODE == "absent", reason="Triton is not installed")
 @pytest.mark.parametrize("asked, mode", [("0", "compiled"), ("1", "interpreted")])
 def test_the_environment_overrides_the_choice(asked, mode):
     assert run("from minillm.kernels.language import MODE; print(MODE)", TRITON_INTERPRET=asked) == mode
+
+
+@interpreted
+def test_a_loop_with_a_run_time_bound_is_interpreted():
+    """Without our repair, Triton up to 3.6 raises here with NumPy 2.4 and newer."""
+    assert [count(n) for n in (0, 1, 7)] == [0, 0, 21]
+
+
+@interpreted
+@pytest.mark.parametrize("version, needed", [("3.4.0", True), ("3.6.0", True), ("3.6.0+git1a2b", True), ("3.7.0", False), ("4.0.1", False)])
+def test_the_repair_of_loops_with_a_run_time_bound(version, needed, monkeypatch):
+    """An interpreter without the fix, whatever is installed, is repaired once if its version is old, and left alone otherwise."""
+    from triton.runtime import interpreter
+
+    upstream = interpreter._patch_lang_tensor
+
+    def without_fix(tensor, *scope):
+        upstream(tensor, *scope)
+
+        def refuse(self):  # as `int(array)` of shape (1,) does under NumPy 2.4
+            raise TypeError("only 0-dimensional arrays can be converted to Python scalars")
+
+        tensor.__index__ = refuse
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", without_fix)
+    monkeypatch.setattr(triton, "__version__", version)
+    with pytest.raises(Exception, match="0-dimensional"):
+        count(7)
+    assert repair_interpreter() == needed
+    if needed:
+        repaired = interpreter._patch_lang_tensor
+        assert count(7) == 21 and repair_interpreter() and interpreter._patch_lang_tensor is repaired
+    else:
+        assert interpreter._patch_lang_tensor is without_fix
 
 
 def test_next_power_of_2():

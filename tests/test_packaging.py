@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ["python3 -m venv .venv && .venv/bin/pip install -e . && .venv/bin/minillm lab",
-            "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/pytest"]
+            "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/pytest -n 2 --dist loadfile"]
 
 
 def fenced_lines(text: str) -> list[str]:

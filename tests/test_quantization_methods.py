@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minillm.quantization.awq import round_clipped, search_scales
 from minillm.quantization.folding import fold_into_norm, fold_into_rows, scale_columns
@@ -140,6 +141,29 @@ def test_gptq_is_what_inverting_anew_for_every_column_gives():
     torch.testing.assert_close(found.scales.float(), torch.cat(scales, 1).float(), rtol=2e-2, atol=1e-3)
     static = gptq(weight, inputs.T @ inputs, "int3", 16, act_order=True).scales
     assert torch.equal(static, round_to_nearest(weight, "int3", 16).scales) and not torch.equal(static, found.scales)
+
+
+class ReadsByHost(TorchDispatchMode):
+    """Counts what makes the host wait for a GPU: a number read out of a tensor."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket.__name__ == "_local_scalar_dense"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("quantize", [
+    lambda weight, inputs: gptq(weight, inputs.hessian, "int3", 32, symmetric=False),
+    lambda weight, inputs: gptq(weight, inputs.hessian, "fp4", 32, act_order=True),
+    lambda weight, inputs: search_scales(weight, inputs),
+    lambda weight, inputs: round_clipped(weight, inputs.hessian),
+], ids=["gptq", "gptq, act_order", "awq", "awq, clipped"])
+def test_the_host_reads_no_number_for_a_column_or_a_candidate(quantize):
+    weight, inputs = random_weight(8, 64), seen(correlated(90, 64))
+    with ReadsByHost() as reads:
+        quantize(weight, inputs)
+    assert reads.count <= 2  # of checks, once a weight
 
 
 def test_lazy_blocks_change_nothing(monkeypatch):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from minillm import LLM
+from minillm import LLM, SamplingParams
 from minillm.engine.engine import Engine
 from minillm.engine.metrics import Percentiles, RequestRecord, Targets, goodput, percentile, report
 from minillm.engine.policies import make_policy
@@ -161,3 +161,18 @@ def test_records_of_an_llm_and_of_an_engine():
     record = RequestRecord.of(output)
     assert len(record.token_times) == len(output.outputs[0].token_ids) and record.ttft == output.metrics.ttft
     assert record.tpot == pytest.approx(output.metrics.tpot) and record.num_prompt_tokens == len(output.prompt_token_ids)
+
+
+@pytest.mark.parametrize("launches", [True, False])
+def test_a_runner_around_an_engine_that_schedules_ahead_is_served(launches):
+    """A recorder launches as its runner does; a wrapper that knows only `execute` is called in turn."""
+    llm = LLM("tinyworld", device="cpu", async_scheduling=True, max_model_len=256)
+    expected = llm.generate(["Once upon a time", "Tom"], SamplingParams(temperature=0.0, max_tokens=12), use_tqdm=False)
+    clock = VirtualClock()
+    llm.engine.runner = StepRecorder(llm.engine.runner) if launches else UnderVirtualTime(llm.engine.runner, COST, clock)
+    found = llm.generate(["Once upon a time", "Tom"], SamplingParams(temperature=0.0, max_tokens=12), use_tqdm=False)
+    assert [out.outputs[0].token_ids for out in found] == [out.outputs[0].token_ids for out in expected]
+    if launches:
+        assert len(llm.engine.runner.summaries) == len(llm.engine.runner.features) >= 12
+    else:
+        assert clock() > 12 * COST.per_step

@@ -70,7 +70,7 @@ def test_logits_equal_transformers(name, torch_prefill, tmp_path):
     torch.testing.assert_close(torch.cat(got).cpu(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_attend_alone_is_attend_fused(tmp_path):
+def test_attend_alone_is_the_fused_way(tmp_path):
     """The seam of chapter 02 works too: queries and keys that are rotated already."""
     _, model = load(tmp_path, **settings_of("qwen3-wide-heads"))
     attention = TritonAttention(pages(model), model.config.layer_windows, model.config.num_heads)

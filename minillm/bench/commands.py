@@ -6,7 +6,8 @@ from typing import Annotated, Optional
 
 import typer
 
-from .console import Device, Model, Save, command_line, errors_in_one_line, log, progress, show
+from .commands_gpu import add_to
+from .console import Device, Model, Save, command_line, errors_in_one_line, keep_in, log, progress, show
 
 # torch and transformers take seconds to import: every command imports what it needs itself, so that help is instant.
 
@@ -39,8 +40,8 @@ def bench_decode(
         workload = decode.Workload(shape, tuple(dtype or decode.Workload.dtypes), prompt_tokens, output_tokens, repeats)
         rounds = len(workload.dtypes) * ((2 + llama_cpp.installed()) * (repeats + 1) + 1) + 1
         with progress("measuring", rounds) as advance:
-            measured = decode.run(workload, device, command_line(), on_run=advance)
-        show(decode.tables(measured), measured, save)
+            measured = decode.run(workload, device, command_line(), on_run=advance, keep=keep_in(save))
+        show(decode.tables, measured, save)
 
 
 @bench.command("bits")
@@ -59,8 +60,8 @@ def bench_bits(
         workload = few_bits.Workload(
             shape, dtype, tuple(quantization or default.quantizations), batches=tuple(batch or default.batches), repeats=repeats)
         with progress("measuring", few_bits.num_runs(workload)) as advance:
-            measured = few_bits.run(workload, device, command_line(), on_run=advance)
-        show(few_bits.tables(measured), measured, save)
+            measured = few_bits.run(workload, device, command_line(), on_run=advance, keep=keep_in(save))
+        show(few_bits.tables, measured, save)
 
 
 @bench.command("kv")
@@ -78,8 +79,8 @@ def bench_kv(
         default = kv_cache.Workload()
         workload = kv_cache.Workload(shape, dtype, tuple(context or default.contexts), batch, repeats=repeats)
         with progress("measuring", kv_cache.num_runs(workload)) as advance:
-            measured = kv_cache.run(workload, device, command_line(), on_run=advance)
-        show(kv_cache.tables(measured), measured, save)
+            measured = kv_cache.run(workload, device, command_line(), on_run=advance, keep=keep_in(save))
+        show(kv_cache.tables, measured, save)
 
 
 @bench.command("speculation")
@@ -98,8 +99,8 @@ def bench_speculation(
         workload = speculation.Workload(num_ngram_tokens=ngram_tokens, num_draft_tokens=draft_tokens, dtype=dtype,
                                         batches=tuple(batch or default.batches), repeats=repeats)
         with progress("measuring", speculation.num_runs(workload)) as advance:
-            measured = speculation.run(workload, device, command_line(), on_run=advance)
-        show(speculation.tables(measured), measured, save)
+            measured = speculation.run(workload, device, command_line(), on_run=advance, keep=keep_in(save))
+        show(speculation.tables, measured, save)
 
 
 @bench.command("structured")
@@ -117,8 +118,8 @@ def bench_structured(
         default = structured.Workload()
         workload = structured.Workload(model, tuple(batch or default.batches), documents, dtype, repeats)
         with progress("measuring", structured.num_runs(workload)) as advance:
-            measured = structured.run(workload, device, command_line(), on_run=advance)
-        show(structured.tables(measured), measured, save)
+            measured = structured.run(workload, device, command_line(), on_run=advance, keep=keep_in(save))
+        show(structured.tables, measured, save)
 
 
 @bench.command("offload")
@@ -135,8 +136,8 @@ def bench_offload(
 
         workload = offload.Workload(shape, dtype, share, batch, repeats=repeats)
         with progress("measuring", 3 * (repeats + 1)) as advance:
-            measured = offload.run(workload, device, command_line(), on_run=advance)
-        show([offload.table(measured)], measured, save)
+            measured = offload.run(workload, device, command_line(), on_run=advance, keep=keep_in(save))
+        show(lambda measured: [offload.table(measured)], measured, save)
 
 
 @bench.command("tasks")
@@ -155,7 +156,7 @@ def bench_tasks(model: Model = "tinyworld", documents: Annotated[int, typer.Opti
         llm = LLM(model, device=device)
         with progress("asking", documents * len(chosen)) as advance:
             scores = tasks.evaluate(llm, documents, chosen, advance, seed)
-        show([tasks.table(scores)], tasks.result(scores, model, documents, seed, command_line(), resolve_device(device)), save)
+        show(lambda _: [tasks.table(scores)], tasks.result(scores, model, documents, seed, command_line(), resolve_device(device)), save)
 
 
 @bench.command("quality")
@@ -172,7 +173,7 @@ def bench_quality(model: Model = "tinyworld",
         workload = quality.Workload(model, documents, asked, seeds, only=tuple(only or ()))
         with progress("measuring", quality.num_runs(workload)) as advance:
             measured = quality.run(workload, device, command_line(), on_run=advance)
-        show(quality.tables(measured), measured, save)
+        show(quality.tables, measured, save)
 
 
 @bench.command("ladder")
@@ -186,7 +187,7 @@ def bench_ladder(model: Model = "tinyworld", max_tokens: Annotated[int, typer.Op
 
         with progress("climbing", len(RUNGS) * (repeats + 1)) as advance:
             measured = ladder_tour.bench(model, device, max_tokens, repeats, command_line(), on_run=advance)
-        show([ladder_tour.bench_table(measured)], measured, save)
+        show(lambda measured: [ladder_tour.bench_table(measured)], measured, save)
 
 
 @bench.command("throughput")
@@ -206,8 +207,8 @@ def bench_throughput(
 
         workload = throughput.Workload(shape, requests, shortest, longest, dtype, repeats)
         with progress("measuring", throughput.num_rounds(workload, resolve_device(device))) as advance:
-            measured = throughput.run(workload, device, command_line(), on_run=advance)
-        show(throughput.tables(measured), measured, save)
+            measured = throughput.run(workload, device, command_line(), on_run=advance, keep=keep_in(save))
+        show(throughput.tables, measured, save)
 
 
 @bench.command("prefix")
@@ -221,7 +222,7 @@ def bench_prefix(prompt_tokens: Annotated[int, typer.Option(min=32, help="Shared
 
         with progress("measuring", 2 * (repeats + 1)) as advance:
             measured = serving.run_prefix(model, prompt_tokens, repeats, device, command_line(), on_run=advance)
-        show([serving.prefix_table(measured)], measured, save)
+        show(lambda measured: [serving.prefix_table(measured)], measured, save)
 
 
 @bench.command("scheduler")
@@ -233,7 +234,7 @@ def bench_scheduler(repeats: Annotated[int, typer.Option(help="Of each queue len
 
         with progress("measuring", len(serving.QUEUES) * (repeats + 1)) as advance:
             measured = serving.run_scheduler(repeats, command_line(), on_run=advance)
-        show([serving.scheduler_table(measured)], measured, save)
+        show(lambda measured: [serving.scheduler_table(measured)], measured, save)
 
 
 @bench.command("simulator")
@@ -246,7 +247,7 @@ def bench_simulator(model: Model = "tinyworld",
 
         with progress("measuring", 2 * (repeats + 1)) as advance:
             measured = serving.run_simulator(model, repeats, device, command_line(), on_run=advance)
-        show([serving.simulator_table(measured)], measured, save)
+        show(lambda measured: [serving.simulator_table(measured)], measured, save)
 
 
 @bench.command("step")
@@ -255,6 +256,7 @@ def bench_step(
         dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
         batch: Annotated[int, typer.Option(min=1, help="Sequences that decode together.")] = 1,
         output_tokens: Annotated[int, typer.Option(min=3)] = 64,
+        rung: Annotated[Optional[list[str]], typer.Option(help="Only these rungs, by their names; may be given again.")] = None,
         repeats: Annotated[int, typer.Option(help="Of each rung, in turns; at least 5.")] = 5,
         device: Device = "auto", save: Save = None) -> None:
     """The ablation ladder: the same step with one more optimisation on each rung."""
@@ -263,9 +265,10 @@ def bench_step(
         from . import step
 
         workload = step.Workload(shape, dtype, batch, output_tokens=output_tokens, repeats=repeats)
-        with progress("climbing", len(step.rungs_for(resolve_device(device))) * (repeats + 2)) as advance:
-            measured = step.run(workload, device, command_line(), on_run=advance)
-        show(step.tables(measured), measured, save)
+        rungs = step.rungs_for(resolve_device(device), tuple(rung or ()))
+        with progress("climbing", len(rungs) * (repeats + 2)) as advance:
+            measured = step.run(workload, device, command_line(), rungs=rungs, on_run=advance, keep=keep_in(save))
+        show(step.tables, measured, save)
 
 
 @bench.command("kernels")
@@ -284,24 +287,8 @@ def bench_kernels(
         workload, where = kernels.Workload(tuple(family or ()), dtype, scale, repeats), resolve_device(device)
         count = len(kernels.cases_of(workload.families, scale, where, resolve_dtype(dtype, where)))
         with progress("measuring", count) as advance:
-            measured = kernels.run(workload, device, command_line(), on_run=advance)
-        show(kernels.tables(measured), measured, save)
+            measured = kernels.run(workload, device, command_line(), on_run=advance, keep=keep_in(save))
+        show(kernels.tables, measured, save)
 
 
-@bench.command("gpu")
-def bench_gpu(
-        out: Annotated[Path, typer.Option(help="Folder for results, logs and the summary.")],
-        only: Annotated[Optional[list[str]], typer.Option(help="Parts whose names begin so; may be given again.")] = None,
-        toy: Annotated[bool, typer.Option(help="A few small parts, on any machine: does the command itself work?")] = False,
-        device: Device = "cuda") -> None:
-    """All that needs a GPU: the checks, then every measurement, each a process of its own."""
-    with errors_in_one_line():
-        from ..device import resolve_device
-        from . import console, gpu
-
-        resolve_device(device)
-        with progress("running", len([p for p in gpu.parts_of(out, toy, device) if not only or p.name.startswith(tuple(only))])) as advance:
-            summary = gpu.run(out, toy, device, tuple(only or ()), advance)
-        console.out.print(gpu.table(summary))
-        if any(part["ended"] != "passed" for part in summary["parts"].values()):
-            raise typer.Exit(1)
+add_to(bench)

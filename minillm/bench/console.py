@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Optional
@@ -17,13 +18,29 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Save = Annotated[Optional[Path], typer.Option(help="Folder for the JSON result; by default nothing is written.")]
 
 
-def show(tables: list, measured: dict, save: Path | None) -> None:
+def show(tables: Callable[[dict], list], measured: dict, save: Path | None) -> None:
+    """Print what was measured, written to `save` where it is given; ends with status 1 where cases have failed."""
     from . import measure
 
-    for table in tables:
-        out.print(table)
     if save:
         log.print(f"written to {measure.save(measured, save)}", highlight=False)
+    if measured.get("complete", True):
+        for table in tables(measured):
+            out.print(table)
+        return
+    for case, error in measured["errors"].items():
+        log.print(f"{case}: {error}", style="red", soft_wrap=True, highlight=False, markup=False)
+    log.print(f"not complete: {measured['reason']}", style="red", soft_wrap=True, highlight=False, markup=False)
+    raise typer.Exit(1)
+
+
+def keep_in(save: Path | None) -> Callable[[dict], object] | None:
+    """What writes a result after every case, where there is a folder for it."""
+    if save is None:
+        return None
+    from . import measure
+
+    return lambda measured: measure.save(measured, save)
 
 
 def command_line() -> str:

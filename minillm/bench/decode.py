@@ -12,6 +12,7 @@ import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Callable, Iterator
@@ -25,7 +26,8 @@ from ..model.config import ModelConfig
 from ..model.decoder import Decoder
 from ..model.layers import Linear, RMSNorm, Rotary
 from ..zoo import tokenizer as bpe
-from . import ladder, llama_cpp, measure
+from . import kernel_times, ladder, llama_cpp, measure
+from .record import Record, release
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ class Workload:
 
 
 def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench decode",
-        shapes: dict[str, Shape] = SHAPES, on_run: Callable[[str], None] = lambda what: None) -> dict:
+        shapes: dict[str, Shape] = SHAPES, on_run: Callable[[str], None] = lambda what: None,
+        keep: Callable[[dict], object] | None = None) -> dict:
     """Measure `workload` and return a result (see `measure.result`); `on_run` hears what has just been done.
 
     Raises ValueError for an unknown shape, RuntimeError if the two engines disagree on a float32 token.
@@ -71,27 +74,29 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
         raise ValueError(f"shape={workload.shape!r} is unknown; choose one of {', '.join(shapes)}")
     where = resolve_device(device)
     dtypes = {name: resolve_dtype(name, where) for name in workload.dtypes}
-    figures, samples = {}, {}
+    record = Record(f"decode-{workload.shape}", command, where, asdict(workload), keep)
     with tempfile.TemporaryDirectory() as folder:
-        path = write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed)
+        widest = max(dtypes.values(), key=lambda dtype: dtype.itemsize)
+        path = write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed, where, widest)
         config = load_config(path)
         megabytes = measure.megabytes_to_read(config.num_parameters() * 4, where)
-        ceilings = measure.measure_ceilings(where, tuple(dtypes.values()), megabytes)
+        record.ceilings = measure.measure_ceilings(where, tuple(dtypes.values()), megabytes)
         on_run("ceilings")
         for name, dtype in dtypes.items():
-            figures[name], times = compare(path, config, workload, where, name, dtype, ceilings, on_run)
-            samples |= {f"{name}/{engine}": seconds for engine, seconds in times.items()}
+            with record.case(name):
+                record.figures[name] = compare(path, config, workload, record, name, dtype, on_run)
             gc.collect()
-    return measure.result(f"decode-{workload.shape}", command, where, asdict(workload), ceilings, figures, samples)
+    return record.finish()
 
 
-def compare(path: Path, config: ModelConfig, workload: Workload, device: torch.device, name: str, dtype: torch.dtype,
-            ceilings: measure.Ceilings, on_run: Callable[[str], None]) -> tuple[dict, dict[str, measure.Samples]]:
+def compare(path: Path, config: ModelConfig, workload: Workload, record: Record, name: str, dtype: torch.dtype,
+            on_run: Callable[[str], None]) -> dict:
     """One dtype: the outputs checked, then both engines timed in turns, then our step taken apart."""
+    device, room = record.device, measure.room_for(1, workload.prompt_tokens + workload.output_tokens)
     rng = random.Random(workload.seed)
     prompt = [rng.randrange(4, config.vocab_size) for _ in range(workload.prompt_tokens)]
     engines = {"transformers": ladder.with_transformers(use_cache=True)(str(path), device, dtype),
-               "minillm": ladder.with_engine()(str(path), device, dtype)}
+               "minillm": ladder.with_engine(**room)(str(path), device, dtype)}
     said = {engine: ladder.record(engine, stream, prompt, workload.output_tokens, ignore_eos=True)
             for engine, stream in engines.items()}
     agreeing = _common_prefix(said["transformers"].token_ids, said["minillm"].token_ids)
@@ -119,9 +124,9 @@ def compare(path: Path, config: ModelConfig, workload: Workload, device: torch.d
         return (run.said[-1].seconds - run.ttft) / (len(run.token_ids) - 1)
 
     timed = [*engines, "llama.cpp"] if peer else engines
-    times = measure.interleave({engine: lambda engine=engine: seconds_per_token(engine) for engine in timed},
-                               workload.repeats, device=device, on_run=lambda engine: on_run(f"{name} {engine}"))
-    floor = bytes_per_token(config, dtype, workload) / ceilings.bandwidth
+    times = record.interleave({engine: lambda engine=engine: seconds_per_token(engine) for engine in timed},
+                              workload.repeats, f"{name}/", lambda engine: on_run(f"{name} {engine}"))
+    floor = bytes_per_token(config, dtype, workload) / record.ceilings.bandwidth
     ours, theirs = times["minillm"], times["transformers"]
     figures = {
         "outputs_checked": dtype == torch.float32, "agreeing_tokens": agreeing,
@@ -130,15 +135,17 @@ def compare(path: Path, config: ModelConfig, workload: Workload, device: torch.d
         "transformers_tokens_per_second": 1 / theirs.median, "transformers_spread": theirs.spread,
         "speedup": theirs.median / ours.median, "share_of_limit": floor / ours.median,
         "transformers_share_of_limit": floor / theirs.median,
-        "parts": take_apart(path, name, device, prompt, workload.output_tokens),
     }
+    engines.clear()  # or their graphs and caches would lie beside those of the engine that is taken apart
+    release(device)
+    figures |= take_apart(path, name, device, prompt, workload.output_tokens)
     if peer:
         peer.close()
         figures |= {"llama_cpp_agreeing_tokens": peer_agrees, "llama_cpp_tokens_per_second": 1 / times["llama.cpp"].median, "llama_cpp_spread": times["llama.cpp"].spread,
                     "llama_cpp_share_of_limit": floor / times["llama.cpp"].median,
                     "speedup_over_llama_cpp": times["llama.cpp"].median / ours.median}
     on_run(f"{name} parts")
-    return figures, times
+    return figures
 
 
 def bytes_per_token(config: ModelConfig, dtype: torch.dtype, workload: Workload) -> int:
@@ -154,18 +161,37 @@ PARTS = {"decoder": (Decoder, "forward"), "matrix products": (Linear, "forward")
          "rotary tables": (Rotary, "forward")}
 
 
-def take_apart(path: Path, dtype: str, device: torch.device, prompt: list[int], output_tokens: int) -> dict[str, float]:
-    """Seconds a token spent in each part of our decode step, by timing the methods in PARTS while it runs.
+def take_apart(path: Path, dtype: str, device: torch.device, prompt: list[int], output_tokens: int) -> dict:
+    """Seconds a token spent in each part of our decode step, as `parts`, and `parts_by`, how that was measured.
+
+    On a GPU they are the times of its kernels (`minillm.bench.kernel_times`), for a replayed step calls no method. Where
+    the profiler sees no kernel, and on a CPU, the methods in PARTS are timed.
+    """
+    llm = LLM(str(path), device=str(device), dtype=dtype, **measure.room_for(1, len(prompt) + output_tokens))
+    params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
+    if device.type == "cuda":
+        generate = partial(llm.generate, {"prompt_token_ids": prompt}, params, use_tqdm=False)
+        generate()
+        wall, kernels = kernel_times.wall_and_kernels(generate)
+        if kernels:
+            return {"parts": kernel_times.by_part(kernels, wall, output_tokens), "parts_by": "kernels, of the profiler; the prompt is among them"}
+        del llm, generate
+        release(device)
+        llm = LLM(str(path), device=str(device), dtype=dtype, enforce_eager=True, **measure.room_for(1, len(prompt) + output_tokens))
+    how = "methods, in an eager step of its own" if device.type == "cuda" else "methods"
+    return {"parts": methods_timed(llm, device, prompt, params), "parts_by": how}
+
+
+def methods_timed(llm: LLM, device: torch.device, prompt: list[int], params: SamplingParams) -> dict[str, float]:
+    """Seconds a token in each part, by timing the methods in PARTS while the engine runs.
 
     A layer that would run as a whole is run in pieces for this, so the pieces add up to more than `compare` measures.
     What is left of the decoder is element-wise work (rotation, SiLU, residual sums); what is left of the step is
     sampling, turning ids into text, and Python. On a GPU each part is waited for, so the parts add up to more than
     an undisturbed step takes.
     """
-    llm = LLM(str(path), device=str(device), dtype=dtype)
     for layer in llm.model.layers:
         layer.whole = None  # run in pieces, so that there is something to time
-    params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
     steps = llm.stream({"prompt_token_ids": prompt}, params)
     next(steps)  # the prompt is not decoding
     parts = PARTS | {"attention": (type(llm.engine.runner.attention), "attend")}
@@ -203,22 +229,41 @@ def timed_methods(methods: dict[str, tuple[type, str]], device: torch.device) ->
             setattr(owner, method, originals[name])
 
 
-def write_random_checkpoint(shape: Shape, folder: Path, seed: int = 0) -> Path:
+def model_config(shape: Shape) -> ModelConfig:
+    """The sizes as the engine knows them, without any weights."""
+    return ModelConfig.from_hf(_raw_config(shape) | {"model_type": shape.family, "eos_token_id": [1]})
+
+
+def _raw_config(shape: Shape) -> dict:
+    return dict(
+        head_dim=shape.head_dim or shape.hidden_size // shape.num_heads, vocab_size=shape.vocab_size, hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers, num_attention_heads=shape.num_heads, num_key_value_heads=shape.num_kv_heads,
+        max_position_embeddings=4096, rms_norm_eps=1e-5, rope_theta=100_000.0, tie_word_embeddings=True,
+        initializer_range=2 * shape.hidden_size**-0.5, bos_token_id=0, eos_token_id=1)
+
+
+def write_random_checkpoint(shape: Shape, folder: Path, seed: int = 0, device: torch.device | str = "cpu",
+                            dtype: torch.dtype = torch.float32) -> Path:
     """A Hugging Face folder of that shape, float32, with a small tokenizer of the corpus.
 
     Weights are drawn wider than usual: then the layers, and not the embedding of the last token, decide what comes
-    next, and two engines that agree on the tokens agree on the arithmetic.
+    next, and two engines that agree on the tokens agree on the arithmetic. For a GPU they are drawn there, and written in
+    `dtype`: eight billion numbers take a CPU minutes.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(
-        shape.family, head_dim=shape.head_dim or shape.hidden_size // shape.num_heads, vocab_size=shape.vocab_size, hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_layers, num_attention_heads=shape.num_heads, num_key_value_heads=shape.num_kv_heads,
-        max_position_embeddings=4096, rms_norm_eps=1e-5, rope_theta=100_000.0, tie_word_embeddings=True,
-        initializer_range=2 * shape.hidden_size**-0.5, bos_token_id=0, eos_token_id=1)
+    config = AutoConfig.for_model(shape.family, **_raw_config(shape))
     with ladder.no_progress_bars():
-        AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
+        if torch.device(device).type == "cuda":
+            with torch.device(device):
+                model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        else:
+            model = AutoModelForCausalLM.from_config(config).float()
+        model.save_pretrained(folder)
+    del model
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
     bpe.wrap(bpe.learn(vocab_size=min(1024, shape.vocab_size), num_documents=200), 4096).save_pretrained(folder)
     return folder
 
@@ -246,9 +291,9 @@ def tables(measured: dict) -> list:
                           f"{f['llama_cpp_share_of_limit']:.0%}", f"{f['speedup'] / f['speedup_over_llama_cpp']:.2f}×",
                           end_section=True)
     parts = Table("part of our step", *measured["figures"], title="Where a step goes, ms a token")
-    for part in next(iter(measured["figures"].values()))["parts"]:
-        spent = [f["parts"] for f in measured["figures"].values()]
-        parts.add_row(part, *(f"{1e3 * p[part]:.2f} ({p[part] / sum(p.values()):.0%})" for p in spent))
+    spent = [f["parts"] for f in measured["figures"].values()]
+    for part in dict.fromkeys(part for p in spent for part in p):
+        parts.add_row(part, *(f"{1e3 * p.get(part, 0.0):.3f} ({p.get(part, 0.0) / sum(p.values()):.0%})" for p in spent))
     return [limit, speed, parts]
 
 

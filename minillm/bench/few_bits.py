@@ -10,6 +10,7 @@ import random
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Callable
@@ -24,6 +25,7 @@ from ..model.decoder import Decoder
 from ..model.layers import Linear
 from ..quantization.linear import QuantizedLinear
 from . import decode, ladder, llama_cpp, measure
+from .record import Record, release
 
 GGUF_TYPES = ("BF16", "Q8_0", "Q4_0")
 VARIANTS = {"int4, head too": {"name": "int4", "lm_head": "int4"}}  # the output matrix as llama.cpp's Q4_0 has it
@@ -50,7 +52,8 @@ def num_runs(workload: Workload) -> int:
 
 
 def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench bits",
-        shapes: dict[str, decode.Shape] = decode.SHAPES, on_run: Callable[[str], None] = lambda what: None) -> dict:
+        shapes: dict[str, decode.Shape] = decode.SHAPES, on_run: Callable[[str], None] = lambda what: None,
+        keep: Callable[[dict], object] | None = None) -> dict:
     """Measure `workload` and return a result (see `measure.result`); `on_run` hears what has just been done.
 
     Raises ValueError for an unknown shape, RuntimeError where a quantized product is not the one of its weights.
@@ -59,55 +62,63 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
         raise ValueError(f"shape={workload.shape!r} is unknown; choose one of {', '.join(shapes)}")
     where = resolve_device(device)
     dtype = resolve_dtype(workload.dtype, where)
+    record = Record(f"bits-{workload.shape}", command, where, asdict(workload), keep)
     with tempfile.TemporaryDirectory() as folder:
-        path = decode.write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed)
+        path = decode.write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed, where, dtype)
         config = load_config(path)
-        ceilings = measure.measure_ceilings(where, (dtype,), measure.megabytes_to_read(config.num_parameters() * 2, where))
+        record.ceilings = measure.measure_ceilings(where, (dtype,), measure.megabytes_to_read(config.num_parameters() * 2, where))
         on_run("ceilings")
-        engines, weight_bytes = _engines(path, config, workload, where, dtype, on_run)
         rng = random.Random(workload.seed)
         prompt = [rng.randrange(4, config.vocab_size) for _ in range(workload.prompt_tokens)]
-        alone = measure.interleave({name: lambda engine=engine: engine(prompt, workload.output_tokens) for name, engine in engines.items()},
-                                   workload.repeats, device=where, on_run=on_run)
-        engines.clear()
-        gc.collect()
-        together = _over_batches(path, workload, where, dtype, prompt, on_run)
+        with record.case("batch 1"):
+            record.figures["batch 1"] = _alone(path, config, workload, record, dtype, prompt, on_run)
+        release(where)
+        with record.case("engines of the batches"):
+            llms = _llms(path, workload, where)
+            for batch in workload.batches:
+                with record.case(f"batch {batch}"):
+                    record.figures[f"batch {batch}"] = _together(llms, workload, record, prompt, batch, on_run)
+    return record.finish()
+
+
+def _alone(path: Path, config: ModelConfig, workload: Workload, record: Record, dtype: torch.dtype, prompt: list[int],
+           on_run: Callable[[str], None]) -> dict:
+    """Every engine at batch 1, in turns."""
+    engines, weight_bytes = _engines(path, config, workload, record, dtype, on_run)
+    times = record.interleave({name: lambda engine=engine: engine(prompt, workload.output_tokens) for name, engine in engines.items()},
+                              workload.repeats, on_run=on_run)
     kv_bytes = (workload.prompt_tokens + workload.output_tokens // 2) * config.kv_bytes_per_token(dtype)
-    base = alone[f"minillm {workload.dtype}"]
-    figures = {"batch 1": {name: {
-        "tokens_per_second": 1 / times.median, "spread": times.spread, "weight_bytes": weight_bytes[name],
-        "limit_tokens_per_second": ceilings.bandwidth / (weight_bytes[name] + kv_bytes),
-        "share_of_limit": (weight_bytes[name] + kv_bytes) / ceilings.bandwidth / times.median,
-        "speedup_over_own": base.median / times.median,
-        "speedup_over_transformers": alone["transformers"].median / times.median,
-    } for name, times in alone.items()}}
-    for batch in workload.batches:
-        plain = together[f"{workload.dtype}/{batch}"]
-        figures[f"batch {batch}"] = {name: {
-            "tokens_per_second": batch / times.median, "spread": times.spread, "speedup_over_own": plain.median / times.median}
-            for name in (workload.dtype, *workload.quantizations) for times in [together[f"{name}/{batch}"]]}
-    return measure.result(f"bits-{workload.shape}", command, where, asdict(workload), ceilings, figures, alone | together)
+    base, theirs, bandwidth = times[f"minillm {workload.dtype}"], times["transformers"], record.ceilings.bandwidth
+    return {name: {
+        "tokens_per_second": 1 / taken.median, "spread": taken.spread, "weight_bytes": weight_bytes[name],
+        "limit_tokens_per_second": bandwidth / (weight_bytes[name] + kv_bytes),
+        "share_of_limit": (weight_bytes[name] + kv_bytes) / bandwidth / taken.median,
+        "speedup_over_own": base.median / taken.median,
+        "speedup_over_transformers": theirs.median / taken.median,
+    } for name, taken in times.items()}
 
 
-def _engines(path: Path, config: ModelConfig, workload: Workload, device: torch.device, dtype: torch.dtype,
+def _engines(path: Path, config: ModelConfig, workload: Workload, record: Record, dtype: torch.dtype,
              on_run: Callable[[str], None]) -> tuple[dict[str, Callable], dict[str, int]]:
     """Seconds a token of each engine, called with a prompt and a number of tokens; and the weight bytes each must read."""
     plain_bytes = decode.bytes_per_token(config, dtype, workload) - (
         workload.prompt_tokens + workload.output_tokens // 2) * config.kv_bytes_per_token(dtype)
-    engines, weight_bytes = {}, {}
+    engines, weight_bytes, device = {}, {}, record.device
+    engine = partial(ladder.with_engine, **measure.room_for(1, workload.prompt_tokens + workload.output_tokens))
 
     def add(name: str, stream, num_bytes: int) -> None:
         engines[name], weight_bytes[name] = _seconds_per_token(name, stream), num_bytes
         on_run(name)
 
     add("transformers", ladder.with_transformers(use_cache=True)(str(path), device, dtype), plain_bytes)
-    add(f"minillm {workload.dtype}", ladder.with_engine()(str(path), device, dtype), plain_bytes)
+    add(f"minillm {workload.dtype}", engine()(str(path), device, dtype), plain_bytes)
     for name in workload.quantizations + workload.variants:
         quantization = VARIANTS.get(name, name)
-        check(path, quantization, dtype, device)
-        add(f"minillm {name}", ladder.with_engine(quantization=quantization)(str(path), device, dtype),
-            weight_bytes_of(load_model(path, dtype, device, quantization)))
-        gc.collect()
+        with record.case(f"minillm {name}"):
+            check(path, quantization, dtype, device)
+            num_bytes = weight_bytes_of(load_model(path, dtype, device, quantization))
+            gc.collect()
+            add(f"minillm {name}", engine(quantization=quantization)(str(path), device, dtype), num_bytes)
     if llama_cpp.installed() and device.type == "cpu" and config.model_type == "llama":
         for kind in GGUF_TYPES:
             file = llama_cpp.write_gguf(path, config, kind, path.parent / f"{kind}.gguf")
@@ -160,18 +171,20 @@ def _seconds_of_peer(peer: llama_cpp.LlamaCpp) -> Callable[[list[int], int], flo
     return measure_once
 
 
-def _over_batches(path: Path, workload: Workload, device: torch.device, dtype: torch.dtype, prompt: list[int],
-                  on_run: Callable[[str], None]) -> dict[str, measure.Samples]:
-    """Seconds a step with several sequences under way, for our own engine in each format."""
-    names = (workload.dtype, *workload.quantizations)
-    llms = {name: LLM(str(path), device=str(device), dtype=workload.dtype, quantization=None if name == workload.dtype else name)
-            for name in names}
-    found = {}
-    for batch in workload.batches:
-        candidates = {f"{name}/{batch}": lambda llm=llm, batch=batch: _seconds_per_step(llm, prompt, batch, workload.output_tokens // 2)
-                      for name, llm in llms.items()}
-        found |= measure.interleave(candidates, workload.repeats, device=device, on_run=on_run)
-    return found
+def _llms(path: Path, workload: Workload, device: torch.device) -> dict[str, LLM]:
+    """Our own engine in each format, with room for the largest batch."""
+    room = measure.room_for(max(workload.batches), workload.prompt_tokens + workload.output_tokens)
+    return {name: LLM(str(path), device=str(device), dtype=workload.dtype, quantization=None if name == workload.dtype else name, **room)
+            for name in (workload.dtype, *workload.quantizations)}
+
+
+def _together(llms: dict[str, LLM], workload: Workload, record: Record, prompt: list[int], batch: int, on_run: Callable[[str], None]) -> dict:
+    """Tokens a second with several sequences under way, by format."""
+    candidates = {f"{name}/{batch}": lambda llm=llm: _seconds_per_step(llm, prompt, batch, workload.output_tokens // 2) for name, llm in llms.items()}
+    times = record.interleave(candidates, workload.repeats, on_run=on_run)
+    plain = times[f"{workload.dtype}/{batch}"]
+    return {name: {"tokens_per_second": batch / taken.median, "spread": taken.spread, "speedup_over_own": plain.median / taken.median}
+            for name in llms for taken in [times[f"{name}/{batch}"]]}
 
 
 def _seconds_per_step(llm: LLM, prompt: list[int], batch: int, steps: int) -> float:

@@ -4,7 +4,7 @@ Built in chapter 12.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..kernels import native
 from ..kernels.activation import silu_mul, torch_silu_mul
+from ..kernels.decode_plan import plan_decode
 from ..kernels.flash_attention import flash_attention
 from ..kernels.language import MODE
 from ..kernels.matmul import matmul
@@ -81,6 +82,8 @@ def prefill_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[
                       "minillm, paged": _over_pages(length, heads, kv_heads, dim, device, dtype)}
         candidates |= {f"SDPA {name}": partial(_sdpa, backend) for name, backend in _sdpa_backends(device).items()}
         if device.type == "cuda":
+            candidates["SDPA efficient, heads repeated"] = partial(_sdpa_repeated, heads // kv_heads)
+        if device.type == "cuda":
             candidates["FlexAttention"] = _flex(length, device)
         pairs = length * (length + 1) // 2
         num_bytes = dtype.itemsize * length * dim * 2 * (heads + kv_heads)
@@ -120,17 +123,27 @@ def _sdpa(backend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     from torch.nn.attention import sdpa_kernel
 
     with sdpa_kernel(backend):
-        out = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), is_causal=True, enable_gqa=True)
+        out = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
     return out[0].transpose(0, 1)
 
 
-def _flex(length: int, device: torch.device) -> Callable[..., Tensor]:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+def _sdpa_repeated(times: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The memory-efficient backend knows no groups: every query head gets keys and values of its own."""
+    from torch.nn.attention import SDPBackend
 
-    mask = create_block_mask(lambda b, h, query, key: key <= query, None, None, length, length, device=device.type)
-    compiled = torch.compile(flex_attention, dynamic=False)
+    return _sdpa(SDPBackend.EFFICIENT_ATTENTION, q, *(x.repeat_interleave(times, dim=1) for x in (k, v)))
+
+
+def _flex(length: int, device: torch.device) -> Callable[..., Tensor]:
+    @cache
+    def compiled_with_mask() -> tuple:  # at the first call, so that where it fails only this candidate does
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        mask = create_block_mask(lambda b, h, query, key: key <= query, None, None, length, length, device=device.type)
+        return torch.compile(flex_attention, dynamic=False), mask
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        compiled, mask = compiled_with_mask()
         return compiled(*(x.transpose(0, 1)[None] for x in (q, k, v)), block_mask=mask, enable_gqa=True)[0].transpose(0, 1)
 
     return attend
@@ -158,12 +171,46 @@ def decode_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[C
                       "minillm, pages in order": lambda q, keys, values, table, n=splits, lens=seq_lens:
                           paged_decode(q, keys, values, lens, torch.arange(1, table.numel() + 1, device=device).view(table.shape), n),
                       "SDPA, gathered": lambda q, keys, values, table, length=length: _gathered(q, keys, values, table, length)}
+        candidates["minillm, planned on the device"] = partial(_planned, seq_lens, length, sms)
         if splits > 1:
             candidates["minillm, one split"] = lambda q, keys, values, table, lens=seq_lens: paged_decode(q, keys, values, lens, table, 1)
         num_bytes = 2 * dtype.itemsize * num_seqs * length * kv_heads * dim
         cases.append(Case(f"paged decode {num_seqs} x {length}, {splits} splits", make, candidates, num_bytes,
                           4 * num_seqs * heads * length * dim, unchecked="minillm, pages in order"))
-    return cases
+    return cases + uneven_decode_cases(scale, device, dtype)
+
+
+def _planned(lens: Tensor, longest: int, sms: int, q: Tensor, keys: Tensor, values: Tensor, table: Tensor) -> Tensor:
+    """As the engine does it; the plan, which it makes once for all layers, is made anew and counted."""
+    plan = plan_decode(lens, keys.shape[1], longest, sms)
+    return paged_decode(q, keys, values, lens, table, plan=plan)
+
+
+def uneven_decode_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[Case]:
+    """A long text among many short ones, each split by its own length."""
+    heads, kv_heads, dim = (16, 8, 128) if scale == 1 else (4, 2, 32)
+    sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    short, long, count = max(16, 1024 // scale // 16 * 16), max(64, 102_400 // scale // 16 * 16), 63 if scale == 1 else 2
+    lengths = [long, *[short] * count]
+
+    def make():
+        shape = (sum(lengths) // 16 + 1, kv_heads)
+        keys, values = (torch.randn(*shape, *page, device=device, dtype=dtype) for page in ((dim, 16), (16, dim)))
+        table = torch.zeros(len(lengths), long // 16, dtype=torch.int64, device=device)
+        blocks = (torch.randperm(shape[0] - 1, device=device) + 1).split([length // 16 for length in lengths])
+        for row, own in zip(table, blocks):
+            row[: len(own)] = own
+        return torch.randn(len(lengths), heads, dim, device=device, dtype=dtype), keys, values, table
+
+    def gathered(q, keys, values, table):
+        rows = [(q[at : at + 1], table[at : at + 1, : length // 16], length) for at, length in enumerate(lengths)]
+        return torch.cat([_gathered(one, keys, values, pages, length) for one, pages, length in rows])
+
+    lens = torch.tensor(lengths, device=device)
+    candidates = {"minillm, planned on the device": partial(_planned, lens, long, sms), "SDPA, gathered": gathered,
+                  "minillm, one split": lambda q, keys, values, table: paged_decode(q, keys, values, lens, table, 1)}
+    return [Case(f"paged decode 1 x {long} among {count} x {short}", make, candidates, 2 * dtype.itemsize * sum(lengths) * kv_heads * dim,
+                 4 * sum(lengths) * heads * dim)]
 
 
 def _gathered(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: int) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from ..kernels.language import MODE
 from . import measure
 from .case import Case
 from .kernel_cases import cases_of
+from .record import Record
 
 L2_BYTES = 256 * 2**20  # rotate among inputs of this size together: more than any cache holds
 
@@ -37,46 +38,68 @@ class Workload:
 
 
 def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench kernels",
-        on_run: Callable[[str], None] = lambda what: None) -> dict:
-    """Measure every case; a result for `measure.save`. Raises RuntimeError if a candidate's output is wrong."""
+        on_run: Callable[[str], None] = lambda what: None, keep: Callable[[dict], object] | None = None) -> dict:
+    """Measure every case; a result for `measure.save`. Raises RuntimeError if a candidate's output is wrong, or, where the
+    result is kept (see `Record`), notes it and goes on. A peer that does not run here is named in `unavailable`."""
     where = resolve_device(device)
     dtype = resolve_dtype(workload.dtype, where)
-    ceilings = measure.measure_ceilings(where, (dtype,))
-    rate = ceilings.matmul_flops_per_second[measure.name_of(dtype)]
-    figures, samples = {}, {}
+    name = "-".join([f"kernels-{measure.name_of(dtype)}", *workload.families])
+    record = Record(name, command, where, asdict(workload) | {"mode": MODE}, keep)
+    with record.case("ceilings"):
+        record.ceilings = measure.measure_ceilings(where, (dtype,))
+    if record.ceilings is None:  # nothing can be set beside a limit
+        return record.finish()
     for case in cases_of(workload.families, workload.scale, where, dtype):
-        check(case, where)
-        times = time_case(case, where, workload.repeats)
-        limit = max(case.num_bytes / ceilings.bandwidth, case.flops / rate)
-        figures[case.name] = {
-            "limit_seconds": limit, "bytes": case.num_bytes, "flops": case.flops,
-            "candidates": {name: {"seconds": t.median, "spread": t.spread, "share_of_limit": limit / t.median,
-                                  "minillm_speedup": t.median / times[case.ours].median} for name, t in times.items()}}
-        samples |= {f"{case.name}/{name}": t for name, t in times.items()}
+        with record.case(case.name):
+            record.figures[case.name] = measure_case(case, record, measure.name_of(dtype), workload.repeats)
         on_run(case.name)
-    return measure.result(f"kernels-{measure.name_of(dtype)}", command, where, asdict(workload) | {"mode": MODE}, ceilings, figures, samples)
+    return record.finish()
 
 
-def check(case: Case, device: torch.device) -> None:
-    """Every candidate says what the last torch one says, on inputs of its own that it may spoil."""
+def measure_case(case: Case, record: Record, dtype: str, repeats: int) -> dict:
+    unavailable = check(case, record.device)
+    case = replace(case, candidates={name: run for name, run in case.candidates.items() if name not in unavailable})
+    times = time_case(case, record, repeats)
+    limit = max(case.num_bytes / record.ceilings.bandwidth, case.flops / record.ceilings.matmul_flops_per_second[dtype])
+    candidates = {name: {"seconds": t.median, "spread": t.spread, "share_of_limit": limit / t.median,
+                         "minillm_speedup": t.median / times[case.ours].median} for name, t in times.items()}
+    figures = {"limit_seconds": limit, "bytes": case.num_bytes, "flops": case.flops, "candidates": candidates}
+    return figures | ({"unavailable": unavailable} if unavailable else {})
+
+
+def check(case: Case, device: torch.device) -> dict[str, str]:
+    """Every candidate says what the first torch one says, on inputs of its own that it may spoil. Returns the peers that do
+    not run on this device, with their errors; ours have to."""
     torch.manual_seed(0)
-    inputs = case.make()
-    said = {name: run(*(x.clone() if torch.is_tensor(x) else x for x in inputs)).float() for name, run in case.candidates.items()}
-    reference = next(out for name, out in said.items() if not name.startswith("minillm"))
+    inputs, said, unavailable = case.make(), {}, {}
+    for name, run in case.candidates.items():
+        try:
+            said[name] = run(*(x.clone() if torch.is_tensor(x) else x for x in inputs)).float()
+        except Exception as error:
+            if name.startswith("minillm"):
+                raise
+            unavailable[name] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    reference = next((out for name, out in said.items() if not name.startswith("minillm")), None)
+    if reference is None:
+        raise RuntimeError(f"{case.name}: no peer runs here to compare with: {unavailable}")
     for name, out in said.items():
         error = ((out - reference).norm() / reference.norm()).item()
         if name != case.unchecked and not error < case.tolerance:
             raise RuntimeError(f"{case.name}: {name} is {error:.1e} from the reference; no point in timing")
+    return unavailable
 
 
-def time_case(case: Case, device: torch.device, repeats: int) -> dict[str, measure.Samples]:
+def time_case(case: Case, into: Record, repeats: int) -> dict[str, measure.Samples]:
+    """The times of every candidate, in turns; the samples go into `into` as they are taken."""
+    device = into.device
     copies = max(1, min(64, L2_BYTES // max(1, case.num_bytes) + 1)) if device.type == "cuda" else 1
     inputs = [case.make() for _ in range(copies)]
     if device.type != "cuda":
-        return measure.interleave({name: lambda run=run: time_calls(run, inputs[0]) for name, run in case.candidates.items()}, repeats)
+        candidates = {name: lambda run=run: time_calls(run, inputs[0]) for name, run in case.candidates.items()}
+        return into.interleave(candidates, repeats, f"{case.name}/")
     graphs = {name: record(run, inputs) for name, run in case.candidates.items()}
-    return measure.interleave({name: lambda replay=replay: time_replays(replay, len(inputs)) for name, replay in graphs.items()},
-                              repeats, device=device)
+    candidates = {name: lambda replay=replay: time_replays(replay, len(inputs)) for name, replay in graphs.items()}
+    return into.interleave(candidates, repeats, f"{case.name}/")
 
 
 def time_calls(run: Callable[..., Tensor], inputs: tuple, seconds: float = 0.02) -> float:

@@ -20,7 +20,8 @@ from ..model.attention import AttentionBackend
 from ..model.batch import ForwardBatch
 from ..model.checkpoint import load_model
 from ..model.decoder import Decoder
-from . import decode, measure
+from . import decode, kernels, measure
+from .record import Record
 
 KINDS = ("auto", "int8", "fp8")
 BLOCK_SIZE = 16
@@ -42,7 +43,7 @@ def num_runs(workload: Workload) -> int:
 
 
 def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench kv",
-        on_run: Callable[[str], None] = lambda what: None) -> dict:
+        on_run: Callable[[str], None] = lambda what: None, keep: Callable[[dict], object] | None = None) -> dict:
     """Time decode steps at each context, with each kind of cache, in turns; see `measure.result`.
 
     Raises ValueError for an unknown shape or a context that is no whole number of blocks, RuntimeError if 8 bits make
@@ -55,28 +56,42 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
     where = resolve_device(device)
     dtype = resolve_dtype(workload.dtype, where)
     with tempfile.TemporaryDirectory() as folder:
-        model = load_model(decode.write_random_checkpoint(decode.SHAPES[workload.shape], Path(folder), workload.seed), dtype, where)
+        path = decode.write_random_checkpoint(decode.SHAPES[workload.shape], Path(folder), workload.seed, where, dtype)
+        model = load_model(path, dtype, where)
     weight_bytes = model.config.num_parameters() * dtype.itemsize
-    ceilings = measure.measure_ceilings(where, (dtype,), measure.megabytes_to_read(weight_bytes, where))
+    record = Record(f"kv-{workload.shape}", command, where, asdict(workload), keep)
+    record.ceilings = measure.measure_ceilings(where, (dtype,), measure.megabytes_to_read(weight_bytes, where))
     on_run("ceilings")
-    figures, samples = {}, {}
     for context in workload.contexts:
-        caches = {kind: filled_cache(model, workload, context, kind) for kind in KINDS}
-        attentions = {kind: build_attention(model, cache) for kind, cache in caches.items()}
-        batch = batch_at(workload, context, where)
-        changed = check(model, attentions, batch)
-        times = measure.interleave(
-            {kind: lambda kind=kind: [model.forward(batch, attentions[kind]) for _ in range(workload.steps)] for kind in KINDS},
-            workload.repeats, device=where, on_run=on_run)
-        for kind in KINDS:
-            kv_bytes = caches[kind].bytes_per_block * workload.batch * context // BLOCK_SIZE
-            seconds = times[kind].median / workload.steps
-            figures[f"{context} {kind}"] = {
-                "tokens_per_second": workload.batch / seconds, "spread": times[kind].spread,
-                "speedup": times["auto"].median / times[kind].median, "kv_bytes": kv_bytes,
-                "share_of_limit": (weight_bytes + kv_bytes) / ceilings.bandwidth / seconds, "logits_changed": changed[kind]}
-            samples[f"{context} {kind}"] = times[kind]
-    return measure.result(f"kv-{workload.shape}", command, where, asdict(workload), ceilings, figures, samples)
+        with record.case(f"context {context}"):
+            measure_context(model, workload, context, weight_bytes, record, on_run)
+    return record.finish()
+
+
+def measure_context(model: Decoder, workload: Workload, context: int, weight_bytes: int, record: Record, on_run: Callable[[str], None]) -> None:
+    """Decode steps at one context with every kind of cache. On a GPU they are recorded, as the engine records them: eager,
+    the host would take longer for its launches than the GPU for the bytes."""
+    caches = {kind: filled_cache(model, workload, context, kind) for kind in KINDS}
+    attentions = {kind: build_attention(model, cache) for kind, cache in caches.items()}
+    batch = batch_at(workload, context, model.device)
+    changed = check(model, attentions, batch)
+    forwards = {kind: lambda kind=kind: model.forward(batch, attentions[kind]) for kind in KINDS}
+    if record.device.type == "cuda":
+        forwards = {kind: kernels.record(lambda _, forward=forward: forward(), [(None,)]) for kind, forward in forwards.items()}
+    times = record.interleave({kind: lambda forward=forward: _repeat(forward, workload.steps) for kind, forward in forwards.items()},
+                              workload.repeats, f"{context} ", on_run)
+    for kind in KINDS:
+        kv_bytes = caches[kind].bytes_per_block * workload.batch * context // BLOCK_SIZE
+        seconds = times[kind].median / workload.steps
+        record.figures[f"{context} {kind}"] = {
+            "tokens_per_second": workload.batch / seconds, "spread": times[kind].spread,
+            "speedup": times["auto"].median / times[kind].median, "kv_bytes": kv_bytes,
+            "share_of_limit": (weight_bytes + kv_bytes) / record.ceilings.bandwidth / seconds, "logits_changed": changed[kind]}
+
+
+def _repeat(run: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        run()
 
 
 def filled_cache(model: Decoder, workload: Workload, context: int, kind: str) -> PagedKVCache:

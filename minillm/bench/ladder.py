@@ -21,7 +21,8 @@ from ..engine.detokenizer import Detokenizer
 from ..kv_cache.contiguous import ContiguousAttention, ContiguousKVCache
 from ..model.attention import NoCacheAttention
 from ..model.batch import ForwardBatch
-from ..model.checkpoint import load_model, load_tokenizer, resolve_model
+from ..model.checkpoint import load_config, load_model, load_tokenizer, resolve_model
+from . import measure
 from .switches import no_progress_bars, switched_off
 
 
@@ -225,7 +226,9 @@ def with_engine(num_streams: int = 1, **settings) -> Callable[[str, torch.device
     """minillm's `LLM`, telling the text to `num_streams` readers at once; `settings` are the LLM's."""
 
     def load(model: str, device: torch.device, dtype: torch.dtype) -> Stream:
-        llm = LLM(model, device=str(device), dtype=str(dtype).removeprefix("torch."), **settings)
+        # Rungs are open side by side: on a GPU each takes the blocks of its texts, not 90% of the memory.
+        room = measure.room_for(num_streams, load_config(resolve_model(model)).max_position_embeddings) if device.type == "cuda" else {}
+        llm = LLM(model, device=str(device), dtype=str(dtype).removeprefix("torch."), **(room | settings))
 
         def stream(prompt_token_ids: list[int], max_tokens: int, ignore_eos: bool = False) -> Iterator[TimedText]:
             params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos)

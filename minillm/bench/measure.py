@@ -19,7 +19,7 @@ from typing import Callable
 import torch
 
 from .. import __version__
-from ..device import describe, measure_copy_bandwidth, measure_matmul_rate
+from ..device import LEAST_ON_GPU, describe, measure_copy_bandwidth, measure_matmul_rate, seconds_on_gpu
 
 RESULTS = Path(__file__).parent / "results"
 MIN_REPEATS = 5
@@ -42,10 +42,11 @@ class Samples:
 
 
 def interleave(candidates: dict[str, Callable[[], object]], repeats: int = MIN_REPEATS, warmup: int = 1,
-               device: torch.device | str = "cpu", on_run: Callable[[str], None] = lambda name: None) -> dict[str, Samples]:
+               device: torch.device | str = "cpu", on_run: Callable[[str], None] = lambda name: None,
+               on_samples: Callable[[str, tuple[float, ...]], None] = lambda name, taken: None) -> dict[str, Samples]:
     """Time every candidate `repeats` times, in turns: A B A B ..., after `warmup` rounds that are thrown away.
 
-    `on_run` hears the name of each run that has ended, warm-ups included. A candidate that returns a number has
+    `on_run` hears the name of each run that has ended, warm-ups included, and `on_samples` its samples so far as well. A candidate that returns a number has
     timed itself, in seconds, and that is what counts (it may leave out what is not to be measured). Raises
     ValueError for fewer than 5 repeats: a median of less says little.
     """
@@ -62,6 +63,7 @@ def interleave(candidates: dict[str, Callable[[], object]], repeats: int = MIN_R
             if round >= warmup:
                 seconds[name].append(own if isinstance(own, float) else elapsed)
             on_run(name)
+            on_samples(name, tuple(seconds[name]))
     return {name: Samples(tuple(times)) for name, times in seconds.items()}
 
 
@@ -90,15 +92,22 @@ def measure_ceilings(device: torch.device, dtypes: tuple[torch.dtype, ...] = (to
 def megabytes_to_read(weight_bytes: int, device: torch.device) -> int:
     """How much to copy and to sum so that the ceiling is that of the memory which will hold the weights.
 
-    A small model's weights sit in the CPU's cache, so its limit is the cache's. On a GPU a small sum would only time
-    the launch.
+    A small model's weights sit in the CPU's cache, so its limit is the cache's. On a GPU it is that of the memory behind
+    the L2, which holds 50 MB on a Hopper.
     """
-    return 256 if device.type == "cuda" else min(256, max(1, weight_bytes // 2**20))
+    return LEAST_ON_GPU // 2**20 if device.type == "cuda" else min(256, max(1, weight_bytes // 2**20))
 
 
 def measure_read_bandwidth(device: torch.device, megabytes: int = 256, repeats: int = 7) -> float:
-    """Bytes a second that a sum over a large float32 tensor reads; the best of `repeats`, as for any ceiling."""
+    """Bytes a second that a sum over a large float32 tensor reads; the best of `repeats`, as for any ceiling.
+
+    On a GPU it is 1 GiB at least, and the median of runs of 20 ms by CUDA events.
+    """
+    if device.type == "cuda":
+        megabytes = max(megabytes, LEAST_ON_GPU // 2**20)
     numbers = torch.randn(megabytes * 2**20 // 4, device=device)  # [elements]; random, since zeros can be faster
+    if device.type == "cuda":
+        return numbers.numel() * 4 / statistics.median(seconds_on_gpu(numbers.sum, repeats))
     best = float("inf")
     for _ in range(repeats):
         synchronize(device)
@@ -107,6 +116,14 @@ def measure_read_bandwidth(device: torch.device, megabytes: int = 256, repeats: 
         synchronize(device)
         best = min(best, time.perf_counter() - start)
     return numbers.numel() * 4 / best
+
+
+def room_for(num_seqs: int, num_tokens: int) -> dict:
+    """The settings of an LLM for `num_seqs` texts of `num_tokens` tokens and no more.
+
+    Several engines are measured in one process: each of them would take 90% of a GPU's memory if it was not told.
+    """
+    return dict(max_num_seqs=num_seqs, max_model_len=num_tokens, num_kv_blocks=-(-num_tokens // 16) * num_seqs + 1)
 
 
 def synchronize(device: torch.device | str) -> None:
@@ -127,14 +144,26 @@ def result(name: str, command: str, device: torch.device, workload: dict, ceilin
             "samples_seconds": {key: list(s.seconds) for key, s in samples.items()}}
 
 
+def filled(head: dict, ceilings: Ceilings | None, figures: dict, samples: dict[str, Samples]) -> dict:
+    """The result `head` with what has been measured by now."""
+    return head | {"ceilings": asdict(ceilings) if ceilings else None, "figures": figures,
+                   "samples_seconds": {key: list(s.seconds) for key, s in samples.items()}}
+
+
 def save(measured: dict, folder: Path = RESULTS) -> Path:
     """Write `folder/<name>-<hardware>.json` and return its path; a later run on the same hardware replaces it."""
     hardware_name = "".join(c if c.isalnum() else "-" for c in measured["hardware"]["name"].lower())
     slug = "-".join(part for part in hardware_name.split("-") if part)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{measured['name']}-{slug}.json"
-    path.write_text(json.dumps(measured, indent=1) + "\n")
-    return path
+    return write_whole(path, json.dumps(measured, indent=1) + "\n")
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write a file that is always whole: a process that is killed meanwhile leaves the last one."""
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(text)
+    return unfinished.replace(path)
 
 
 def load(pattern: str, folder: Path = RESULTS) -> list[dict]:

@@ -18,6 +18,7 @@ from ..model.checkpoint import load_config
 from ..model.offload import LayerStream
 from . import measure
 from .decode import SHAPES, Shape, write_random_checkpoint
+from .record import Record
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Workload:
 
 
 def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench offload",
-        shapes: dict[str, Shape] = SHAPES, on_run: Callable[[str], None] = lambda what: None) -> dict:
+        shapes: dict[str, Shape] = SHAPES, on_run: Callable[[str], None] = lambda what: None,
+        keep: Callable[[dict], object] | None = None) -> dict:
     """Decode with all layers on the device and with some on the host, in turns; a result for `measure.save`.
 
     Raises ValueError for an unknown shape or a share that streams nothing, RuntimeError where float32 tokens differ.
@@ -42,8 +44,9 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
         raise ValueError(f"shape={workload.shape!r} is unknown; choose one of {', '.join(shapes)}")
     where = resolve_device(device)
     dtype = resolve_dtype(workload.dtype, where)
-    with tempfile.TemporaryDirectory() as folder:
-        path = write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed)
+    record = Record(f"offload-{workload.shape}-{workload.dtype}-batch-{workload.batch}", command, where, asdict(workload), keep)
+    with tempfile.TemporaryDirectory() as folder, record.case("streamed layers"):
+        path = write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed, where, dtype)
         config = load_config(path)
         layer_bytes = matrix_elements(shapes[workload.shape]) * dtype.itemsize
         offloaded = round(workload.share * config.num_layers) * layer_bytes
@@ -62,20 +65,19 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
             first = max(output.metrics.first_token_time for output in outputs)
             return (max(output.metrics.token_times[-1] for output in outputs) - first) / (workload.output_tokens - 1)
 
-        times = measure.interleave({name: lambda name=name: seconds_a_step(name) for name in engines}, workload.repeats, device=where, on_run=on_run)
+        times = record.interleave({name: lambda name=name: seconds_a_step(name) for name in engines}, workload.repeats, on_run=on_run)
         same = len({str(tokens) for tokens in said.values()}) == 1
         if dtype == torch.float32 and not same:
             raise RuntimeError("streamed layers say other tokens than those on the device, in float32: no point in timing")
         stream, engine = engines["streamed"].model.stream, engines["streamed"].engine
-        copies = measure.interleave({"copy": lambda: copy_through(stream)}, workload.repeats, device=where, on_run=on_run)["copy"]
+        copies = record.interleave({"copy": lambda: copy_through(stream)}, workload.repeats, on_run=on_run)["copy"]
         bytes_a_step = (stream.bytes_streamed - 2 * stream.layer_bytes) / engine.num_steps  # counted; both slots were filled once before
-    bandwidth = stream.host.numel() * stream.host.element_size() / copies.median
-    figures = {"streamed_layers": len(stream.index), "num_layers": config.num_layers, "bytes_a_step": bytes_a_step, "bandwidth": bandwidth,
-               "limit_tokens_per_second": workload.batch * bandwidth / bytes_a_step, "same_tokens": same,
-               "tokens_per_second": workload.batch / times["streamed"].median, "spread": times["streamed"].spread,
-               "tokens_per_second_on_device": workload.batch / times["all on the device"].median}
-    return measure.result(f"offload-{workload.shape}-{workload.dtype}-batch-{workload.batch}", command, where, asdict(workload), None, figures,
-                          times | {"copy": copies})
+        bandwidth = stream.host.numel() * stream.host.element_size() / copies.median
+        record.figures |= {"streamed_layers": len(stream.index), "num_layers": config.num_layers, "bytes_a_step": bytes_a_step, "bandwidth": bandwidth,
+                           "limit_tokens_per_second": workload.batch * bandwidth / bytes_a_step, "same_tokens": same,
+                           "tokens_per_second": workload.batch / times["streamed"].median, "spread": times["streamed"].spread,
+                           "tokens_per_second_on_device": workload.batch / times["all on the device"].median}
+    return record.finish()
 
 
 def matrix_elements(shape: Shape) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from .. import LLM, SamplingParams
 from ..device import resolve_device
+from ..engine.config import EngineConfig
 from ..engine.engine import Engine
 from ..engine.request import Request
 from ..engine.scheduler import SampledToken, Scheduler
@@ -124,7 +125,8 @@ def run_simulator(model: str = "tinyworld", repeats: int = measure.MIN_REPEATS, 
 
     def real(trace) -> tuple[StepRecorder, float]:
         clock = WallClock()
-        engine = Engine(llm.model, scheduler=Scheduler(KVCacheManager(2000, enable_prefix_caching=False), **settings), clock=clock)
+        engine = Engine(llm.model, scheduler=Scheduler(KVCacheManager(2000, enable_prefix_caching=False), **settings), clock=clock,
+                        config=EngineConfig("", async_scheduling=False))  # the simulator takes its steps in turn
         engine.runner = StepRecorder(engine.runner)
         replay(engine, to_requests(trace, vocab_size, time_scale=0))
         return engine.runner, clock()

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Callable
 
-import torch
-
 from .. import LLM, SamplingParams
 from ..device import resolve_device, resolve_dtype
 from ..engine.speculation import measure_steps
@@ -21,11 +19,13 @@ from ..speculative.adaptive import StepCost
 from ..zoo import corpus
 from . import measure
 from .enlarged import write_enlarged
+from .record import Record
 
 TARGET_LAYERS, DRAFT_LAYERS = 11, 8  # 131 and 13 million parameters
 EXAMPLES = 4  # of a task in front of its question
 SEARCHED = 2_000  # documents, for such as ask for the same fields
 MAX_TOKENS = 48
+BLOCKS_EACH = 64  # of the cache for each request: 1,024 tokens
 TASKS = ("copying", "json", "story")
 
 
@@ -45,38 +45,39 @@ def num_runs(workload: Workload) -> int:
 
 
 def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench speculation",
-        on_run: Callable[[str], None] = lambda what: None) -> dict:
+        on_run: Callable[[str], None] = lambda what: None, keep: Callable[[dict], object] | None = None) -> dict:
     """Measure `workload` and return a result (see `measure.result`); `on_run` hears what has just been done.
 
     Raises RuntimeError if speculation says another token than plain decoding, in float32; in bfloat16 they are counted.
     """
     where = resolve_device(device)
     dtype = resolve_dtype(workload.dtype, where)
+    record = Record("speculation", command, where, asdict(workload), keep)
     with tempfile.TemporaryDirectory() as folder:
         target = write_enlarged(resolve_model("tinyworld"), Path(folder) / "target", TARGET_LAYERS)
         draft = write_enlarged(resolve_model("tinyworld-draft"), Path(folder) / "draft", DRAFT_LAYERS)
         weight_bytes = load_config(target).num_parameters() * dtype.itemsize
-        ceilings = measure.measure_ceilings(where, (dtype,), measure.megabytes_to_read(weight_bytes, where))
+        record.ceilings = measure.measure_ceilings(where, (dtype,), measure.megabytes_to_read(weight_bytes, where))
         on_run("ceilings")
-        make = partial(LLM, str(target), device=str(where), dtype=workload.dtype)
+        at_once = max(workload.batches, default=1)  # engines side by side: each takes the blocks of its requests, not 90% of a GPU
+        make = partial(LLM, str(target), device=str(where), dtype=workload.dtype, max_num_seqs=at_once, num_kv_blocks=at_once * BLOCKS_EACH)
         drafting = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": workload.num_draft_tokens}
         llms = {
             "plain": make(),
             "ngram": make(speculative_config={"method": "ngram", "num_speculative_tokens": workload.num_ngram_tokens}),
             "draft model": make(speculative_config=drafting),
         }
-        figures, samples = {}, {}
         steps = measure_steps(llms["plain"].engine.runner, 64)
         for task in TASKS:
-            figures[task], times = _over_methods(llms, prompts_of(task, workload.prompts), workload, where, steps, on_run)
-            samples |= {f"{task}/{name}": value for name, value in times.items()}
+            with record.case(task):
+                record.figures[task] = _over_methods(llms, task, workload, record, steps, on_run)
         del llms["ngram"]
         llms["adaptive"] = make(speculative_config=drafting | {"num_speculative_tokens": 2 * workload.num_draft_tokens, "adaptive": True})
         on_run("step costs")
         for batch in workload.batches:
-            figures[f"batch {batch}"], times = _over_batch(llms, batch, workload, where, on_run)
-            samples |= {f"batch {batch}/{name}": value for name, value in times.items()}
-    return measure.result("speculation", command, where, asdict(workload), ceilings, figures, samples)
+            with record.case(f"batch {batch}"):
+                record.figures[f"batch {batch}"] = _over_batch(llms, batch, workload, record, on_run)
+    return record.finish()
 
 
 def prompts_of(task: str, count: int) -> list[str]:
@@ -96,17 +97,15 @@ def prompts_of(task: str, count: int) -> list[str]:
     return prompts
 
 
-def _over_methods(
-    llms: dict[str, LLM], prompts: list[str], workload: Workload, device: torch.device, steps: StepCost, on_run
-) -> tuple[dict, dict]:
+def _over_methods(llms: dict[str, LLM], task: str, workload: Workload, record: Record, steps: StepCost, on_run) -> dict:
     """Each way of guessing at batch 1: tokens a second, the speed-up, what was accepted, and what the formula says."""
-    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
+    prompts, params = prompts_of(task, workload.prompts), SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
     counted, said = {}, {}
     for name, llm in llms.items():
         said[name], counted[name] = _counted(llm, prompts, params)
         on_run(f"{name}, counted")
-    times = measure.interleave({name: partial(_seconds_per_token, llm, prompts, params) for name, llm in llms.items()},
-                               workload.repeats, device=device, on_run=on_run)
+    times = record.interleave({name: partial(_seconds_per_token, llm, prompts, params) for name, llm in llms.items()},
+                              workload.repeats, f"{task}/", on_run)
     plain, figures = times["plain"].median, {}
     for name, time in times.items():
         agreeing = sum(a == b for one, other in zip(said[name], said["plain"]) for a, b in zip(one, other))
@@ -116,7 +115,7 @@ def _over_methods(
                          "agreeing_tokens": agreeing, "tokens": sum(map(len, said["plain"])), **counted[name]}
         if name != "plain":
             figures[name] |= _beside_the_formula(figures[name], plain, steps)
-    return figures, times
+    return figures
 
 
 def _beside_the_formula(figure: dict, plain_seconds: float, steps: StepCost) -> dict:
@@ -169,15 +168,15 @@ def _seconds_per_token(llm: LLM, prompts: list[str], params: SamplingParams) -> 
     return seconds / tokens
 
 
-def _over_batch(llms: dict[str, LLM], batch: int, workload: Workload, device: torch.device, on_run) -> tuple[dict, dict]:
+def _over_batch(llms: dict[str, LLM], batch: int, workload: Workload, record: Record, on_run) -> dict:
     """Stories, `batch` at once."""
     prompts = prompts_of("story", batch)
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
-    times = measure.interleave({name: partial(_seconds_of_batch, llm, prompts, params) for name, llm in llms.items()},
-                               workload.repeats, device=device, on_run=on_run)
+    times = record.interleave({name: partial(_seconds_of_batch, llm, prompts, params) for name, llm in llms.items()},
+                              workload.repeats, f"batch {batch}/", on_run)
     tokens = batch * MAX_TOKENS
     return {name: {"tokens_per_second": tokens / time.median, "spread": time.spread, "speedup": times["plain"].median / time.median}
-            for name, time in times.items()}, times
+            for name, time in times.items()}
 
 
 def _seconds_of_batch(llm: LLM, prompts: list[str], params: SamplingParams) -> None:

@@ -23,6 +23,7 @@ from ..model import layers
 from ..model.checkpoint import load_config
 from . import decode, measure
 from .decode import SHAPES, Shape, write_random_checkpoint
+from .record import Record
 from .switches import switched_off
 
 
@@ -125,50 +126,73 @@ class CountOperations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def rungs_for(device: torch.device) -> tuple[Rung, ...]:
-    """The ladder of this device; without a C compiler the CPU's ends with torch."""
-    if device.type == "cuda":
-        return GPU_RUNGS
+def rungs_for(device: torch.device, names: tuple[str, ...] = ()) -> tuple[Rung, ...]:
+    """The ladder of this device, or some rungs of it; without a C compiler the CPU's ends with torch.
+
+    Raises ValueError for a name that no rung has.
+    """
+    rungs = GPU_RUNGS if device.type == "cuda" else _cpu_rungs()
+    if unknown := set(names) - {rung.name for rung in rungs}:
+        raise ValueError(f"rung={sorted(unknown)} is not on the ladder; its rungs here are {', '.join(rung.name for rung in rungs)}")
+    return tuple(rung for rung in rungs if not names or rung.name in names)
+
+
+def _cpu_rungs() -> tuple[Rung, ...]:
     return tuple(rung for rung in CPU_RUNGS if rung.settings["attention_backend"] == "torch" or native.library() is not None)
 
 
 def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench step", shapes: dict[str, Shape] = SHAPES,
-        rungs: tuple[Rung, ...] | None = None, on_run: Callable[[str], None] = lambda what: None) -> dict:
+        rungs: tuple[Rung, ...] | None = None, on_run: Callable[[str], None] = lambda what: None,
+        keep: Callable[[dict], object] | None = None) -> dict:
     """Measure every rung; a result for `measure.save`. Raises RuntimeError if one says other tokens, in float32."""
     if workload.shape not in shapes:
         raise ValueError(f"shape={workload.shape!r} is unknown; choose one of {', '.join(shapes)}")
     where = resolve_device(device)
     dtype = resolve_dtype(workload.dtype, where)
+    record = Record(f"step-{workload.shape}-{workload.dtype}-batch-{workload.batch}", command, where, asdict(workload), keep)
     with tempfile.TemporaryDirectory() as folder:
-        path = write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed)
+        path = write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed, where, dtype)
         config = load_config(path)
-        ceilings = measure.measure_ceilings(where, (dtype,), measure.megabytes_to_read(config.num_parameters() * dtype.itemsize, where))
+        record.ceilings = ceilings = measure.measure_ceilings(where, (dtype,), measure.megabytes_to_read(config.num_parameters() * dtype.itemsize, where))
         generator = torch.Generator().manual_seed(workload.seed)
         prompts = torch.randint(4, config.vocab_size, (workload.batch, workload.prompt_tokens), generator=generator).tolist()
         engines = {}
         for rung in rungs or rungs_for(where):
-            engines[rung.name] = Engine(rung, path, workload, where, prompts)
+            with record.case(rung.name):
+                engines[rung.name] = Engine(rung, path, workload, where, prompts)
             on_run(f"{rung.name}: ready")
+        if not engines:
+            return record.finish()
         said = [engine.said for engine in engines.values()]
         agreeing = {name: sum(a == b for one, other in zip(engine.said, said[0]) for a, b in zip(one, other))
                     for name, engine in engines.items()}
         if dtype == torch.float32 and any(one != said[0] for one in said):
             raise RuntimeError(f"the rungs say different tokens, in float32: {agreeing} of {workload.batch * workload.output_tokens} "
                                "agree with the first rung; no point in timing")
-        times = measure.interleave({name: lambda engine=engine: engine.run()[0] for name, engine in engines.items()},
-                                   workload.repeats, device=where, on_run=on_run)
-        operations = {name: engine.operations() for name, engine in engines.items()}
+        with record.case("steps in turns"):
+            times = record.interleave({name: lambda engine=engine: engine.run()[0] for name, engine in engines.items()},
+                                      workload.repeats, on_run=on_run)
+            operations = {name: engine.operations() for name, engine in engines.items()}
+            floor = limit_seconds(config, dtype, workload, ceilings)
+            record.figures |= {"limit_step_seconds": floor, "rungs": figures_of(times, operations, engines, agreeing, workload.batch, floor)}
+    return record.finish()
+
+
+def limit_seconds(config, dtype: torch.dtype, workload: Workload, ceilings: measure.Ceilings) -> float:
+    """Weights once, and keys and values of every text at its mean length, over the bandwidth."""
     read = decode.Workload(prompt_tokens=workload.prompt_tokens, output_tokens=workload.output_tokens)
     kv_bytes = decode.bytes_per_token(config, dtype, read) - decode.bytes_per_token(config, dtype, decode.Workload(prompt_tokens=0, output_tokens=0))
-    floor = (decode.bytes_per_token(config, dtype, read) + (workload.batch - 1) * kv_bytes) / ceilings.bandwidth
+    return (decode.bytes_per_token(config, dtype, read) + (workload.batch - 1) * kv_bytes) / ceilings.bandwidth
+
+
+def figures_of(times: dict[str, measure.Samples], operations: dict[str, float], engines: dict[str, Engine], agreeing: dict[str, int],
+               batch: int, floor: float) -> dict:
     first = times[next(iter(times))].median
-    figures = {name: {"step_seconds": samples.median, "spread": samples.spread, "tokens_per_second": workload.batch / samples.median,
-                      "share_of_limit": floor / samples.median, "times_first": first / samples.median,
-                      "torch_operations_a_step": operations[name], "start_seconds": engines[name].start_seconds,
-                      "agreeing_tokens": agreeing[name]}
-               for name, samples in times.items()}
-    return measure.result(f"step-{workload.shape}-{workload.dtype}-batch-{workload.batch}", command, where, asdict(workload), ceilings,
-                          {"limit_step_seconds": floor, "rungs": figures}, times)
+    return {name: {"step_seconds": samples.median, "spread": samples.spread, "tokens_per_second": batch / samples.median,
+                   "share_of_limit": floor / samples.median, "times_first": first / samples.median,
+                   "torch_operations_a_step": operations[name], "start_seconds": engines[name].start_seconds,
+                   "agreeing_tokens": agreeing[name]}
+            for name, samples in times.items()}
 
 
 def tables(measured: dict) -> list:

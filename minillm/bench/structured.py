@@ -20,6 +20,7 @@ from ..device import resolve_device
 from ..sampling.grammar.mask import GrammarMasks
 from ..zoo import corpus
 from . import measure
+from .record import Record
 
 SCHEMA = {
     "type": "object",
@@ -55,35 +56,40 @@ def num_runs(workload: Workload) -> int:
 
 
 def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench structured",
-        on_run: Callable[[str], None] = lambda what: None) -> dict:
+        on_run: Callable[[str], None] = lambda what: None, keep: Callable[[dict], object] | None = None) -> dict:
     """Measure `workload` and return a result (see `measure.result`); `on_run` hears what has just been done."""
     where = resolve_device(device)
+    record = Record(f"structured-{workload.model}", command, where, asdict(workload), keep)
     llm = LLM(workload.model, device=str(where), dtype=workload.dtype)
     on_run("model")
-    figures, samples = {}, {}
     for batch in workload.batches:
-        prompts = [document.text[:60] for document in corpus.held_out("story", batch)]
-        params = {"none": free(0.0)} | {name: free(0.0, any_) for name, any_ in ANYTHING.items()}
-        times = measure.interleave({name: partial(_seconds_per_step, llm, prompts, one) for name, one in params.items()},
-                                   workload.repeats, device=where, on_run=on_run)
-        step = times["none"].median
-        inside = {name: {"step_seconds": time.median, "spread": time.spread, "cost": time.median / step - 1} for name, time in times.items()}
-        alone = {}
-        for name, constraint in CONSTRAINTS.items():
-            alone[name] = _masks_alone(llm, prompts, constraint, where)
-            alone[name]["cost"] = alone[name]["seconds_per_step"] / step
-            on_run(f"{name} alone")
-        jumps = {jump: free(1.0, CONSTRAINTS["json"] | {"jump_forward": jump}, seed=1) for jump in (False, True)}
-        jumped = measure.interleave({f"jump {jump}": partial(_seconds, llm, prompts, one) for jump, one in jumps.items()},
-                                    workload.repeats, device=where, on_run=on_run)
-        steps = {jump: _steps(llm, prompts, one) for jump, one in jumps.items()}
-        figures[f"batch {batch}"] = {
-            "inside": inside, "alone": alone, "steps": steps[False], "steps_with_jumps": steps[True],
-            "speedup_of_jumps": jumped["jump False"].median / jumped["jump True"].median,
-        }
-        samples |= {f"batch {batch}/{name}": value for name, value in (times | jumped).items()}
-    figures["valid"] = _valid(llm, workload.documents, on_run)
-    return measure.result(f"structured-{workload.model}", command, where, asdict(workload), None, figures, samples)
+        with record.case(f"batch {batch}"):
+            _over_batch(llm, workload, batch, record, on_run)
+    with record.case("valid"):
+        record.figures["valid"] = _valid(llm, workload.documents, on_run)
+    return record.finish()
+
+
+def _over_batch(llm: LLM, workload: Workload, batch: int, record: Record, on_run: Callable[[str], None]) -> None:
+    prompts = [document.text[:60] for document in corpus.held_out("story", batch)]
+    params = {"none": free(0.0)} | {name: free(0.0, any_) for name, any_ in ANYTHING.items()}
+    times = record.interleave({name: partial(_seconds_per_step, llm, prompts, one) for name, one in params.items()},
+                              workload.repeats, f"batch {batch}/", on_run)
+    step = times["none"].median
+    inside = {name: {"step_seconds": time.median, "spread": time.spread, "cost": time.median / step - 1} for name, time in times.items()}
+    alone = {}
+    for name, constraint in CONSTRAINTS.items():
+        alone[name] = _masks_alone(llm, prompts, constraint, record.device)
+        alone[name]["cost"] = alone[name]["seconds_per_step"] / step
+        on_run(f"{name} alone")
+    jumps = {jump: free(1.0, CONSTRAINTS["json"] | {"jump_forward": jump}, seed=1) for jump in (False, True)}
+    jumped = record.interleave({f"jump {jump}": partial(_seconds, llm, prompts, one) for jump, one in jumps.items()},
+                               workload.repeats, f"batch {batch}/", on_run)
+    steps = {jump: _steps(llm, prompts, one) for jump, one in jumps.items()}
+    record.figures[f"batch {batch}"] = {
+        "inside": inside, "alone": alone, "steps": steps[False], "steps_with_jumps": steps[True],
+        "speedup_of_jumps": jumped["jump False"].median / jumped["jump True"].median,
+    }
 
 
 def free(temperature: float, constraint: dict | None = None, seed: int | None = None) -> SamplingParams:

@@ -20,8 +20,9 @@ import torch
 from .. import LLM, SamplingParams
 from ..device import resolve_device, resolve_dtype
 from ..model.checkpoint import load_config, resolve_model
-from . import ladder, measure
+from . import ladder, measure, vllm_peer
 from .decode import SHAPES, Shape, write_random_checkpoint
+from .record import Record, release
 
 BATCH_SIZES, IMPLEMENTATIONS = (1, 4, 8, 16), ("sdpa", "eager")
 CONTINUOUS = "continuous batching"
@@ -51,7 +52,7 @@ class Workload:
 def settings_of(device: torch.device) -> list[str]:
     """How transformers is tried: by padded batches, and on a GPU, where that pays, by its own continuous batching."""
     if device.type == "cuda":
-        return ["sdpa, batch 64", CONTINUOUS]
+        return [CONTINUOUS, "sdpa, batch 64"]
     return [f"{implementation}, batch {batch_size}" for implementation in IMPLEMENTATIONS for batch_size in BATCH_SIZES]
 
 
@@ -60,55 +61,87 @@ def num_rounds(workload: Workload, device: torch.device) -> int:
 
 
 def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench throughput",
-        shapes: dict[str, Shape] = SHAPES, on_run: Callable[[str], None] = lambda what: None) -> dict:
-    """Measure `workload`; a result for `measure.save`. Raises RuntimeError if the engines disagree on a float32 token."""
+        shapes: dict[str, Shape] = SHAPES, on_run: Callable[[str], None] = lambda what: None,
+        keep: Callable[[dict], object] | None = None) -> dict:
+    """Measure `workload`; a result for `measure.save`. Raises RuntimeError if the engines disagree on a float32 token.
+
+    On a GPU our engine comes first and is gone before the peers start: each takes all the memory that it finds.
+    """
     where = resolve_device(device)
     dtype = resolve_dtype(workload.dtype, where)
+    record = Record(f"throughput-{workload.shape}", command, where, asdict(workload), keep)
     with tempfile.TemporaryDirectory() as folder:
         path = resolve_model("tinyworld")
         if workload.shape != "tinyworld":
             if workload.shape not in shapes:
                 raise ValueError(f"shape={workload.shape!r} is unknown; choose one of {', '.join(shapes)}")
-            path = write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed)
+            path = write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed, where, dtype)
         config = load_config(path)
         weight_bytes = config.num_parameters() * dtype.itemsize
-        ceilings = measure.measure_ceilings(where, (dtype,), measure.megabytes_to_read(weight_bytes, where))
+        record.ceilings = measure.measure_ceilings(where, (dtype,), measure.megabytes_to_read(weight_bytes, where))
         prompts, lengths = workload.lengths_and_prompts(config.vocab_size)
-        ours = Ours(path, workload, where, prompts, lengths)
+        limit = limit_seconds(config, dtype, prompts, lengths, record.ceilings)
+        record.figures |= {"prompt_tokens": sum(map(len, prompts)), "output_tokens": sum(lengths), "limit_tokens_per_second": sum(lengths) / limit}
         theirs = Theirs(path, dtype, where, prompts, lengths)
-        agreeing = check(ours, theirs, prompts, dtype)
+        expected = [theirs.greedy(prompt, CHECKED_TOKENS) for prompt in prompts[:CHECKED_REQUESTS]]
+        ours = Ours(path, workload, where, prompts, lengths)
+        record.figures["agreeing_tokens"] = check(ours, expected, dtype)
         on_run("outputs checked")
-        pilot = {}
-        for setting in settings_of(where):
+        if where.type == "cpu":
+            best = min(pilot := _pilot(theirs, record, on_run), key=pilot.get)
+            record.interleave({f"transformers {best}": lambda: theirs.run(best), "minillm": ours.run}, workload.repeats, on_run=on_run)
+        else:  # minutes each, for a ratio that one run shows
+            with record.case("minillm"):
+                record.interleave({"minillm": ours.run}, workload.repeats, on_run=on_run)
+                record.figures |= figures_of(record.samples, sum(lengths), limit)
+        with record.case("parts of a step"):
+            record.figures["step_shares"] = ours.shares()
+        on_run("parts of a step")
+        if where.type == "cuda":
+            del ours
+            release(where)
+            if pilot := _pilot(theirs, record, on_run):
+                best = min(pilot, key=pilot.get)
+                record.samples[f"transformers {best}"] = measure.Samples((pilot[best],))
+            theirs.models.clear()
+            release(where)
+            if vllm_peer.installed():
+                with record.case("vLLM"):
+                    seconds = vllm_peer.seconds_of(path, prompts, lengths, workload.dtype, TEMPERATURE)
+                    record.samples["vLLM"] = measure.Samples((seconds,))
+                    record.figures["vllm_tokens_per_second"] = sum(lengths) / seconds
+        gc.collect()
+    if "minillm" in record.samples:
+        record.figures |= figures_of(record.samples, sum(lengths), limit)
+    return record.finish()
+
+
+def _pilot(theirs: Theirs, record: Record, on_run: Callable[[str], None]) -> dict[str, float]:
+    """Seconds of every setting of transformers, once, for as many tokens of use as are asked for."""
+    pilot: dict[str, float] = {}
+    tokens = sum(theirs.lengths)
+    for setting in settings_of(theirs.device):
+        with record.case(f"transformers {setting}"):
             started = time.perf_counter()
             useful = theirs.run(setting)
-            pilot[setting] = (time.perf_counter() - started) * sum(lengths) / useful
-            on_run(f"transformers {setting}")
-        best = min(pilot, key=pilot.get)
-        candidates = {f"transformers {best}": lambda: theirs.run(best), "minillm": ours.run}
-        if where.type == "cuda":  # minutes each, for a ratio that one run shows
-            candidates.pop(f"transformers {best}")
-        times = measure.interleave(candidates, workload.repeats, device=where, on_run=on_run)
-        times.setdefault(f"transformers {best}", measure.Samples((pilot[best],)))
-        shares = ours.shares()
-        on_run("parts of a step")
-        gc.collect()
-    tokens, their_times, our_times = sum(lengths), times[f"transformers {best}"], times["minillm"]
-    limit = limit_seconds(config, dtype, prompts, lengths, ceilings)
-    figures = {
-        "agreeing_tokens": agreeing, "prompt_tokens": sum(map(len, prompts)), "output_tokens": tokens,
-        "minillm_tokens_per_second": tokens / our_times.median, "minillm_spread": our_times.spread,
-        "transformers_tokens_per_second": tokens / their_times.median, "transformers_spread": their_times.spread,
-        "transformers_best": best, "speedup": their_times.median / our_times.median,
-        "transformers_once": {name: tokens / seconds for name, seconds in pilot.items()},
-        "limit_tokens_per_second": tokens / limit, "share_of_limit": limit / our_times.median, "step_shares": shares,
-    }
-    return measure.result(f"throughput-{workload.shape}", command, where, asdict(workload), ceilings, figures, times)
+            pilot[setting] = (time.perf_counter() - started) * tokens / useful
+            record.figures["transformers_once"] = {name: tokens / seconds for name, seconds in pilot.items()}
+        on_run(f"transformers {setting}")
+    return pilot
 
 
-def check(ours: Ours, theirs: Theirs, prompts: list[list[int]], dtype: torch.dtype) -> int:
+def figures_of(times: dict[str, measure.Samples], tokens: int, limit: float) -> dict:
+    our_times, best = times["minillm"], next((name for name in times if name.startswith("transformers ")), None)
+    figures = {"minillm_tokens_per_second": tokens / our_times.median, "minillm_spread": our_times.spread, "share_of_limit": limit / our_times.median}
+    if best is None:
+        return figures
+    return figures | {
+        "transformers_tokens_per_second": tokens / times[best].median, "transformers_spread": times[best].spread,
+        "transformers_best": best.removeprefix("transformers "), "speedup": times[best].median / our_times.median}
+
+
+def check(ours: Ours, expected: list[list[int]], dtype: torch.dtype) -> int:
     """How many greedy tokens agree, of CHECKED_TOKENS a request, all requests in one batch here and one by one there."""
-    expected = [theirs.greedy(prompt, CHECKED_TOKENS) for prompt in prompts[:CHECKED_REQUESTS]]
     said = ours.greedy(CHECKED_TOKENS)[:CHECKED_REQUESTS]
     agreeing = sum(a == b for one, other in zip(said, expected) for a, b in zip(one, other))
     if dtype == torch.float32 and said != expected:
@@ -155,7 +188,7 @@ class Theirs:
         self.prompts, self.lengths, self.device = prompts, lengths, device
         with ladder.no_progress_bars():
             self.models = {name: AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=name).to(device).eval()
-                           for name in IMPLEMENTATIONS}
+                           for name in (IMPLEMENTATIONS if device.type == "cpu" else IMPLEMENTATIONS[:1])}
 
     def run(self, setting: str) -> int:
         """All requests by one setting; how many tokens of use it made (continuous batching takes one length for all)."""
@@ -225,6 +258,9 @@ def tables(measured: dict) -> list:
     speed.add_row("the limit", f"{f['limit_tokens_per_second']:,.0f}", "", "100%", "", style="dim")
     speed.add_row(f"transformers, {f['transformers_best']}", f"{f['transformers_tokens_per_second']:,.0f}", f"{f['transformers_spread'] / 2:.0%}",
                   f"{f['transformers_tokens_per_second'] / f['limit_tokens_per_second']:.0%}", "1×")
+    if "vllm_tokens_per_second" in f:
+        rate = f["vllm_tokens_per_second"]
+        speed.add_row("vLLM, once", f"{rate:,.0f}", "", f"{rate / f['limit_tokens_per_second']:.0%}", f"{rate / f['transformers_tokens_per_second']:.2f}×")
     speed.add_row("minillm", f"{f['minillm_tokens_per_second']:,.0f}", f"{f['minillm_spread'] / 2:.0%}", f"{f['share_of_limit']:.0%}", f"{f['speedup']:.2f}×")
     every = Table("transformers, once each", "output tokens/s")
     for name, rate in f["transformers_once"].items():

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 FLOORS = {
-    "device": 1, "trace": 1, "zoo": 1,
+    "device": 1, "staging": 1, "trace": 1, "zoo": 1,
     "kernels": 2,
     "quantization": 3,
     "model": 4, "kv_cache": 4, "sampling": 4,

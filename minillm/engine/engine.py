@@ -15,13 +15,16 @@ from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from minillm.device import like_a_gpu
 from minillm.engine.config import EngineConfig
-from minillm.engine.memory import build_attention, build_cache, build_graphs, build_manager, build_transfer, close_tiers, retention_of
+from minillm.engine.memory import build_attention, build_cache, build_graphs, build_manager, build_pieces, build_transfer, close_tiers, retention_of
 from minillm.engine.policies import make_policy
 from minillm.engine.request import Request
 from minillm.engine.runner import LaunchedStep, ModelRunner
 from minillm.engine.scheduler import KVCache, SampledToken, Scheduler, SchedulerOutput
 from minillm.engine.speculation import DEFAULT_LENGTH, Speculation, build_speculation
+from minillm.engine.warmup import warm_up
+from minillm.kv_cache.triton_attention import TritonAttention
 from minillm.model.decoder import Decoder
 from minillm.sampling.logprobs import Logprob
 from minillm.sampling.sampler import Sampler
@@ -90,7 +93,10 @@ class Engine:
             tokens_each = config.tokens_each if drafter is None else 1 + num_speculative_tokens
             graphs = build_graphs(model, attention, self.kv_cache, config, tokens_each)
             sampler = sampler or (RejectionSampler() if drafter is not None or config.speculative_config else Sampler())
-            runner = ModelRunner(model, cache, attention, sampler, self.trace, graphs, build_transfer(cache, self.kv_cache))
+            transfer, pieces = build_transfer(cache, self.kv_cache), build_pieces(model, graphs, config)
+            runner = ModelRunner(model, cache, attention, sampler, self.trace, graphs, transfer, pieces)
+            if model.device.type == "cuda" and isinstance(attention, TritonAttention):
+                warm_up(model, attention, sampler)
         self.runner = runner
         if drafter is None and model is not None and isinstance(runner, ModelRunner):
             self.speculation = build_speculation(model, runner, self.kv_cache, config, self.trace)
@@ -98,7 +104,7 @@ class Engine:
             vocab_size = model and model.config.vocab_size
             self.speculation = drafter and Speculation(drafter, num_speculative_tokens, vocab_size, trace=self.trace)
         self.prefetch: Callable[[Request], None] | None = getattr(self.kv_cache, "prefetch", None)
-        on_gpu = model is not None and model.device.type == "cuda"
+        on_gpu = model is not None and (model.device.type == "cuda" or like_a_gpu("ahead"))
         self.overlap = on_gpu and hasattr(runner, "launch") if config.async_scheduling is None else config.async_scheduling
         self.in_flight: LaunchedStep | None = None  # a step that was launched and whose tokens nobody has seen
         self.on_abort: Callable[[Request], None] | None = None  # is told of every request that was aborted from outside
@@ -145,7 +151,8 @@ class Engine:
         self.check_open()
         self.trace.begin_step()
         try:
-            added = self._step_ahead() if self.overlap else self._step()
+            ahead = self.overlap and hasattr(self.runner, "launch")  # a runner of your own may have been put around the first
+            added = self._step_ahead() if ahead else self._step()
         except BaseException as error:
             self._abandon(error)
             raise

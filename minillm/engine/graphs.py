@@ -14,6 +14,8 @@ decode step too, of more rows.
 
 from __future__ import annotations
 
+import functools
+import gc
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -25,6 +27,7 @@ from torch import Tensor
 from minillm.model.attention import AttentionBackend
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
+from minillm.staging import upload
 
 if TYPE_CHECKING:
     from minillm.engine.scheduler import ScheduledRequest
@@ -40,8 +43,42 @@ def bucket_sizes(most_tokens: int) -> list[int]:
     return [size for size in sizes if size < limit] + [min(size for size in sizes if size >= limit)]
 
 
+@functools.cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream that everything on this device is recorded on: cuBLAS keeps a workspace for every stream it has seen."""
+    return torch.cuda.Stream(device)
+
+
+class Recorder:
+    """Records functions as CUDA graphs. Graphs that never run at the same time share the memory of what lies between their
+    kernels. On a CPU a replay calls the function again."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.on_gpu = device, device.type == "cuda"
+        self.pool = None
+
+    def record(self, run: Callable[[], object]) -> Callable[[], object]:
+        """A function that repeats the launches of `run`, which must read and write the same addresses every time."""
+        if not self.on_gpu:
+            return run
+        stream, current = capture_stream(self.device), torch.cuda.current_stream(self.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):  # kernels are compiled and libraries set up at their first call, not in the graph
+            run()
+        current.wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        gc.freeze()  # older versions of torch collect garbage before each of hundreds of captures: there is little to look at then
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, stream=stream):
+                run()
+        finally:
+            gc.unfreeze()
+        self.pool = self.pool or graph.pool()
+        return graph.replay
+
+
 class DecodeGraphs:
-    """Forward passes of steps in which every request brings one token, or few: at most `tokens_each`.
+    """Forward passes of steps in which every request has one token to process, or few: at most `tokens_each`.
 
     `sizes` count tokens; `max_model_len` is the longest sequence there will be. On a GPU each size is recorded at once;
     elsewhere a "replay" runs the same computation on the same fixed buffers, padding and all.
@@ -55,20 +92,19 @@ class DecodeGraphs:
         max_model_len: int,
         sizes: Sequence[int],
         tokens_each: int = 1,
+        recorder: Recorder | None = None,
     ):
         self.model, self.attention, self.block_size, self.max_model_len = model, attention, block_size, max_model_len
         self.tokens_each = tokens_each
         self.sizes = sorted(sizes)
-        self.columns = -(-max_model_len // block_size)  # blocks of the longest sequence
-        self.on_gpu = model.device.type == "cuda"
-        # One block of memory takes a step's whole input, so that one copy brings it over; its parts lie as Inputs says.
-        self.memory = torch.zeros(self.sizes[-1] * (4 + self.columns), dtype=torch.int64, device=model.device)
-        self.inputs = {size: Inputs(size, self.columns, self.memory, self.on_gpu) for size in self.sizes}
-        self.batches = {size: self._batch(self.inputs[size]) for size in self.sizes}
-        self.pool = None  # the graphs never run together, so they share the memory between their launches
-        self.replays: dict[int, Callable[[], Tensor]] = {}
+        self.recorder = recorder or Recorder(model.device)
+        # All sizes read the same inputs and write the same logits: one step runs at a time.
+        self.inputs = Inputs(self.sizes[-1], -(-max_model_len // block_size), model.device)
+        self.logits = torch.empty(self.sizes[-1], model.config.vocab_size, device=model.device)  # float32
+        self.batches = {size: self._batch(size) for size in self.sizes}
+        self.replays: dict[int, Callable[[], object]] = {}
         for size in reversed(self.sizes):  # the largest first: the others fit into its memory
-            self.replays[size] = self._record(self.batches[size])
+            self._record(size)
 
     def serves(self, rows: Sequence[ScheduledRequest]) -> bool:
         """Whether every row samples once and brings few tokens, and there are not too many."""
@@ -82,98 +118,93 @@ class DecodeGraphs:
         """Put a step into the buffers of the smallest size that holds it."""
         num_tokens = sum(row.num_tokens for row in rows)
         size = next(size for size in self.sizes if size >= num_tokens)
-        self.inputs[size].fill(rows, self.block_size)
+        self.inputs.fill(rows, size, self.block_size)
         return self.batches[size]
 
     def run(self, batch: ForwardBatch) -> Tensor:
-        """Logits of a filled batch, [size, vocab_size] float32: the same tensor every time, so use it at once."""
-        return self.replays[batch.num_tokens]()
+        """Logits of a filled batch, [size, vocab_size] float32: the next run overwrites them."""
+        self.replays[batch.num_tokens]()
+        return self.logits[: batch.num_tokens]
 
-    def _batch(self, inputs: Inputs) -> ForwardBatch:
-        size, device = inputs.size, self.model.device
+    def _batch(self, size: int) -> ForwardBatch:
+        token_ids, positions, slot_mapping, seq_lens, query_index = self.inputs.numbers_of(size)
         return ForwardBatch(
-            token_ids=inputs.token_ids,
-            positions=inputs.positions,
-            query_start_loc=torch.arange(size + 1, device=device),
-            seq_lens=inputs.seq_lens,
-            block_table=inputs.block_table,
-            slot_mapping=inputs.slot_mapping,
+            token_ids=token_ids,
+            positions=positions,
+            query_start_loc=torch.arange(size + 1, device=self.model.device),
+            seq_lens=seq_lens,
+            block_table=self.inputs.table[:size],
+            slot_mapping=slot_mapping,
             max_query_len=1,
-            logits_indices=torch.arange(size, device=device),
+            logits_indices=torch.arange(size, device=self.model.device),
             max_seq_len=self.max_model_len,
             num_decodes=size,
+            query_index=query_index if self.tokens_each > 1 else None,
+            tokens_each=self.tokens_each,
         )
 
-    def _record(self, batch: ForwardBatch) -> Callable[[], Tensor]:
-        if not self.on_gpu:
-            return lambda: self.model.forward(batch, self.attention)
-        self.inputs[batch.num_tokens].clear()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # kernels are compiled and libraries set up at their first call, not in the graph
-            self.model.forward(batch, self.attention)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            logits = self.model.forward(batch, self.attention)
-        self.pool = self.pool or graph.pool()
-
-        def replay() -> Tensor:
-            graph.replay()
-            return logits
-
-        return replay
+    def _record(self, size: int) -> None:
+        batch, logits = self.batches[size], self.logits[:size]
+        self.inputs.fill((), size, self.block_size)  # nothing but padding
+        self.replays[size] = self.recorder.record(lambda: self.model.forward(batch, self.attention, out=logits))
 
 
 class Inputs:
-    """Where a recorded step of `size` rows reads: token ids, positions, slots, lengths, then the block table."""
+    """Where recorded steps read: five numbers of each of `size` rows, and the block tables.
 
-    def __init__(self, size: int, columns: int, memory: Tensor, pinned: bool):
-        self.size, self.columns = size, columns
-        self.on_device = memory[: size * (4 + columns)]
-        parts = self.on_device[: 4 * size].view(4, size)
-        self.token_ids, self.positions, self.slot_mapping, self.seq_lens = parts.unbind()
-        self.block_table = self.on_device[4 * size :].view(size, columns)
-        # Two copies in host memory, in turns: the last step's may still be on its way when the next one is written.
-        self.hosts = [HostInputs(size, columns, pinned) for _ in range(2)]
+    The numbers change in every step, and one copy brings them. A row's table gets one more block every block_size steps,
+    so of the tables only the entries that changed are sent, and written to their places on the device.
+    """
 
-    def fill(self, rows: Sequence[ScheduledRequest], block_size: int) -> None:
-        self.hosts.reverse()
-        self.hosts[0].fill(rows, block_size)
-        self.on_device.copy_(self.hosts[0].tensor, non_blocking=True)
+    def __init__(self, most_tokens: int, columns: int, device: torch.device):
+        self.columns, self.device, self.on_gpu = columns, device, device.type == "cuda"
+        self.numbers = torch.zeros(5 * aligned(most_tokens), dtype=torch.int64, device=device)
+        self.table = torch.zeros(most_tokens, columns, dtype=torch.int32, device=device)
+        self.sent = np.zeros((most_tokens, columns), np.int32)  # what `table` holds
+        self.rows: list[list[int]] = [[] for _ in range(most_tokens)]  # the tables that it shows
 
-    def clear(self) -> None:
-        self.on_device.copy_(HostInputs(self.size, self.columns, pinned=False).tensor)
+    def numbers_of(self, size: int) -> tuple[Tensor, ...]:
+        """token_ids, positions, slot_mapping, seq_lens and query_index (see `ForwardBatch`): [size] each."""
+        return self.numbers[: 5 * aligned(size)].view(5, -1)[:, :size].unbind()
 
-
-class HostInputs:
-    """The same in host memory. What a step shares with the one before is not written again: a row's table grows by a
-    block every block_size steps."""
-
-    def __init__(self, size: int, columns: int, pinned: bool):
-        self.tensor = torch.zeros(size * (4 + columns), dtype=torch.int64, pin_memory=pinned)
-        array = self.tensor.numpy()
-        self.numbers, self.table = array[: 4 * size].reshape(4, size), array[4 * size :].reshape(size, columns)
-        self.numbers[2] = -1  # slots of padding
-        self.tables: list[list[int]] = [[] for _ in range(size)]  # what each row of `table` shows
-
-    def fill(self, rows: Sequence[ScheduledRequest], block_size: int) -> None:
+    def fill(self, rows: Sequence[ScheduledRequest], size: int, block_size: int) -> None:
+        """Send a step of at most `size` tokens. The rest is padding: slot -1, length 0, and a table that is not read."""
         tokens = [token_id for row in rows for token_id in tokens_of(row)]
         positions = [position for row in rows for position in range(row.start, row.start + row.num_tokens)]
         tables = [row.block_ids for row in rows for _ in range(row.num_tokens)]
         count = len(tokens)
-        self.numbers[0, :count] = tokens
-        self.numbers[1, :count] = positions
-        self.numbers[2, :count] = [
+        host = torch.zeros(5 * aligned(size), dtype=torch.int64, pin_memory=self.on_gpu)
+        numbers = host.numpy().reshape(5, -1)
+        numbers[0, :count], numbers[1, :count] = tokens, positions
+        numbers[2, count:] = -1
+        numbers[2, :count] = [
             table[position // block_size] * block_size + position % block_size for table, position in zip(tables, positions)
         ]
-        self.numbers[3, :count] = positions
-        self.numbers[3, :count] += 1
-        self.numbers[:, count:] = [[0], [0], [-1], [0]]
+        numbers[3, :count] = numbers[1, :count] + 1
+        numbers[4, :count] = [index for row in rows for index in range(row.num_tokens)]
+        self.numbers[: len(host)].copy_(host, non_blocking=True)
+        places, blocks = self._changes(tables)
+        if places:
+            target, source = upload(np.concatenate(places), np.concatenate(blocks), device=self.device)
+            self.table.view(-1).index_copy_(0, target, source)
+
+    def _changes(self, tables: Sequence[list[int]]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Where the tables differ from those on the device, as places in the flattened `table`; and the blocks there."""
+        places, blocks = [], []
         for index, table in enumerate(tables):
-            if self.tables[index] != table:
-                self.tables[index] = table.copy()
-                self.table[index, : len(table)] = table
+            if self.rows[index] != table:
+                self.rows[index] = table.copy()
+                wanted = np.asarray(table, np.int32)
+                changed = np.flatnonzero(self.sent[index, : len(table)] != wanted)
+                self.sent[index, changed] = wanted[changed]
+                places.append(changed + index * self.columns)
+                blocks.append(wanted[changed])
+        return places, blocks
+
+
+def aligned(size: int) -> int:
+    """So many int64 numbers that the next ones begin at a multiple of 16 bytes."""
+    return size + size % 2
 
 
 def tokens_of(row: ScheduledRequest) -> Sequence[int]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from dataclasses import replace
 
 import torch
 
-from minillm.device import available_memory
+from minillm.device import available_memory, like_a_gpu
 from minillm.engine.config import EngineConfig
-from minillm.engine.graphs import DecodeGraphs, bucket_sizes
+from minillm.engine.graphs import DecodeGraphs, Recorder, bucket_sizes
+from minillm.engine.pieces import PieceGraphs, piece_sizes
 from minillm.kernels.language import MODE
+from minillm.kernels.tuning import tune_attention
 from minillm.kv_cache.disk import DiskStore
 from minillm.kv_cache.manager import KVCacheManager
 from minillm.kv_cache.native_attention import NativeAttention
@@ -101,9 +104,12 @@ def build_attention(
     is a compiler, and torch elsewhere."""
     windows = model.config.layer_windows if policy is None else (policy.window,) * model.config.num_layers
     sink_turn = SinkTurn(policy, model.rotary.frequencies) if policy and policy.sinks else None
-    compiled = MODE == "compiled" and cache.keys[0].is_cuda and 16 <= model.config.head_dim <= 256
-    if backend == "triton" or (backend == "auto" and compiled):
-        return TritonAttention(cache, windows, model.config.num_heads, sink_turn=sink_turn)
+    kernels = (MODE == "compiled" and cache.keys[0].is_cuda) or (MODE == "interpreted" and like_a_gpu("triton"))
+    if backend == "triton" or (backend == "auto" and kernels and 16 <= model.config.head_dim <= 256):
+        attention = TritonAttention(cache, windows, model.config.num_heads, sink_turn=sink_turn)
+        if cache.keys[0].is_cuda and attention.torch is None:  # prompts are ours too
+            tune_attention(cache.keys[0], cache.values[0], model.config.num_heads, model.dtype)
+        return attention
     if backend == "native" or (backend == "auto" and NativeAttention.serves(cache)):
         return NativeAttention(cache, windows, sink_turn)
     return TorchAttention(cache, windows, model.config.num_heads, sink_turn)
@@ -124,6 +130,13 @@ def build_graphs(
         longest = min(longest, kv_cache.pool.num_blocks * kv_cache.block_size)
     sizes = bucket_sizes(min(config.max_num_seqs * tokens_each, config.max_num_batched_tokens))
     return DecodeGraphs(model, attention, kv_cache.block_size, longest, sizes, tokens_each)
+
+
+def build_pieces(model: Decoder, graphs: DecodeGraphs | None, config: EngineConfig) -> PieceGraphs | None:
+    """The recorded pieces of steps with prompts, on a GPU that records decode steps. On a CPU they would only compute padding."""
+    if graphs is None or not graphs.recorder.on_gpu:
+        return None
+    return PieceGraphs(model, graphs.attention, piece_sizes(config.max_num_batched_tokens), graphs.recorder)
 
 
 def block_bytes_of(model: Decoder, block_size: int, kv_cache_dtype: str = "auto", of: ModelConfig | None = None) -> int:
@@ -222,6 +235,8 @@ def _fitting_blocks(model: Decoder, config: EngineConfig, block_bytes: int) -> i
 def _free_on_gpu(model: Decoder, config: EngineConfig) -> int:
     """What `gpu_memory_utilization` leaves beside the weights, the largest step, which is run once to be measured, and
     the recorded steps, of which the largest is recorded: the others share its memory."""
+    gc.collect()  # a model that was let go may still stand in a circle, and its memory with it
+    torch.cuda.empty_cache()
     torch.cuda.synchronize(model.device)
     free, total = torch.cuda.mem_get_info(model.device)
     before = torch.cuda.memory_allocated(model.device)
@@ -239,14 +254,28 @@ def _free_on_gpu(model: Decoder, config: EngineConfig) -> int:
     peak = torch.cuda.max_memory_allocated(model.device) - before - own
     drawn = min(config.max_num_seqs * config.tokens_each, config.max_num_batched_tokens)
     sampling = 3 * 4 * drawn * model.config.vocab_size  # float32 logits, and what the sampler makes of them
-    recorded = 0
-    if not config.enforce_eager and isinstance(attention, TritonAttention) and model.stream is None:
-        torch.cuda.empty_cache()
-        available = torch.cuda.mem_get_info(model.device)[0]
-        graphs = DecodeGraphs(model, attention, config.block_size, longest, bucket_sizes(drawn)[-1:])
-        torch.cuda.synchronize(model.device)
-        recorded = max(0, available - torch.cuda.mem_get_info(model.device)[0])
-        del graphs
+    torch.cuda.empty_cache()
+    recorded = _recorded_bytes(model, attention, config, longest, drawn)
     del cache, attention
     torch.cuda.empty_cache()
     return max(0, int(free - peak - sampling - recorded - (1 - config.gpu_memory_utilization) * total))
+
+
+def _recorded_bytes(model: Decoder, attention: AttentionBackend, config: EngineConfig, longest: int, drawn: int) -> int:
+    """Bytes that the recorded steps will take. The largest are recorded and measured; every other graph is taken to add as
+    much as the smallest does, since all share the memory between their kernels."""
+    if config.enforce_eager or not isinstance(attention, TritonAttention) or model.stream is not None:
+        return 0
+    recorder, kept, taken = Recorder(model.device), [], []
+    sizes, pieces = bucket_sizes(drawn), piece_sizes(config.max_num_batched_tokens)
+    for record in (
+        lambda: DecodeGraphs(model, attention, config.block_size, longest, sizes[-1:], recorder=recorder),
+        lambda: PieceGraphs(model, attention, pieces[-1:], recorder),
+        lambda: DecodeGraphs(model, attention, config.block_size, longest, sizes[:1], recorder=recorder),
+        lambda: PieceGraphs(model, attention, pieces[:1], recorder),
+    ):
+        before = torch.cuda.mem_get_info(model.device)[0]
+        kept.append(record())
+        torch.cuda.synchronize(model.device)
+        taken.append(max(0, before - torch.cuda.mem_get_info(model.device)[0]))
+    return taken[0] + taken[1] + (len(sizes) - 1) * taken[2] + (len(pieces) - 1) * taken[3]

@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate, chain, takewhile
+from itertools import accumulate, chain, islice, takewhile
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from minillm.engine.graphs import DecodeGraphs, logits_wanted, tokens_of
+from minillm.engine.pieces import PieceGraphs
+from minillm.engine.request import Request
 from minillm.engine.scheduler import SampledToken, ScheduledRequest, SchedulerOutput
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.transfer import BlockTransfer
@@ -20,9 +23,10 @@ from minillm.model.attention import AttentionBackend
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
 from minillm.sampling.grammar.mask import GrammarMasks
-from minillm.sampling.logprobs import gather_logprobs
+from minillm.sampling.logprobs import LogprobTensors, dictionaries, score_tokens
 from minillm.sampling.sampler import Sampler, SamplerOutput, SamplingMetadata, SamplingRow
 from minillm.speculative.rejection import Drafted
+from minillm.staging import Download, upload
 from minillm.trace import Trace
 
 
@@ -38,11 +42,12 @@ class ModelRunner:
         trace: Trace | None = None,
         graphs: DecodeGraphs | None = None,
         transfer: BlockTransfer | None = None,
+        pieces: PieceGraphs | None = None,
     ):
         self.model, self.cache, self.attention = model, cache, attention
         self.sampler = sampler or Sampler()
         self.trace = trace or Trace(enabled=False)
-        self.graphs = graphs
+        self.graphs, self.pieces = graphs, pieces
         self.transfer = transfer
         self.masks = GrammarMasks(model.config.vocab_size, model.device)
         self._sampled_rows: list[ScheduledRequest] = []  # of the last step
@@ -63,12 +68,12 @@ class ModelRunner:
             with self.trace.span("move blocks"):
                 (self.transfer or self.cache).move(output.moves)
         if not output.rows:
-            return LaunchedStep(output, None, self.trace)
+            return LaunchedStep(output, None, [], self.trace)
         logits, scored = self.forward(output.rows)
         with self.trace.span("sample"):
             num_last = len(logits) - sum(count for _, count in scored)
-            self._score_prompts(logits[num_last:], scored)
-            return LaunchedStep(output, self._sample(output.rows, logits[:num_last]), self.trace)
+            prompts = self._score_prompts(logits[num_last:], scored)
+            return LaunchedStep(output, self._sample(output.rows, logits[:num_last]), prompts, self.trace)
 
     def forward(self, rows: list[ScheduledRequest]) -> tuple[Tensor, list[tuple[ScheduledRequest, int]]]:
         """One forward pass: the logits that `build_batch` says."""
@@ -78,10 +83,13 @@ class ModelRunner:
             self._feed_sampled(batch.token_ids, rows)
         with self.trace.span("forward"):
             if not recorded:
-                return self.model.forward(batch, self.attention), scored
+                in_pieces = self.pieces is not None and self.pieces.serves(batch)
+                return self.pieces.forward(batch) if in_pieces else self.model.forward(batch, self.attention), scored
             logits = self.graphs.run(batch)
         wanted = logits_wanted(rows)  # all there are, but for padding and what a draft model catches up on
-        return logits[: len(wanted)] if wanted[-1] == len(wanted) - 1 else logits[self._tensor(wanted)], scored
+        if wanted[-1] == len(wanted) - 1:
+            return logits[: len(wanted)], scored
+        return logits.index_select(0, *upload(wanted, device=self.model.device)), scored
 
     def build_batch(self, rows: list[ScheduledRequest]) -> tuple[ForwardBatch, list[tuple[ScheduledRequest, int]]]:
         """The flat batch of `rows`. Its logits are those of the last token of every row that samples, and of each of its
@@ -115,18 +123,15 @@ class ModelRunner:
         most_blocks = max(len(row.block_ids) for row in rows)
         tables = chain.from_iterable((*row.block_ids, *[0] * (most_blocks - len(row.block_ids))) for row in rows)
         block_table = np.fromiter(tables, np.int64, len(rows) * most_blocks).reshape(len(rows), most_blocks)
-        seq_lens = [row.start + row.num_tokens for row in rows]
+        seq_lens = np.asarray([row.start + row.num_tokens for row in rows])
+        columns = upload(token_ids, positions, slots, starts, seq_lens, block_table, wanted, device=self.model.device)
+        names = ("token_ids", "positions", "slot_mapping", "query_start_loc", "seq_lens", "block_table", "logits_indices")
         batch = ForwardBatch(
-            token_ids=self._tensor(token_ids),
-            positions=self._tensor(positions),
-            query_start_loc=self._tensor(starts),
-            seq_lens=self._tensor(seq_lens),
-            block_table=self._tensor(block_table),
-            slot_mapping=self._tensor(slots),
+            **dict(zip(names, columns)),
             max_query_len=max(lengths),
-            logits_indices=self._tensor(wanted),
-            max_seq_len=max(seq_lens),
+            max_seq_len=int(seq_lens.max()),
             num_decodes=next((at for at, length in enumerate(lengths) if length > 1), len(lengths)),  # those in front
+            on_host=(starts, seq_lens, block_table),
         )
         return batch, scored
 
@@ -140,7 +145,8 @@ class ModelRunner:
         if late == sources == list(range(len(late))):  # the same sequences in the same order, as in most steps
             token_ids[: len(late)] = self._sampled[: len(late)]
         else:
-            token_ids[self._tensor(late)] = self._sampled[self._tensor(sources)]
+            target, source = upload(late, sources, device=token_ids.device)
+            token_ids.index_copy_(0, target, self._sampled.index_select(0, source))
 
     def _sample(self, rows: list[ScheduledRequest], logits: Tensor) -> SamplerOutput | None:
         """Draw for the rows that sample; logits has one row for each of them, and one for each guess."""
@@ -149,8 +155,8 @@ class ModelRunner:
             self._sampled_rows = []
             return None
         if any(row.samples > 1 for row in sampling):  # a prompt about to fork: one logits row, n draws
-            repeats = self._tensor([repeat for row in sampling for repeat in (row.samples, *[1] * len(row.draft))])
-            logits = logits.repeat_interleave(repeats, dim=0)
+            repeats = [repeat for row in sampling for repeat in (row.samples, *[1] * len(row.draft))]
+            logits = logits.index_select(0, *upload(np.arange(len(repeats)).repeat(repeats), device=logits.device))
         metadata = self._sampling_metadata(sampling)
         if metadata.has_grammars:
             with self.trace.span("masks"):  # a GPU is still computing the logits
@@ -201,48 +207,49 @@ class ModelRunner:
                 token_ids += row.draft
                 probs.append(row.request.spec_probs[: len(row.draft)])
             first += row.samples + len(row.draft)
-        return Drafted(self._tensor(rows), self._tensor(token_ids), torch.cat(probs)) if rows else None
+        return Drafted(*upload(rows, token_ids, device=self.model.device), torch.cat(probs)) if rows else None
 
-    def _score_prompts(self, logits: Tensor, scored: list[tuple[ScheduledRequest, int]]) -> None:
-        start = 0
+    def _score_prompts(self, logits: Tensor, scored: list[tuple[ScheduledRequest, int]]) -> list[ScoredPrompt]:
+        parts, start = [], 0
         for row, count in scored:
-            request = row.request
-            first = _first_scored(row) + 1
-            following = self._tensor(request.prompt_token_ids[first : first + count])
+            request, first = row.request, _first_scored(row) + 1
+            following = upload(request.prompt_token_ids[first : first + count], device=self.model.device)[0]
             counts = [request.params.prompt_logprobs] * count
-            found = gather_logprobs(logits[start : start + count], following, counts)
-            request.prompt_logprobs[first : first + count] = found  # computed again after a preemption: the same again
+            parts.append(ScoredPrompt(request, first, counts, score_tokens(logits[start : start + count], following, counts)))
             start += count
+        return parts
 
-    def _tensor(self, values: list[int] | np.ndarray) -> Tensor:
-        array = np.asarray(values, dtype=np.int64)
-        return torch.from_numpy(array).to(self.model.device)
+
+class ScoredPrompt(NamedTuple):
+    """The log-probabilities of a part of a prompt, on the device."""
+
+    request: Request
+    first: int  # token of the prompt
+    counts: list[int]
+    scores: LogprobTensors
 
 
 class LaunchedStep:
-    """A step on its way."""
+    """A step on its way. All that the host wants of it is copied as soon as it is there, and waited for together."""
 
-    def __init__(self, output: SchedulerOutput, sampled: SamplerOutput | None, trace: Trace):
-        self.output, self.trace = output, trace
-        self.logprobs = sampled and sampled.logprobs
-        self.token_ids = sampled and sampled.token_ids
-        self.copied: torch.cuda.Event | None = None
-        if sampled is not None and self.token_ids.is_cuda:  # on their way to the host as soon as they are there
-            self.token_ids = torch.empty(sampled.token_ids.shape, dtype=torch.int64, pin_memory=True)
-            self.token_ids.copy_(sampled.token_ids, non_blocking=True)
-            self.copied = torch.cuda.Event()
-            self.copied.record()
+    def __init__(self, output: SchedulerOutput, sampled: SamplerOutput | None, prompts: list[ScoredPrompt], trace: Trace):
+        self.output, self.sampled, self.prompts, self.trace = output, sampled, prompts, trace
+        wanted = (*(sampled.tensors if sampled else ()), *chain.from_iterable(part.scores for part in prompts))
+        self.download = Download(*wanted)
 
     def wait(self) -> list[list[SampledToken]]:
-        """The sampled tokens, for each row as many as it wanted samples; of a row with a draft the guesses that were right,
-        and the token after them."""
-        if self.token_ids is None:
-            return [[] for _ in self.output.rows]
+        """The sampled tokens, for each row as many as it wanted samples; of a row with a draft the accepted draft tokens,
+        and the token after them. Prompt log-probabilities go to their requests."""
         with self.trace.span("wait"):
-            if self.copied is not None:
-                self.copied.synchronize()
-            token_ids = self.token_ids.tolist()
-        tokens = iter(map(SampledToken, token_ids, self.logprobs or [None] * len(token_ids)))
+            tensors = iter(self.download.wait())
+        sampled = self.sampled and self.sampled.read(*islice(tensors, len(self.sampled.tensors)))
+        for request, first, counts, scores in self.prompts:
+            found = dictionaries(LogprobTensors(*islice(tensors, len(scores))), counts)
+            request.prompt_logprobs[first : first + len(found)] = found  # computed again after a preemption: the same again
+        if sampled is None:
+            return [[] for _ in self.output.rows]
+        token_ids, logprobs = sampled
+        tokens = iter(map(SampledToken, token_ids, logprobs or [None] * len(token_ids)))
         return [
             _accepted(tokens, row.draft) if row.draft else [next(tokens) for _ in range(row.samples)] for row in self.output.rows
         ]

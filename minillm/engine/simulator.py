@@ -19,6 +19,7 @@ from scipy.optimize import nnls
 from minillm.engine.engine import Engine
 from minillm.engine.policies import make_policy
 from minillm.engine.request import Request
+from minillm.engine.runner import LaunchedStep
 from minillm.engine.scheduler import SampledToken, Scheduler, SchedulerOutput
 from minillm.kv_cache.manager import KVCacheManager
 from minillm.sampling.noise import derive_seed
@@ -127,9 +128,16 @@ class StepRecorder:
         self.seconds: list[float] = []  # filled by `replay`, the whole step
 
     def execute(self, output: SchedulerOutput) -> list[list[SampledToken]]:
+        self._record(output)
+        return self.runner.execute(output)
+
+    def launch(self, output: SchedulerOutput) -> LaunchedStep:
+        self._record(output)
+        return self.runner.launch(output)
+
+    def _record(self, output: SchedulerOutput) -> None:
         self.summaries.append(output.summary())
         self.features.append(features(output))
-        return self.runner.execute(output)
 
 
 def replay(engine: Engine, requests: Iterable[Request]) -> list[Request]:

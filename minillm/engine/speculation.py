@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -16,7 +17,9 @@ from minillm.engine.memory import build_attention, build_cache, build_graphs, sl
 from minillm.engine.request import Request
 from minillm.engine.runner import ModelRunner
 from minillm.engine.scheduler import SampledToken, Scheduler, SchedulerOutput
+from minillm.engine.warmup import warm_up
 from minillm.kv_cache.manager import KVCacheManager
+from minillm.kv_cache.triton_attention import TritonAttention
 from minillm.model.batch import ForwardBatch
 from minillm.model.checkpoint import load_config, load_model, load_tokenizer, resolve_model
 from minillm.model.decoder import Decoder
@@ -175,7 +178,10 @@ def build_draft_runner(model: Decoder, kv_cache: KVCacheManager, config: EngineC
     cache = build_cache(draft, manager, config.kv_cache_dtype)
     attention = build_attention(draft, cache, config.attention_backend)
     graphs = build_graphs(draft, attention, manager, config, tokens_each=2)  # two to catch up on after a full acceptance
-    return ModelRunner(draft, cache, attention, graphs=graphs), manager
+    runner = ModelRunner(draft, cache, attention, graphs=graphs)
+    if draft.device.type == "cuda" and isinstance(attention, TritonAttention):
+        warm_up(draft, attention, runner.sampler)
+    return runner, manager
 
 
 def check_same_tokens(target: str | Path, vocab_size: int, draft: Path) -> None:
@@ -196,22 +202,41 @@ def check_same_tokens(target: str | Path, vocab_size: int, draft: Path) -> None:
         )
 
 
-def measure_steps(runner: ModelRunner, most_tokens: int) -> StepCost:
-    """Seconds of a forward pass by how many sequences bring a token. All of them write into the null block, which nobody reads."""
+def measure_steps(runner: ModelRunner, most_tokens: int, clock: Callable[[], float] = time.perf_counter) -> StepCost:
+    """Seconds of a step by how many tokens it processes: from its inputs on the host to its logits on the device, which the
+    host waits for, as it waits for the tokens of every step that speculation prepares.
+
+    Steps that the engine replays are replayed here too, with nothing but padding: eager, a GPU's steps are all as long as
+    the host takes for their launches, and more tokens would seem to be free. The others write into the null block.
+    """
     device, seconds = runner.model.device, {}
     for size in [size for size in MEASURED_SIZES if size <= most_tokens] or [1]:
-        numbers = torch.arange(size + 1, device=device)
-        zeros, ones = torch.zeros_like(numbers[:size]), torch.ones_like(numbers[:size])
-        batch = ForwardBatch(
-            token_ids=zeros, positions=zeros, query_start_loc=numbers, seq_lens=ones, block_table=zeros[:, None],
-            slot_mapping=zeros, max_query_len=1, logits_indices=numbers[:size], max_seq_len=1, num_decodes=size,
-        )  # fmt: skip
-        times = []
+        run, times = _step_of(runner, size), []
         for _ in range(1 + REPEATS):
-            start = time.perf_counter()
-            runner.model.forward(batch, runner.attention)
+            start = clock()
+            run()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            times.append(time.perf_counter() - start)
+            times.append(clock() - start)
         seconds[size] = median(times[1:])  # the first one warms up
     return StepCost(seconds)
+
+
+def _step_of(runner: ModelRunner, size: int) -> Callable[[], object]:
+    """A step of `size` tokens, recorded where the engine would replay one, each token a sequence of its own."""
+    graphs = runner.graphs
+    if graphs is not None and size <= graphs.sizes[-1]:
+        recorded = next(recorded for recorded in graphs.sizes if recorded >= size)
+
+        def replay() -> None:
+            graphs.inputs.fill([], recorded, graphs.block_size)
+            graphs.run(graphs.batches[recorded])
+
+        return replay
+    numbers = torch.arange(size + 1, device=runner.model.device)
+    zeros, ones = torch.zeros_like(numbers[:size]), torch.ones_like(numbers[:size])
+    batch = ForwardBatch(
+        token_ids=zeros, positions=zeros, query_start_loc=numbers, seq_lens=ones, block_table=zeros[:, None],
+        slot_mapping=zeros, max_query_len=1, logits_indices=numbers[:size], max_seq_len=1, num_decodes=size,
+    )  # fmt: skip
+    return lambda: runner.model.forward(batch, runner.attention)

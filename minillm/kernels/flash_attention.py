@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from minillm.kernels.language import capability, next_power_of_2, tl, triton
+from minillm.kernels.tile_plan import plan_tiles
+from minillm.kernels.tiles import choose_tiles, fit_to_queries
 
 LOG2_E = 1 / math.log(2)  # the hardware's exponential is 2^x
 
@@ -40,46 +42,31 @@ def flash_attention(
     check_heads(q, k, v, window)
     num_tokens, num_heads, head_dim = q.shape
     out = torch.empty(num_tokens, num_heads, head_dim, dtype=q.dtype, device=q.device)
-    tile_m, tile_n, num_warps, num_stages = choose_tiles(head_dim, q.dtype, capability(q))
-    tile_m = min(tile_m, max(16, next_power_of_2(max_query_len)))
-    grid = (triton.cdiv(max_query_len, tile_m), num_heads, query_start_loc.shape[0] - 1)
-    flash_attention_kernel[grid](
-        q, k, v, out, query_start_loc, (head_dim**-0.5 if scale is None else scale) * LOG2_E,
+    tiles = fit_to_queries(choose_tiles(head_dim, q.dtype, capability(q), windowed=window is not None), max_query_len)
+    plan = plan_tiles(query_start_loc, None, num_tokens, max_query_len, tiles.tile_m)
+    flash_attention_kernel[(num_heads, len(plan))](
+        q, k, v, out, query_start_loc, plan, base_2_scale(scale, head_dim),
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), out.stride(0), out.stride(1),
         GROUP=num_heads // k.shape[1], HEAD_DIM=head_dim, WIDTH=next_power_of_2(head_dim), WINDOW=window or 0,
-        TILE_M=tile_m, TILE_N=tile_n, PRECISION=dot_precision(q.dtype), num_warps=num_warps, num_stages=num_stages,
+        TILE_M=tiles.tile_m, TILE_N=tiles.tile_n, PRECISION=dot_precision(q.dtype),
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     return out
 
 
-def choose_tiles(head_dim: int, dtype: torch.dtype, capability: int) -> tuple[int, int, int, int]:
-    """TILE_M, TILE_N, num_warps, num_stages for a GPU of this capability (80 is an A100, 90 an H100).
-
-    Queries and sums stay in registers, TILE_M x head_dim of each, shared by the warps: the largest tiles whose builds
-    spill nothing. Keys and values pass through shared memory, num_stages tiles of TILE_N x head_dim each, the next ones
-    on their way while one is multiplied. Hopper's tensor cores read them from there, which leaves more registers.
-    """
-    width = next_power_of_2(head_dim)
-    if dtype.itemsize == 4:  # no tensor cores in full precision: small tiles
-        return (32, 32, 4, 2) if width <= 64 else (16, 32, 4, 2) if width <= 128 else (16, 16, 4, 1)
-    if capability >= 90:
-        return (128, 64, 8, 2) if width <= 128 else (64, 32, 8, 2)
-    return (128, 64, 8, 3) if width <= 64 else (64, 64, 8, 2) if width <= 128 else (32, 32, 8, 2)
-
-
 @triton.jit
 def flash_attention_kernel(
-    q, k, v, out, query_start_loc, scale,
+    q, k, v, out, query_start_loc, plan, scale,
     q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(1)
-    first = tl.load(query_start_loc + tl.program_id(2)).to(tl.int64)
-    length = (tl.load(query_start_loc + tl.program_id(2) + 1) - first).to(tl.int32)
-    begin = (tl.num_programs(0) - 1 - tl.program_id(0)) * TILE_M  # the last queries have the most work: they start first
-    if begin >= length:
+    head, seq = tl.program_id(0), tl.load(plan + 2 * tl.program_id(1))  # the heads of a tile start together
+    if seq < 0:
         return
+    begin = tl.load(plan + 2 * tl.program_id(1) + 1)
+    first = tl.load(query_start_loc + seq).to(tl.int64)
+    length = (tl.load(query_start_loc + seq + 1) - first).to(tl.int32)
 
     rows = begin + tl.arange(0, TILE_M)
     dims = tl.arange(0, WIDTH)
@@ -92,25 +79,22 @@ def flash_attention_kernel(
     total = tl.zeros((TILE_M,), tl.float32)  # its sum of exponentials
     acc = tl.zeros((TILE_M, WIDTH), tl.float32)  # its weighted sum of values
 
-    # Which tiles need a mask: those on the diagonal, and with a window those at its edge.
+    # Which tiles need a mask: those on the diagonal, and with a window those at its edge. The others are taken in first.
     end = tl.minimum(begin + TILE_M, length)
-    start, whole = 0, 0
+    whole = 0
     if WINDOW > 0:
-        start = tl.maximum(begin - WINDOW + 1, 0) // TILE_N * TILE_N
         whole = tl.cdiv(tl.maximum(begin + TILE_M - WINDOW, 0), TILE_N) * TILE_N  # all queries see the tiles from here on
     diagonal = tl.maximum((begin + 1) // TILE_N * TILE_N, whole)
     diagonal = tl.minimum(diagonal, tl.cdiv(end, TILE_N) * TILE_N)
+    start, edge = diagonal, diagonal
     if WINDOW > 0:
-        best, total, acc = walk(
-            best, total, acc, queries, k, v, k_token, v_token, rows, scale, start, tl.minimum(whole, diagonal), length,
-            HEAD_DIM, WIDTH, WINDOW, TILE_N, True, PRECISION,
-        )  # fmt: skip
+        start, edge = tl.maximum(begin - WINDOW + 1, 0) // TILE_N * TILE_N, tl.minimum(whole, diagonal)
     best, total, acc = walk(
-        best, total, acc, queries, k, v, k_token, v_token, rows, scale, whole, diagonal, length,
+        best, total, acc, queries, k, v, k_token, v_token, rows, scale, whole, diagonal, diagonal, diagonal, length,
         HEAD_DIM, WIDTH, WINDOW, TILE_N, False, PRECISION,
     )  # fmt: skip
     best, total, acc = walk(
-        best, total, acc, queries, k, v, k_token, v_token, rows, scale, diagonal, end, length,
+        best, total, acc, queries, k, v, k_token, v_token, rows, scale, start, edge, diagonal, end, length,
         HEAD_DIM, WIDTH, WINDOW, TILE_N, True, PRECISION,
     )  # fmt: skip
     out += first * out_token + head * out_head
@@ -120,42 +104,54 @@ def flash_attention_kernel(
 
 @triton.jit
 def walk(
-    best, total, acc, queries, k, v, k_token, v_token, rows, scale, begin, end, length,
+    best, total, acc, queries, k, v, k_token, v_token, rows, scale, begin, gap, after, end, length,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr, TILE_N: tl.constexpr,
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Take in the keys begin:end, tile by tile."""
+    """Take in the keys begin:gap and after:end, tile by tile. One loop, as two would need more registers than there are."""
     dims = tl.arange(0, WIDTH)
-    for tile in range(begin, end, TILE_N):
+    for tile in range(begin, end - (after - gap), TILE_N):
         columns = tile + tl.arange(0, TILE_N)
+        if MASKED and WINDOW > 0:
+            columns += tl.where(tile < gap, 0, after - gap)
         there = (dims < HEAD_DIM)[None, :]
         if MASKED:
             there = there & (columns < length)[:, None]
         keys = tl.load(k + columns[:, None].to(tl.int64) * k_token + dims[None, :], there, 0.0)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale  # [TILE_M, TILE_N]
+        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)  # [TILE_M, TILE_N], not scaled yet
         if MASKED:
             seen = columns[None, :] <= rows[:, None]
             if WINDOW > 0:
                 seen = seen & (columns[None, :] > rows[:, None] - WINDOW)
             scores = tl.where(seen, scores, float("-inf"))
         values = tl.load(v + columns[:, None].to(tl.int64) * v_token + dims[None, :], there, 0.0)
-        best, total, acc = take_in(best, total, acc, scores, values, MASKED, PRECISION)
+        best, total, acc = take_in(best, total, acc, scores, values, MASKED, PRECISION, scale)
     return best, total, acc
 
 
 @triton.jit
-def take_in(best, total, acc, scores, values, MASKED: tl.constexpr, PRECISION: tl.constexpr):
-    """The online softmax: one more tile of scores [queries, keys], in powers of two, and its values [keys, dims]."""
-    larger = tl.maximum(best, tl.max(scores, 1))
+def take_in(best, total, acc, scores, values, MASKED: tl.constexpr, PRECISION: tl.constexpr, scale=1.0):
+    """The online softmax: one more tile of scores [queries, keys] and its values [keys, dims]. The scores times `scale`,
+    more than 0, are powers of two, as `best` is: scaled after the maximum and inside the exponent, which cost one
+    multiplication a query and, as a fused multiply-add, none a score."""
+    larger = tl.maximum(best, tl.max(scores, 1) * scale)
     reference = larger
     if MASKED:
         reference = tl.where(larger == float("-inf"), 0.0, larger)  # nothing seen so far: -inf - -inf is not a number
     rescale = tl.exp2(best - reference)
-    weights = tl.exp2(scores - reference[:, None])
+    weights = tl.exp2(tl.fma(scores, scale, -reference[:, None]))
     total = total * rescale + tl.sum(weights, 1)
     acc = acc * rescale[:, None]
     acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
     return larger, total, acc
+
+
+def base_2_scale(scale: float | None, head_dim: int) -> float:
+    """What turns scores into powers of two; 1 / sqrt(head_dim) where `scale` is None. ValueError for 0 and below, where the
+    largest score would not be the largest any more."""
+    if scale is not None and not scale > 0:
+        raise ValueError(f"scale={scale}: scores are multiplied by a number above 0; use None for 1 / sqrt(head_dim)")
+    return (head_dim**-0.5 if scale is None else scale) * LOG2_E
 
 
 def dot_precision(dtype: torch.dtype) -> str:

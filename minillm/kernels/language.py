@@ -16,6 +16,8 @@ import sys
 import torch
 from torch import Tensor
 
+from minillm.kernels.interpreter_fixes import repair_interpreter
+
 if importlib.util.find_spec("triton") is None:
     MODE = "absent"
 else:
@@ -46,6 +48,9 @@ if MODE == "absent":
 else:
     import triton
     import triton.language as tl
+
+    if MODE == "interpreted":
+        repair_interpreter()
 
 
 def serves(x: Tensor) -> bool:

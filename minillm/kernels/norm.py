@@ -80,7 +80,7 @@ def add_rms_norm_kernel(
     tl.store(out + row * SIZE + columns, normed * weights, inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])  # a batch size is no reason to compile
 def rms_norm_kernel(
     x, weight, out, num_rows, inner, outer_stride, inner_stride, eps,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,

@@ -76,7 +76,8 @@ class PackedWeight:
         """The codes that were packed, uint8 [len(rows), in_features]."""
         words = self.words[:, rows].transpose(0, 1)[:, :, None, :, None]  # [rows, units, 1, 16, 1]
         steps = torch.arange(0, 16, self.bits, device=words.device, dtype=torch.int32)
-        shifts = steps[:, None, None] + torch.tensor([0, 16], device=words.device, dtype=torch.int32)  # [pairs, 1, 2]
+        halves = torch.arange(0, 32, 16, device=words.device, dtype=torch.int32)  # the low one and the high one
+        shifts = steps[:, None, None] + halves  # [pairs, 1, 2]
         codes = (words >> shifts) & (2**self.bits - 1)  # [rows, units, pairs, 16, 2]
         return codes.to(torch.uint8).flatten(1)[:, : self.in_features]
 
@@ -136,12 +137,15 @@ def pack(codes: Tensor, scales: Tensor, zeros: Tensor | None = None, format: str
 
 
 def value_of_codes(name: str, device: torch.device | str = "cpu") -> Tensor:
-    """The value of every code, float32 [2 ** bits]."""
+    """The value of every code, float32 [2 ** bits], computed on the device: nothing is copied to it, so that a CUDA graph
+    can record it."""
     if name == "fp8":
         return torch.arange(256, device=device).to(torch.uint8).view(torch.float8_e4m3fn).float()
-    if name == "fp4":
-        positive = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=device)
-        return torch.cat([positive, -positive])
+    if name == "fp4":  # a sign, two bits of exponent, one bit of fraction: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives
+        codes = torch.arange(16, device=device)
+        exponent, fraction = (codes >> 1) & 3, (codes & 1) / 2
+        size = torch.where(exponent > 0, (1 + fraction) * (1 << exponent) / 2, fraction)
+        return torch.where(codes < 8, size, -size)
     size = 2 ** int(name[3:])
     return torch.arange(size, dtype=torch.float32, device=device) - size // 2
 

@@ -7,6 +7,9 @@ a weighted mean. Two kernels, no synchronisation between programs (FlashDecoding
 
     pages of one sequence   |  split 0  |  split 1  |  split 2  |        merge_splits
                             mean, log-sum   ...         ...     ->   weights 2^(log-sum - largest), one mean
+
+With a plan (`minillm.kernels.decode_plan`), which is how a step runs it, each sequence has a number of splits of its own,
+most have one and write their result, and the last split of the others to finish merges them: one launch.
 """
 
 from __future__ import annotations
@@ -14,12 +17,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from minillm.kernels.decode_plan import MIN_SPLIT, DecodePlan, even_bounds, merge_parts, read_item
 from minillm.kernels.flash_attention import LOG2_E, check_heads, dot_precision, take_in, torch_attend
 from minillm.kernels.kv_codes import UNIT, as_codes, check_codes, decode, take_in_codes
 from minillm.kernels.language import capability, next_power_of_2, tl, triton
 from minillm.kernels.paged_prefill import check_sinks, gather_pages, torch_attend_sinks
 
-MIN_SPLIT = 256  # positions; a shorter split would spend its time on starting and merging
 MAX_SPLITS = 64
 
 
@@ -37,12 +40,13 @@ def paged_decode(
     value_scales: Tensor | None = None,
     sinks: int = 0,
     q_sink: Tensor | None = None,
+    plan: DecodePlan | None = None,
 ) -> Tensor:
     """One query a sequence, its last position: [num_seqs, num_heads, head_dim].
 
     q [num_seqs, num_heads, head_dim], any stride from sequence to sequence; keys, values, scales and sinks as in
     `paged_prefill`; seq_lens [num_seqs], 0 for a row that only fills up a batch: its result is 0. `num_splits` from
-    `choose_num_splits`.
+    `choose_num_splits`; a `plan` of these seq_lens, used once, takes its place.
     """
     num_seqs, num_heads, head_dim = q.shape
     _, num_kv_heads, _, block_size = keys.shape
@@ -52,25 +56,39 @@ def paged_decode(
     if out is None:
         out = torch.empty(num_seqs, num_heads, head_dim, dtype=q.dtype, device=q.device)
     group, width = num_heads // num_kv_heads, next_power_of_2(head_dim)
-    # Keys at a time: 16 KB of them, many bytes in flight and few registers; without tensor cores a product needs more.
-    has_tensor_cores = capability(q) >= 80 and q.element_size() == 2
-    tile_n = max(16, min(64, 8192 // width) // (1 if has_tensor_cores else 2 * q.element_size() // 2))
-    part, logs = out.unsqueeze(2), q.new_empty(0, dtype=torch.float32)
-    if num_splits > 1:
+    tile_n, num_stages = choose_tile(width, q.element_size(), keys.element_size(), capability(q))
+    part, logs, grid, tokens, planned = out.unsqueeze(2), q.new_empty(0, dtype=torch.float32), (num_kv_heads, num_seqs, num_splits), 1, {}
+    if plan is not None:
+        tokens, num_slots, grid = plan.tokens_each, plan.counters.shape[0], (num_kv_heads, plan.items.shape[1])
+        parts = torch.empty(num_slots, num_kv_heads, tokens * group, head_dim, dtype=torch.float32, device=q.device)
+        logs = torch.empty(num_slots, num_kv_heads, tokens * group, dtype=torch.float32, device=q.device)
+        planned = {"plan": plan.items, "counters": plan.counters, "parts": parts}
+    elif num_splits > 1:
         part = torch.empty(num_seqs, num_heads, num_splits, head_dim, dtype=torch.float32, device=q.device)
         logs = torch.empty(num_seqs, num_heads, num_splits, dtype=torch.float32, device=q.device)
-    paged_decode_kernel[(num_kv_heads, num_seqs, num_splits)](
+    paged_decode_kernel[grid](
         q, as_codes(keys, capability(q)), as_codes(values, capability(q)), part, logs, seq_lens, block_table,
         key_scales, value_scales, q_sink, (head_dim**-0.5 if scale is None else scale) * LOG2_E,
         q.stride(0), q.stride(1), part.stride(0), part.stride(1), part.stride(2),
         keys.stride(0), values.stride(0), block_table.stride(0),
-        GROUP=group, ROWS=max(16, next_power_of_2(group)), HEAD_DIM=head_dim, WIDTH=width,
-        BLOCK_SIZE=block_size, WINDOW=window or 0, SINKS=sinks, SPLIT=num_splits > 1, TILE_N=tile_n,
-        PRECISION=dot_precision(q.dtype), num_warps=4, num_stages=2,
+        GROUP=group, ROWS=max(16, next_power_of_2(tokens * group)), HEAD_DIM=head_dim, WIDTH=width,
+        BLOCK_SIZE=block_size, WINDOW=window or 0, SINKS=sinks, SPLIT=plan is None and num_splits > 1, TILE_N=tile_n,
+        PRECISION=dot_precision(q.dtype), TOKENS=tokens, num_warps=4, num_stages=num_stages, **planned,
     )  # fmt: skip
-    if num_splits > 1:
+    if plan is None and num_splits > 1:
         merge_splits(part, logs, out)
     return out
+
+
+def choose_tile(width: int, query_bytes: int, key_bytes: int, capability: int) -> tuple[int, int]:
+    """Keys at a time, and stages: one is computed with while the others are on their way.
+
+    Tiles of 8 KB of keys and as many values, two of them on their way (48 KB on Hopper, whose memory is faster), let four
+    programs share an SM. Without tensor cores a product needs the registers, and copies are not asynchronous on a T4.
+    """
+    if capability < 80 or query_bytes == 4:
+        return max(16, min(64, 8192 // width) // query_bytes), 2
+    return max(16, min(64, 8192 // key_bytes // width)), 4 if capability >= 90 else 3
 
 
 def choose_num_splits(num_seqs: int, num_kv_heads: int, max_seq_len: int, num_sms: int) -> int:
@@ -81,22 +99,32 @@ def choose_num_splits(num_seqs: int, num_kv_heads: int, max_seq_len: int, num_sm
     return next_power_of_2(max(1, min(wanted, possible, MAX_SPLITS)) // 2 + 1)  # rounded down to a power of two
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["seq_lens", "block_table"])
 def paged_decode_kernel(
     q, keys, values, part, logs, seq_lens, block_table, key_scales, value_scales, q_sink, scale,
     q_seq, q_head, part_seq, part_head, part_split, key_block, value_block, table_row,
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
+    TOKENS: tl.constexpr = 1, plan=None, counters=None, parts=None,
 ):  # fmt: skip
     kv_head, seq, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    num_splits, num_tokens = tl.num_programs(2), 1
+    if plan is not None:
+        seq, num_tokens, first, last, split, num_splits, slot = read_item(plan, tl.program_id(1), tl.num_programs(1))
+        if seq < 0:
+            return
     length = tl.load(seq_lens + seq).to(tl.int32)
-    begin, end = split_bounds(length, split, tl.num_programs(2), WINDOW, TILE_N)
+    if plan is None:
+        begin, end = split_bounds(length, split, num_splits, WINDOW, TILE_N)
+    else:
+        begin, end = even_bounds(first, last, split, num_splits, TILE_N)
 
     rows = tl.arange(0, ROWS)  # the query heads of this KV head; a product of tiles wants 16 rows at least
-    heads = kv_head * GROUP + rows
+    tokens, heads = rows // GROUP, kv_head * GROUP + rows % GROUP  # of several tokens, those of the first one first
     dims = tl.arange(0, WIDTH)
-    inside = (rows < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    queries = tl.load(q + seq * q_seq + heads[:, None] * q_head + dims[None, :], inside, 0.0)
+    real = rows < num_tokens * GROUP
+    inside = real[:, None] & (dims < HEAD_DIM)[None, :]
+    queries = tl.load(q + (seq + tokens)[:, None] * q_seq + heads[:, None] * q_head + dims[None, :], inside, 0.0)
     block_table += seq * table_row
     keys += kv_head * HEAD_DIM * BLOCK_SIZE
     values += kv_head * BLOCK_SIZE * HEAD_DIM
@@ -108,45 +136,66 @@ def paged_decode_kernel(
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, WIDTH), tl.float32)
     if SINKS > 0:  # the first keys, which all see, are left to the first split
-        turned = tl.load(q_sink + (seq * tl.num_programs(0) * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :], inside, 0.0)
+        turned = tl.load(q_sink + ((seq + tokens) * tl.num_programs(0) * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :], inside, 0.0)
         best, total, acc = read_pages(
             best, total, acc, turned, keys, values, block_table, key_scales, value_scales, key_block, value_block, scale,
-            0, tl.where(split == 0, tl.minimum(SINKS, length), 0), length, tl.num_programs(0),
-            HEAD_DIM, WIDTH, BLOCK_SIZE, 0, 0, TILE_N, PRECISION,
+            0, tl.where(split == 0, tl.minimum(SINKS, length + num_tokens - 1), 0), length, tokens, tl.num_programs(0),
+            HEAD_DIM, WIDTH, BLOCK_SIZE, 0, 0, TILE_N, TOKENS, PRECISION,
         )  # fmt: skip
     best, total, acc = read_pages(
         best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, scale,
-        begin, end, length, tl.num_programs(0), HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SINKS, TILE_N, PRECISION,
+        begin, end, length, tokens, tl.num_programs(0), HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SINKS, TILE_N, TOKENS, PRECISION,
     )  # fmt: skip
     if key_scales is not None:
         acc *= 1 / UNIT
 
     some = tl.where(total == 0.0, 1.0, total)  # an empty split, or a row that only fills up the batch: zeros
-    part += seq * part_seq + split * part_split
-    tl.store(part + heads[:, None] * part_head + dims[None, :], acc / some[:, None], inside)
-    if SPLIT:
-        num_heads = tl.num_programs(0) * GROUP
-        where = (seq * num_heads + heads) * tl.num_programs(2) + split
-        tl.store(logs + where, best + tl.log2(some), rows < GROUP)
+    mean, log = acc / some[:, None], best + tl.log2(some)
+    result = part + (seq + tokens)[:, None] * part_seq + heads[:, None] * part_head + dims[None, :]
+    if plan is None:
+        tl.store(result + split * part_split, mean, inside)
+        if SPLIT:
+            num_heads = tl.num_programs(0) * GROUP
+            tl.store(logs + (seq * num_heads + heads) * num_splits + split, log, real)
+    elif num_splits == 1:
+        tl.store(result, mean, inside)
+    else:
+        STRIDE: tl.constexpr = TOKENS * GROUP  # rows of a slot
+        where = (slot * tl.num_programs(0) + kv_head) * STRIDE + rows
+        step = tl.num_programs(0) * STRIDE
+        tl.store(parts + (where + split * step)[:, None] * HEAD_DIM + dims[None, :], mean, inside)
+        tl.store(logs + where + split * step, log, real)
+        tl.debug_barrier()  # every thread's part is written before one of them says so
+        counter = counters + slot * tl.num_programs(0) + kv_head
+        if tl.atomic_add(counter, 1, sem="acq_rel") == num_splits - 1:
+            mean = merge_parts(parts, logs, where, step, num_splits, real, inside, dims, HEAD_DIM, ROWS, WIDTH)
+            tl.store(result, mean, inside)
+            tl.store(counter, 0)  # for the next layer
 
 
 @triton.jit
 def read_pages(
     best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, scale,
-    begin, end, length, num_kv_heads, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
+    begin, end, length, tokens, num_kv_heads, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, TILE_N: tl.constexpr, TOKENS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Take in the positions begin:end of a sequence, those that its last one sees and that are no sinks."""
+    """Take in the positions begin:end of a sequence, those that its last one sees and that are no sinks. Of several tokens
+    the first one is the last of `length` positions, and each of `tokens` sees so many more."""
     dims = tl.arange(0, WIDTH)
+    columns = begin + tl.arange(0, TILE_N)
+    # Block ids are loaded a tile ahead: keys and values whose addresses they are can then be on their way themselves.
+    following = tl.load(block_table + columns // BLOCK_SIZE, columns // BLOCK_SIZE * BLOCK_SIZE < end, 0)
     for tile in range(begin, end, TILE_N):
         columns = tile + tl.arange(0, TILE_N)
+        blocks = following.to(tl.int64)
+        ahead = columns + TILE_N
+        following = tl.load(block_table + ahead // BLOCK_SIZE, ahead // BLOCK_SIZE * BLOCK_SIZE < end, 0)
         there = columns < end
         if WINDOW > 0:
             there = there & (columns >= length - WINDOW)
         if SINKS > 0:
             there = there & (columns >= SINKS)
         held = columns // BLOCK_SIZE * BLOCK_SIZE < end  # whole blocks, so that loads of 16 bytes are not cut
-        blocks = tl.load(block_table + columns // BLOCK_SIZE, held, 0).to(tl.int64)
         offsets = columns % BLOCK_SIZE
         wide = (dims < HEAD_DIM)[:, None] & held[None, :]
         page = keys + (blocks * key_block + offsets)[None, :] + dims[:, None] * BLOCK_SIZE
@@ -155,7 +204,12 @@ def read_pages(
         if key_scales is not None:
             place = blocks * (num_kv_heads * BLOCK_SIZE) + offsets
             scores *= tl.load(key_scales + place, held, 0.0)[None, :]
-        scores = tl.where(there[None, :], scores, float("-inf"))
+        seen = there[None, :]
+        if TOKENS > 1:
+            seen = seen & (columns[None, :] < (length + tokens)[:, None])
+            if WINDOW > 0:
+                seen = seen & (columns[None, :] >= (length + tokens)[:, None] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
         page = values + (blocks * value_block + offsets * HEAD_DIM)[:, None] + dims[None, :]
         wide = there[:, None] & (dims < HEAD_DIM)[None, :]
         codes = decode(tl.load(page, wide, 0.0), queries)
@@ -223,8 +277,9 @@ def torch_paged_decode(
     value_scales: Tensor | None = None,
     sinks: int = 0,
     q_sink: Tensor | None = None,
+    plan: DecodePlan | None = None,
 ) -> Tensor:
-    """The twin: gather each sequence's pages, then the formula; `num_splits` changes nothing."""
+    """The twin: gather each sequence's pages, then the formula; `num_splits` and `plan` change nothing."""
     out = torch.zeros_like(q, memory_format=torch.contiguous_format) if out is None else out
     for row, (length, table) in enumerate(zip(seq_lens.tolist(), block_table)):
         if length:

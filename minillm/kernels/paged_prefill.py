@@ -13,9 +13,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from minillm.kernels.flash_attention import LOG2_E, check_heads, choose_tiles, dot_precision, take_in, torch_attend
+from minillm.kernels.flash_attention import base_2_scale, check_heads, dot_precision, take_in, torch_attend
 from minillm.kernels.kv_codes import UNIT, as_codes, check_codes, decode, take_in_codes
 from minillm.kernels.language import capability, next_power_of_2, tl, triton
+from minillm.kernels.tile_plan import plan_tiles
+from minillm.kernels.tiles import TUNED, Tiles, choose_tiles, fit_to_queries
 
 
 def paged_prefill(
@@ -33,6 +35,8 @@ def paged_prefill(
     value_scales: Tensor | None = None,
     sinks: int = 0,
     q_sink: Tensor | None = None,
+    plan: Tensor | None = None,
+    tiles: Tiles | None = None,
 ) -> Tensor:
     """Each query attends to all positions of its sequence up to its own: [num_tokens, num_heads, head_dim].
 
@@ -41,6 +45,8 @@ def paged_prefill(
     brings the tokens query_start_loc[i]:query_start_loc[i + 1], at most `max_query_len`, the last of its seq_lens[i]
     positions; its pages are block_table[i]. Sequences that bring no token are passed over. `out` is written to where
     it is given: rows that no sequence owns stay as they are.
+
+    `plan` is that of a `PrefillPlan` for the same batch, made here where it is None; `tiles` are those of a timing.
 
     For chapter 17: keys and values may be codes of 8 bits, with their scales as `minillm.kernels.kv_codes` has them. With
     `sinks` the first so many positions are seen by all, beside the window, by queries of their own: q_sink, contiguous.
@@ -53,37 +59,65 @@ def paged_prefill(
     if out is None:
         out = torch.empty(num_tokens, num_heads, head_dim, dtype=q.dtype, device=q.device)
     group = num_heads // num_kv_heads
-    tile_m, tile_n, num_warps, num_stages = choose_tiles(head_dim, q.dtype, capability(q))
-    if keys.element_size() == 1 and tile_m > 64:  # codes take registers on their way to the tensor cores
-        tile_m, num_warps, num_stages = 64, 4, 2
-    tile_m = max(16, next_power_of_2(group), min(tile_m, next_power_of_2(max_query_len * group)))
-    grid = (triton.cdiv(max_query_len, tile_m // group), num_kv_heads, seq_lens.shape[0])
-    paged_prefill_kernel[grid](
-        q, as_codes(keys, capability(q)), as_codes(values, capability(q)), out, query_start_loc, seq_lens, block_table,
-        key_scales, value_scales, q_sink, (head_dim**-0.5 if scale is None else scale) * LOG2_E,
+    tiles = prefill_tiles(q, keys, max_query_len, window, tiles)
+    if plan is None:
+        plan = plan_tiles(query_start_loc, seq_lens, num_tokens, max_query_len, tiles.tile_m // group)
+    paged_prefill_kernel[(num_kv_heads * len(plan),)](
+        q, as_codes(keys, capability(q)), as_codes(values, capability(q)), out, query_start_loc, seq_lens, block_table, plan,
+        key_scales, value_scales, q_sink, base_2_scale(scale, head_dim),
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), keys.stride(0), values.stride(0), block_table.stride(0),
-        GROUP=group, HEAD_DIM=head_dim, WIDTH=next_power_of_2(head_dim), BLOCK_SIZE=block_size, WINDOW=window or 0,
-        SINKS=sinks, TILE_M=tile_m, TILE_N=tile_n, PRECISION=dot_precision(q.dtype), num_warps=num_warps, num_stages=num_stages,
+        KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, WIDTH=next_power_of_2(head_dim), BLOCK_SIZE=block_size,
+        WINDOW=window or 0, SINKS=sinks, TILE_M=tiles.tile_m, TILE_N=tiles.tile_n, PRECISION=dot_precision(q.dtype),
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     return out
 
 
-@triton.jit
+def prefill_tiles(q: Tensor, keys: Tensor, max_query_len: int, window: int | None, tiles: Tiles | None = None) -> Tiles:
+    """`tiles`, or those of this GPU, with rows for all query heads of a KV head, and for no more queries than there are."""
+    group = q.shape[1] // keys.shape[1]
+    shape = q.shape[2], q.dtype, capability(q), keys.element_size() == 1, window is not None
+    tiles = tiles or TUNED.get(shape) or choose_tiles(*shape)
+    return fit_to_queries(tiles, max_query_len * group, group, keys.element_size() == 1)
+
+
+class PrefillPlan:
+    """The plan of a step, made by its first layer for all of them."""
+
+    def __init__(self):
+        self.batch: object = None
+        self.plans: dict[int, Tensor] = {}  # by the tokens of a tile, which windows may make fewer
+
+    def get(
+        self, first: bool, batch: object, q: Tensor, keys: Tensor, query_start_loc: Tensor, seq_lens: Tensor,
+        max_query_len: int, window: int | None,
+    ) -> Tensor:  # fmt: skip
+        """That of `batch`, made anew if this is its `first` layer: a recorded batch is one object for many steps."""
+        if first or self.batch is not batch:
+            self.batch, self.plans = batch, {}
+        tile = prefill_tiles(q, keys, max_query_len, window).tile_m // (q.shape[1] // keys.shape[1])
+        if tile not in self.plans:
+            self.plans[tile] = plan_tiles(query_start_loc, seq_lens, len(q), max_query_len, tile)
+        return self.plans[tile]
+
+
+# The index tensors may be slices, and the table as wide as the step's longest sequence: neither compiles a variant.
+@triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["query_start_loc", "seq_lens", "block_table"])
 def paged_prefill_kernel(
-    q, keys, values, out, query_start_loc, seq_lens, block_table, key_scales, value_scales, q_sink, scale,
+    q, keys, values, out, query_start_loc, seq_lens, block_table, plan, key_scales, value_scales, q_sink, scale,
     q_token, q_head, out_token, out_head, key_block, value_block, table_row,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    SINKS: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    kv_head = tl.program_id(1)
-    seq = tl.program_id(2)
+    kv_head, place = tl.program_id(0) % KV_HEADS, tl.program_id(0) // KV_HEADS  # the heads of a tile start together
+    seq = tl.load(plan + 2 * place)
+    if seq < 0:
+        return
+    begin = tl.load(plan + 2 * place + 1)
     first = tl.load(query_start_loc + seq).to(tl.int64)
     num_queries = (tl.load(query_start_loc + seq + 1) - first).to(tl.int32)
     past = tl.load(seq_lens + seq).to(tl.int32) - num_queries  # positions before the first query
     tokens_per_tile: tl.constexpr = TILE_M // GROUP
-    begin = (tl.num_programs(0) - 1 - tl.program_id(0)) * tokens_per_tile
-    if begin >= num_queries:
-        return
 
     rows = tl.arange(0, TILE_M)
     tokens = begin + rows // GROUP
@@ -105,33 +139,31 @@ def paged_prefill_kernel(
     total = tl.zeros((TILE_M,), tl.float32)
     acc = tl.zeros((TILE_M, WIDTH), tl.float32)
     length = tl.minimum(past + begin + tokens_per_tile, past + num_queries)  # the tile's last query sees up to here
-    start, whole = 0, 0
+    whole = 0
     if WINDOW > 0:
-        start = tl.maximum(past + begin - WINDOW + 1, 0) // TILE_N * TILE_N
         whole = tl.cdiv(tl.maximum(length - WINDOW, SINKS), TILE_N) * TILE_N  # all queries see the tiles from here on
     diagonal = tl.maximum((past + begin + 1) // TILE_N * TILE_N, whole)
     diagonal = tl.minimum(diagonal, tl.cdiv(length, TILE_N) * TILE_N)
+    start, edge = diagonal, diagonal
+    if WINDOW > 0:
+        start, edge = tl.maximum(past + begin - WINDOW + 1, 0) // TILE_N * TILE_N, tl.minimum(whole, diagonal)
     if SINKS > 0:
-        row = (first + tokens) * tl.num_programs(1) * GROUP + heads
+        row = (first + tokens) * KV_HEADS * GROUP + heads
         turned = tl.load(q_sink + row[:, None] * HEAD_DIM + dims[None, :], inside, 0.0)
         best, total, acc = walk_pages(
             best, total, acc, turned, keys, values, block_table, key_scales, value_scales, key_block, value_block,
-            tl.minimum(positions, SINKS - 1), scale, 0, tl.minimum(SINKS, length), length, tl.num_programs(1),
+            tl.minimum(positions, SINKS - 1), scale, 0, 0, 0, tl.minimum(SINKS, length), length, KV_HEADS,
             HEAD_DIM, WIDTH, BLOCK_SIZE, 0, 0, TILE_N, True, PRECISION,
-        )  # fmt: skip
-    if WINDOW > 0:
-        best, total, acc = walk_pages(
-            best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, positions, scale,
-            start, tl.minimum(whole, diagonal), length, tl.num_programs(1),
-            HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SINKS, TILE_N, True, PRECISION,
         )  # fmt: skip
     best, total, acc = walk_pages(
         best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, positions, scale,
-        whole, diagonal, length, tl.num_programs(1), HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SINKS, TILE_N, False, PRECISION,
+        whole, diagonal, diagonal, diagonal, length, KV_HEADS,
+        HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SINKS, TILE_N, False, PRECISION,
     )  # fmt: skip
     best, total, acc = walk_pages(
         best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, positions, scale,
-        diagonal, length, length, tl.num_programs(1), HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SINKS, TILE_N, True, PRECISION,
+        start, edge, diagonal, length, length, KV_HEADS,
+        HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SINKS, TILE_N, True, PRECISION,
     )  # fmt: skip
     if key_scales is not None:
         acc *= 1 / UNIT
@@ -143,13 +175,15 @@ def paged_prefill_kernel(
 @triton.jit
 def walk_pages(
     best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, positions, scale,
-    begin, end, length, num_kv_heads, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    begin, gap, after, end, length, num_kv_heads, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SINKS: tl.constexpr, TILE_N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Take in the positions begin:end of a sequence, tile by tile, through its block table."""
+    """Take in the positions begin:gap and after:end of a sequence, tile by tile, through its block table."""
     dims = tl.arange(0, WIDTH)
-    for tile in range(begin, end, TILE_N):
+    for tile in range(begin, end - (after - gap), TILE_N):
         columns = tile + tl.arange(0, TILE_N)
+        if MASKED and WINDOW > 0:
+            columns += tl.where(tile < gap, 0, after - gap)
         there = columns < length if MASKED else columns >= 0
         # Whole blocks of keys, so that loads of 16 bytes are not cut; `scores` hides what lies beyond.
         held = columns // BLOCK_SIZE * BLOCK_SIZE < length if MASKED else columns // BLOCK_SIZE >= 0
@@ -158,10 +192,10 @@ def walk_pages(
         wide = (dims < HEAD_DIM)[:, None] & held[None, :]
         page = keys + (blocks * key_block + offsets)[None, :] + dims[:, None] * BLOCK_SIZE
         codes = decode(tl.load(page, wide, 0.0), queries)
-        scores = tl.dot(queries, codes, input_precision=PRECISION) * scale  # [rows, TILE_N]
+        scores = tl.dot(queries, codes, input_precision=PRECISION)  # [rows, TILE_N], not scaled yet
         if key_scales is not None:
             place = blocks * (num_kv_heads * BLOCK_SIZE) + offsets
-            scores *= tl.load(key_scales + place, held, 0.0)[None, :]
+            scores *= (tl.load(key_scales + place, held, 0.0) * scale)[None, :]  # both scales at once
         if MASKED:
             seen = columns[None, :] <= positions[:, None]
             if WINDOW > 0:
@@ -173,7 +207,7 @@ def walk_pages(
         wide = there[:, None] & (dims < HEAD_DIM)[None, :]
         codes = decode(tl.load(page, wide, 0.0), queries)
         if value_scales is None:
-            best, total, acc = take_in(best, total, acc, scores, codes, MASKED, PRECISION)
+            best, total, acc = take_in(best, total, acc, scores, codes, MASKED, PRECISION, scale)
         else:
             scales = tl.load(value_scales + place, there, 0.0)
             best, total, acc = take_in_codes(best, total, acc, scores, codes, scales, MASKED, PRECISION)

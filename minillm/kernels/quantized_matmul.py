@@ -117,7 +117,7 @@ def _num_sms(x: Tensor) -> int:
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m"])  # TILE_M is all that the rows of a step may compile anew
 def few_rows_kernel(
     x, words, scales, zeros, bias, parts, counters, out, m, n, k, num_units, x_row,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, SPLIT: tl.constexpr,
@@ -174,7 +174,7 @@ def few_rows_kernel(
         store_result(out, where, acc, bias, columns, n, inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m"])
 def many_rows_kernel(
     x, words, scales, zeros, bias, out, m, n, k, num_units, x_row,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr,

@@ -66,7 +66,7 @@ def rotate_and_store(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping"])  # it may begin anywhere in a step's inputs
 def rotate_and_store_kernel(
     q, k, v, cos, sin, keys, values, slot_mapping, q_weight, k_weight, key_scales, value_scales,
     q_token, k_token, v_token, cos_token, sin_token, key_block, value_block, eps,

@@ -1,13 +1,11 @@
 """Drawing tokens on the GPU: temperature, min-p, top-k, top-p and Gumbel noise, no synchronisation. Built in chapter 14.
 
-    threshold_kernel   one program a row    the smallest logit that the filters keep       (only where a row filters)
     draw_kernel        rows x pieces        argmax of logit + noise in each piece of the vocabulary
     pick_kernel        one program a row    the best piece's best token
 
-The torch road sorts every row, writes the noise of the whole vocabulary and reads it again. Here nothing is sorted:
-the k-th largest logit is found bit by bit, from how many logits lie above a guess, and so is the one at which the
-probabilities above reach p. The noise is made where it is used, the same numbers as `minillm.sampling.noise`. The
-PyTorch twin is `minillm.sampling.sampler`'s own `draw`.
+The PyTorch twin, `minillm.sampling.sampler`'s own `draw`, sorts every row, writes the noise of the whole vocabulary and
+reads it again. Here the noise is made where it is used, the same numbers as `minillm.sampling.noise`, and nothing is
+sorted: `minillm.kernels.sampling_filters` finds the smallest logit that the filters keep.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 
 from minillm.kernels.language import next_power_of_2, tl, triton
+from minillm.kernels.sampling_filters import find_thresholds
 
 PIECE = 4096  # tokens of the vocabulary a program draws from: enough programs for a GPU at one row of 150,000
 STEP: tl.constexpr = tl.constexpr(0x9E3779B97F4A7C15)  # SplitMix64, as in minillm.sampling.noise
@@ -45,14 +44,7 @@ def sample(
     bound, last_tie = logits, seeds  # not read where nothing is filtered
     filtered = not (min_p is None and top_k is None and top_p is None)
     if filtered:
-        bound = torch.empty(num_rows, dtype=torch.float32, device=device)
-        last_tie = torch.empty(num_rows, dtype=torch.int64, device=device)
-        threshold_kernel[(num_rows,)](
-            logits, temperature, temperature if min_p is None else min_p, seeds if top_k is None else top_k,
-            temperature if top_p is None else top_p, bound, last_tie, logits.stride(0), vocab_size,
-            MIN_P=min_p is not None, TOP_K=top_k is not None, TOP_P=top_p is not None,
-            TILE=min(4096, next_power_of_2(vocab_size)), num_warps=16,
-        )  # fmt: skip
+        bound, last_tie = find_thresholds(logits, temperature, min_p, top_k, top_p)
     values = torch.empty(num_rows, num_pieces, dtype=torch.float32, device=device)
     tokens = torch.empty(num_rows, num_pieces, dtype=torch.int64, device=device)
     draw_kernel[(num_pieces, num_rows)](
@@ -112,94 +104,3 @@ def random_bits(key, counter):
     bits = (bits ^ (bits >> 30)) * MULTIPLY_1
     bits = (bits ^ (bits >> 27)) * MULTIPLY_2
     return bits ^ (bits >> 31)
-
-
-@triton.jit
-def threshold_kernel(
-    logits, temperature, min_p, top_k, top_p, bound, last_tie, row_stride, vocab_size,
-    MIN_P: tl.constexpr, TOP_K: tl.constexpr, TOP_P: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """The smallest value that is kept, and of the tokens that have exactly this value the last one that is."""
-    row = tl.program_id(0).to(tl.int64)
-    logits += row * row_stride
-    heat = tl.load(temperature + row)
-    largest = float("-inf")
-    for start in range(0, vocab_size, TILE):
-        largest = tl.maximum(largest, tl.max(load_tile(logits, heat, start, vocab_size, TILE), 0))
-    one = tl.full((), 1, tl.int32)
-    least = tl.full((), -2139095041, tl.int32)  # the rank of -inf: everything is kept
-    if MIN_P:
-        ratio = tl.load(min_p + row)
-        if ratio > 0.0:
-            least = rank(largest + tl.log(ratio))
-    last = vocab_size
-    if TOP_K:
-        k = tl.load(top_k + row).to(tl.int32)
-        if k < vocab_size:
-            # The largest rank that k tokens reach, its bits from the highest down: that of the k-th largest logit.
-            kth = tl.full((), -2147483648, tl.int32)
-            for bit in range(0, 32):
-                guess = kth ^ (one << (31 - bit))
-                count = 0
-                for start in range(0, vocab_size, TILE):
-                    count += tl.sum((rank(load_tile(logits, heat, start, vocab_size, TILE)) >= guess).to(tl.int32), 0)
-                kth = tl.where(count >= k, guess, kth)
-            least = tl.maximum(least, kth)
-    if TOP_P:
-        p = tl.load(top_p + row)
-        if p < 1.0:
-            # The largest rank such that the tokens from it on hold p of what is left.
-            enough = p * mass(logits, heat, largest, least, vocab_size, TILE)
-            edge = tl.full((), -2147483648, tl.int32)
-            for bit in range(0, 32):
-                guess = edge ^ (one << (31 - bit))
-                held = mass(logits, heat, largest, tl.maximum(guess, least), vocab_size, TILE)
-                edge = tl.where(held >= enough, guess, edge)
-            least = tl.maximum(least, edge)
-            # Of the tokens at the edge as many as it takes, the smaller ids first.
-            missing = enough - mass(logits, heat, largest, least + 1, vocab_size, TILE)
-            needed = tl.maximum(tl.ceil(missing / tl.exp(unrank(least) - largest)), 1.0).to(tl.int32)
-            last = nth_equal(logits, heat, least, needed, vocab_size, TILE)
-    tl.store(bound + row, unrank(least))
-    tl.store(last_tie + row, last.to(tl.int64))
-
-
-@triton.jit
-def load_tile(logits, heat, start, vocab_size, TILE: tl.constexpr):
-    ids = start + tl.arange(0, TILE)
-    return tl.div_rn(tl.load(logits + ids, ids < vocab_size, float("-inf")), heat)
-
-
-@triton.jit
-def mass(logits, heat, largest, least, vocab_size, TILE: tl.constexpr):
-    """The sum of exponentials of all tokens that rank `least` or higher."""
-    total = 0.0
-    for start in range(0, vocab_size, TILE):
-        x = load_tile(logits, heat, start, vocab_size, TILE)
-        total += tl.sum(tl.where(rank(x) >= least, tl.exp(x - largest), 0.0), 0)
-    return total
-
-
-@triton.jit
-def nth_equal(logits, heat, wanted, n, vocab_size, TILE: tl.constexpr):
-    """The id of the n-th token of this rank."""
-    found, last = 0, vocab_size
-    for start in range(0, vocab_size, TILE):
-        equal = (rank(load_tile(logits, heat, start, vocab_size, TILE)) == wanted).to(tl.int32)
-        place = tl.cumsum(equal, 0) + found
-        last = tl.minimum(last, tl.min(tl.where((place == n) & (equal == 1), start + tl.arange(0, TILE), vocab_size), 0))
-        found += tl.sum(equal, 0)
-    return last
-
-
-@triton.jit
-def rank(x):
-    """An int32 that orders as the float does: the bits of a negative one are turned around."""
-    bits = x.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def unrank(order):
-    bits = order ^ ((order >> 31) & 0x7FFFFFFF)
-    return bits.to(tl.float32, bitcast=True)

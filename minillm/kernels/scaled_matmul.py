@@ -160,7 +160,7 @@ def decode_e4m3(codes):
     return bits.to(tl.float16, bitcast=True) * 256.0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m"])  # a batch size is no reason to compile
 def scaled_matmul_kernel(
     codes, weight, row_scales, column_scales, bias, out, m, n, k, codes_row, weight_row,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, DECODES: tl.constexpr,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from minillm.kernels import huge_pages
 from minillm.kv_cache.quantized import KV_DTYPES, bytes_per_vector, dequantize_vectors, quantize_vectors
+from minillm.staging import upload
 
 if TYPE_CHECKING:
     from minillm.kv_cache.manager import BlockMoves
@@ -88,11 +89,13 @@ class PagedKVCache:
         ):
             if not pairs:
                 continue
-            origin, destination = torch.tensor(pairs).unbind(1)
+            places = {side["keys"][0].device for side in (sources, targets)}
+            indices = {place: upload(*zip(*pairs), device=place) for place in places}
             for name in sources:
                 for source, target in zip(sources[name], targets[name]):
-                    rows = as_bytes(source).index_select(0, origin.to(source.device))  # read first: a target may be a source
-                    as_bytes(target).index_copy_(0, destination.to(target.device), rows.to(target.device))
+                    origin, destination = indices[source.device][0], indices[target.device][1]
+                    rows = as_bytes(source).index_select(0, origin)  # read first: a target may be a source
+                    as_bytes(target).index_copy_(0, destination, rows.to(target.device))
 
     def read_blocks(self, blocks: list[int]) -> dict[str, Tensor]:
         """Copies in host memory of all parts, by name: each [num_layers, len(blocks), ...]."""

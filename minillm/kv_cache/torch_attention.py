@@ -105,10 +105,28 @@ def tile_attention(
         # Both queries side by side, and each key beside zeros on the side of the query that it does not meet.
         tiles = torch.cat([tiles, turned[group.query_rows].transpose(1, 2)], dim=-1)
         keys = torch.cat([F.pad(keys[:, :, :sinks], (head_dim, 0)), F.pad(keys[:, :, sinks:], (0, head_dim))], dim=2)
+    if q.is_cuda:
+        return folded_attention(tiles, keys, values, group.seen, head_dim**-0.5).transpose(1, 2)
     out = F.scaled_dot_product_attention(
         tiles, keys, values, attn_mask=group.seen, scale=head_dim**-0.5, enable_gqa=True
     )
     return out.transpose(1, 2)
+
+
+def folded_attention(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """Masked attention of grouped heads for torch's CUDA kernels: [num_tiles, num_heads, tile_len, head_dim], as q.
+
+    The kernel that takes a mask ("memory-efficient") takes no `enable_gqa` before torch's releases of 2026: torch falls back
+    to products in float32, without tensor cores. So the query heads of a KV head become more rows of that head, with the
+    mask repeated. That kernel reads rows of the mask at multiples of 8 keys; torch pads a copy where the block size is none.
+    """
+    num_tiles, num_heads, tile_len, head_dim = q.shape
+    num_kv_heads, num_keys = keys.shape[1:3]
+    group = num_heads // num_kv_heads
+    rows = q.reshape(num_tiles, num_kv_heads, group * tile_len, head_dim)
+    mask = seen[:, :, None].expand(-1, -1, group, -1, -1).reshape(num_tiles, 1, group * tile_len, num_keys)
+    out = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)
+    return out.reshape(num_tiles, num_heads, tile_len, values.shape[-1])
 
 
 def embedding_bag(table: Tensor, rows: Tensor, bags: Tensor, weights: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from minillm.kv_cache.paged import PagedKVCache
+from minillm.staging import upload
 
 if TYPE_CHECKING:
     from minillm.model.batch import ForwardBatch
@@ -54,13 +55,11 @@ class DecodePlan:
         value_rows = (block_of_bag * num_kv_heads + kv_head_of_bag)[:, None] * size + np.arange(size)
         values_of_head = counts.repeat(num_heads) * size
 
-        def tensor(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(array.reshape(-1).astype(np.int64, copy=False)).to(device)
-
-        self.place_of_bag, self.bag_of_place = tensor(place_of_bag), tensor(bag_of_place)
-        self.query_of_bag = tensor(place_of_bag // max_blocks)
-        self.key_rows, self.key_bags = tensor(key_rows), tensor(np.arange(len(place_of_bag)) * head_dim)
-        self.value_rows, self.value_bags = tensor(value_rows), tensor(np.cumsum(values_of_head) - values_of_head)
+        starts = np.arange(len(place_of_bag)) * head_dim, np.cumsum(values_of_head) - values_of_head
+        columns = (place_of_bag, bag_of_place, place_of_bag // max_blocks, key_rows, starts[0], value_rows, starts[1])
+        sent = upload(*(column.reshape(-1).astype(np.int64, copy=False) for column in columns), device=device)
+        self.place_of_bag, self.bag_of_place, self.query_of_bag = sent[:3]
+        self.key_rows, self.key_bags, self.value_rows, self.value_bags = sent[3:]
         self.mask: Tensor  # [num_seqs, 1, max_blocks * block_size] float32, -inf where nothing may be seen
 
 
@@ -82,8 +81,8 @@ class Plan:
         self.batch = batch
         self.device = batch.seq_lens.device
         self.block_size, self.window, self.sinks = cache.block_size, window, sinks
-        starts, seq_lens = batch.query_start_loc.cpu().numpy(), batch.seq_lens.cpu().numpy()
-        table = batch.block_table.cpu().numpy()
+        index = batch.on_host or [x.cpu().numpy() for x in (batch.query_start_loc, batch.seq_lens, batch.block_table)]
+        starts, seq_lens, table = (x.astype(np.int64, copy=False) for x in index)  # products of them need 64 bits
         several = np.flatnonzero(np.diff(starts) > 1)
         self.num_decodes = int(several[0]) if len(several) else len(seq_lens)
         self.decodes: DecodePlan | None = None
@@ -113,7 +112,7 @@ class Plan:
         position = first_block[:, None] * size + np.arange(blocks.shape[1] * size)
         seen = (position < seq_lens[:, None]) & (position >= first[:, None])
         mask = np.where(seen, np.float32(0), np.float32("-inf"))
-        self.decodes.mask = torch.from_numpy(mask[:, None]).to(self.device)
+        self.decodes.mask = upload(mask[:, None], device=self.device)[0]
 
     def _tile_groups(self, seqs: range, starts: np.ndarray, seq_lens: np.ndarray, table: np.ndarray) -> list[TileGroup]:
         """Tiles of these sequences. A tile reads the blocks of the sinks, and from block `first` on those of its windows."""
@@ -149,13 +148,5 @@ class Plan:
             seen &= (key[:, None] > query[:, :, None] - self.window) | (key[:, None] < self.sinks)
         query_rows = np.where(real, row[:, None] + within, 0)
         tile, place = np.nonzero(real)
-        return TileGroup(
-            block_table=self._tensor(blocks),
-            query_rows=self._tensor(query_rows),
-            seen=self._tensor(seen[:, None]),
-            rows=self._tensor(query_rows[real]),
-            places=(self._tensor(tile), self._tensor(place)),
-        )
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        columns = upload(blocks, query_rows, seen[:, None], query_rows[real], tile, place, device=self.device)
+        return TileGroup(*columns[:4], places=tuple(columns[4:]))

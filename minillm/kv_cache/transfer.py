@@ -21,6 +21,7 @@ from minillm.device import pin_memory
 from minillm.kv_cache.disk import MOST_WAITING, DiskStore
 from minillm.kv_cache.manager import BlockMoves
 from minillm.kv_cache.paged import PagedKVCache
+from minillm.staging import upload
 
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
@@ -132,4 +133,4 @@ class BlockTransfer:
             part.index_copy_(0, blocks, rows)
 
     def _index(self, blocks: tuple[int, ...]) -> Tensor:
-        return torch.tensor(blocks).to(self.device)
+        return upload(blocks, device=self.device)[0]

@@ -3,8 +3,11 @@
     qkv -> rotate_and_store -> paged_decode  for the sequences that bring one token, which stand first
                             -> paged_prefill for the others
 
-Everything that the host must know (how many rows decode, the longest query, the split count) it knows from the batch
-without asking the GPU, so a step has no synchronisation and can be captured as a CUDA graph.
+    once a step and window: seq_lens -> plan_decode -> what each program of paged_decode reads
+
+Everything that the host must know (how many rows decode, the longest query, the longest sequence) it knows from the batch
+without asking the GPU, so a step has no synchronisation and can be captured as a CUDA graph. How a sequence is split
+follows from the lengths, which are on the GPU: a kernel plans it there.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ from torch import Tensor
 
 from minillm.device import triton_has_tensor_cores
 from minillm.kernels.language import serves
-from minillm.kernels.paged_decode import choose_num_splits, paged_decode
-from minillm.kernels.paged_prefill import paged_prefill
+from minillm.kernels.decode_plan import DecodePlan, plan_decode
+from minillm.kernels.paged_decode import paged_decode
+from minillm.kernels.paged_prefill import PrefillPlan, paged_prefill
 from minillm.kernels.rotary import rotate_and_store
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.retention import SinkTurn, turn_queries
@@ -27,6 +31,7 @@ from minillm.kv_cache.torch_attention import TorchAttention
 if TYPE_CHECKING:
     from minillm.model.batch import ForwardBatch
 
+MOST_ROWS = 32  # of queries, tokens times heads of a group: more would need registers that the keys take
 PAGE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 
 
@@ -61,19 +66,23 @@ class TritonAttention:
         if sink_turn and None in layer_windows:
             raise ValueError(f"sinks={sink_turn.policy.sinks} need a window in every layer, not layer_windows={layer_windows}")
         self.cache = cache
-        self.layer_windows = layer_windows
+        self.layer_windows = list(layer_windows)
+        most_rows = 16 if keys.is_cuda and not triton_has_tensor_cores(keys.device) else MOST_ROWS  # more spill on a T4
+        self.most_tokens = max(1, most_rows // (num_heads // keys.shape[1]))  # of a sequence that share a reading of its keys
         self.sink_turn = sink_turn
         if torch_prefill is None:
             torch_prefill = keys.is_cuda and not triton_has_tensor_cores(keys.device)
         self.torch = TorchAttention(cache, layer_windows, num_heads, sink_turn) if torch_prefill else None
+        self._plans: dict[int | None, tuple[ForwardBatch, DecodePlan]] = {}  # of the last batch, for each window
+        self.prefill_plan = PrefillPlan()
         self.num_sms = torch.cuda.get_device_properties(keys.device).multi_processor_count if keys.is_cuda else 4
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
         """See `minillm.model.attention.AttentionBackend`; no slot may be -1."""
         self.cache.write(layer, k, v, batch.slot_mapping)
-        return self._attend(q if q.stride(2) == 1 else q.contiguous(), layer, batch)
+        return self.attend_stored(q if q.stride(2) == 1 else q.contiguous(), layer, batch)
 
-    def attend_fused(
+    def rotate_and_store(
         self,
         qkv: Tensor,
         rotary: tuple[Tensor, Tensor],
@@ -81,9 +90,10 @@ class TritonAttention:
         k_weight: Tensor | None,
         eps: float,
         layer: int,
-        batch: ForwardBatch,
+        slot_mapping: Tensor,
     ) -> Tensor:
-        """The same from the projection on: norm of the heads where there are weights, rotation and store are one kernel.
+        """From the projection on: norm of the heads where there are weights, rotation and the write to the pages are one
+        kernel. Returns the queries, for `attend_stored`.
 
         qkv [num_tokens, heads of q, k and v, head_dim], overwritten; cos and sin in `rotary`. A slot of -1 is a row
         that only fills up the batch.
@@ -91,31 +101,45 @@ class TritonAttention:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         num_kv_heads = keys.shape[1]
         q, k, v = qkv.split_with_sizes([qkv.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
-        rotate_and_store(q, k, v, *rotary, keys, values, batch.slot_mapping, q_weight, k_weight, eps, **self._scales(layer))
-        return self._attend(q, layer, batch)
+        rotate_and_store(q, k, v, *rotary, keys, values, slot_mapping, q_weight, k_weight, eps, **self._scales(layer))
+        return q
 
-    def _attend(self, q: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
+    def attend_stored(self, q: Tensor, layer: int, batch: ForwardBatch, out: Tensor | None = None) -> Tensor:
+        """Attention of queries whose keys and values are in their slots; written to `out` where it is given."""
         keys, values, window = self.cache.keys[layer], self.cache.values[layer], self.layer_windows[layer]
         fewer = self._scales(layer) | self._sinks(q, layer, batch)  # what chapter 17 adds
         num_decodes = count_decodes(batch)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         if num_decodes:
             decodes = slice(num_decodes)
-            num_splits = choose_num_splits(num_decodes, keys.shape[1], batch.max_seq_len, self.num_sms)
             paged_decode(
-                q[decodes], keys, values, batch.seq_lens[decodes], batch.block_table[decodes], num_splits, window,
-                out=out[decodes], **fewer,
+                q[decodes], keys, values, batch.seq_lens[decodes], batch.block_table[decodes], window=window,
+                out=out[decodes], plan=self._plan(layer, batch), **fewer,
             )  # fmt: skip
         if num_decodes < batch.num_tokens:
             if self.torch is not None:
                 self.torch.prefill(q, layer, batch, out)
             else:
                 several = slice(num_decodes, None)
+                index = batch.query_start_loc[several], batch.seq_lens[several]
+                plan = self.prefill_plan.get(layer == 0, batch, q, keys, *index, batch.max_query_len, window)
                 paged_prefill(
-                    q, keys, values, batch.query_start_loc[several], batch.seq_lens[several], batch.block_table[several],
-                    batch.max_query_len, window, out=out, **fewer,
+                    q, keys, values, *index, batch.block_table[several], batch.max_query_len, window, out=out, plan=plan, **fewer,
                 )  # fmt: skip
         return out
+
+    def _plan(self, layer: int, batch: ForwardBatch) -> DecodePlan:
+        """Made by the first layer of each window, in every forward pass, since a recorded batch changes its contents."""
+        window = self.layer_windows[layer]
+        planned, plan = self._plans.get(window, (None, None))
+        if planned is not batch or layer == self.layer_windows.index(window):
+            seq_lens, index = batch.seq_lens[: batch.num_decodes], batch.query_index
+            plan = plan_decode(
+                seq_lens, self.cache.keys[layer].shape[1], batch.max_seq_len, self.num_sms, window,
+                None if index is None else index[: batch.num_decodes], min(batch.tokens_each, self.most_tokens),
+            )  # fmt: skip
+            self._plans[window] = batch, plan
+        return plan
 
     def _scales(self, layer: int) -> dict[str, Tensor]:
         """Those of a cache in 8 bits."""

@@ -51,16 +51,21 @@ class Decoder(nn.Module):
         self.stream: LayerStream | None = None  # of layers that lie in host memory
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> Tensor:
-        """Logits of the tokens in `batch.logits_indices`: [num_logits, vocab_size] float32."""
+    def forward(self, batch: ForwardBatch, attention: AttentionBackend, out: Tensor | None = None) -> Tensor:
+        """Logits of the tokens in `batch.logits_indices`: [num_logits, vocab_size] float32, in `out` where it is given."""
         rotary = self.rotary(batch.positions)
         hidden = self.embed(batch.token_ids)
-        if hasattr(attention, "attend_fused"):  # on a GPU: the same in fewer launches, chapter 14
-            return self.lm_head(run_layers(self, hidden, rotary, attention, batch)).float()
+        if hasattr(attention, "rotate_and_store"):  # on a GPU: the same in fewer launches, chapter 14
+            return self.logits(run_layers(self, hidden, rotary, attention, batch), out)
         for layer in self.in_order():
             hidden = layer(hidden, rotary, attention, batch)
         wanted = hidden.index_select(0, batch.logits_indices)  # [num_logits, hidden_size]
-        return self.lm_head(self.norm(wanted)).float()
+        return self.logits(self.norm(wanted), out)
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[num_logits, vocab_size] float32 of hidden states behind the last norm."""
+        logits = self.lm_head(hidden)
+        return logits.float() if out is None else out.copy_(logits)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[num_tokens, hidden_size]: rows of the table, or of the output matrix that is one with it and quantized."""

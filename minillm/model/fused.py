@@ -19,13 +19,13 @@ from minillm.kernels.norm import add_rms_norm, rms_norm
 
 if TYPE_CHECKING:
     from minillm.model.batch import ForwardBatch
-    from minillm.model.decoder import Decoder
+    from minillm.model.decoder import Decoder, DecoderLayer
 
 
 class FusedAttention(Protocol):
     """A backend that takes the projection as it is; see `minillm.kv_cache.triton_attention.TritonAttention`."""
 
-    def attend_fused(
+    def rotate_and_store(
         self,
         qkv: Tensor,
         rotary: tuple[Tensor, Tensor],
@@ -33,8 +33,9 @@ class FusedAttention(Protocol):
         k_weight: Tensor | None,
         eps: float,
         layer: int,
-        batch: ForwardBatch,
+        slot_mapping: Tensor,
     ) -> Tensor: ...
+    def attend_stored(self, q: Tensor, layer: int, batch: ForwardBatch, out: Tensor | None = None) -> Tensor: ...
 
 
 def run_layers(
@@ -44,17 +45,43 @@ def run_layers(
 
     residual [num_tokens, hidden_size] are the embeddings; every layer adds to it in place.
     """
-    eps = decoder.config.rms_norm_eps
     layers = list(decoder.layers)
-    hidden = rms_norm(residual, layers[0].input_layernorm.weight, eps)
+    hidden = rms_norm(residual, layers[0].input_layernorm.weight, decoder.config.rms_norm_eps)
     for layer, following in zip(decoder.in_order(), [*layers[1:], None]):
-        attn, mlp = layer.self_attn, layer.mlp
-        qkv = attn.qkv_proj(hidden).view(hidden.shape[0], -1, attn.head_dim)
-        q_weight, k_weight = attn.q_norm and attn.q_norm.weight, attn.k_norm and attn.k_norm.weight
-        out = attention.attend_fused(qkv, rotary, q_weight, k_weight, eps, attn.index, batch)
-        hidden = add_rms_norm(attn.o_proj(out.flatten(1)), residual, layer.post_attention_layernorm.weight, eps)
-        hidden = mlp.down_proj(silu_mul(mlp.gate_up_proj(hidden)))
-        if following is not None:
-            hidden = add_rms_norm(hidden, residual, following.input_layernorm.weight, eps)
-    wanted = batch.logits_indices
+        q = before_attention(decoder, layer, hidden, rotary, attention, batch.slot_mapping)
+        out = attention.attend_stored(q, layer.self_attn.index, batch)
+        hidden = after_attention(decoder, layer, following, out, residual)
+    return last_norm(decoder, hidden, residual, batch.logits_indices)
+
+
+def before_attention(
+    decoder: Decoder,
+    layer: DecoderLayer,
+    hidden: Tensor,
+    rotary: tuple[Tensor, Tensor],
+    attention: FusedAttention,
+    slot_mapping: Tensor,
+) -> Tensor:
+    """From the normed hidden states to the rotated queries [num_tokens, num_heads, head_dim]; keys and values are in the
+    cache then."""
+    attn = layer.self_attn
+    qkv = attn.qkv_proj(hidden).view(hidden.shape[0], -1, attn.head_dim)
+    q_weight, k_weight = attn.q_norm and attn.q_norm.weight, attn.k_norm and attn.k_norm.weight
+    return attention.rotate_and_store(qkv, rotary, q_weight, k_weight, decoder.config.rms_norm_eps, attn.index, slot_mapping)
+
+
+def after_attention(
+    decoder: Decoder, layer: DecoderLayer, following: DecoderLayer | None, out: Tensor, residual: Tensor
+) -> Tensor:
+    """From the output of attention to the normed hidden states of the layer that follows; of the last layer, to those that
+    `last_norm` takes."""
+    eps = decoder.config.rms_norm_eps
+    hidden = add_rms_norm(layer.self_attn.o_proj(out.flatten(1)), residual, layer.post_attention_layernorm.weight, eps)
+    hidden = layer.mlp.down_proj(silu_mul(layer.mlp.gate_up_proj(hidden)))
+    return hidden if following is None else add_rms_norm(hidden, residual, following.input_layernorm.weight, eps)
+
+
+def last_norm(decoder: Decoder, hidden: Tensor, residual: Tensor, wanted: Tensor) -> Tensor:
+    """The last addition and norm, of the tokens `wanted` only."""
+    eps = decoder.config.rms_norm_eps
     return add_rms_norm(hidden.index_select(0, wanted), residual.index_select(0, wanted), decoder.norm.weight, eps)

@@ -36,15 +36,15 @@ def search_scales(
     source = torch.arange(weight.shape[1], device=weight.device) if source is None else source
     count = torch.bincount(source)
     magnitude = torch.zeros(len(count), device=weight.device).index_add(0, source, inputs.mean) / count
-    best, least = torch.ones_like(magnitude), torch.inf
+    best, least = torch.ones_like(magnitude), torch.full((), torch.inf, device=weight.device)
     for step in range(STEPS):
         scales = magnitude.clamp(min=1e-4) ** (step / STEPS)
         scales = scales / (scales.max() * scales.min()).sqrt()  # centred on 1: only ratios matter
         columns = scales[source]
         rounded = round_to_nearest(weight.float() * columns, format, group_size, symmetric).dequantize() / columns
-        error = output_error(weight, rounded, inputs.hessian).sum().item()
-        if error < least:
-            best, least = scales, error
+        error = output_error(weight, rounded, inputs.hessian).sum()
+        best = torch.where(error < least, scales, best)  # decided on the device: the host waits for no candidate
+        least = torch.minimum(least, error)
     return best
 
 

@@ -37,6 +37,10 @@ class Format:
         """The value of every code, float32 [2 ** bits]; NaN for the two codes of e4m3 that mean it."""
         return _table(self.name)
 
+    def table_on(self, device: torch.device) -> Tensor:
+        """`table`, copied to a device once: a copy from host memory makes the host wait."""
+        return _table_on(self.name, device)
+
     @property
     def largest(self) -> float:
         """The largest magnitude that a symmetric grid uses: 7 of int4, which could say -8 too."""
@@ -52,13 +56,18 @@ class Format:
             return (values.round().clamp(-half, half - 1) + half).to(torch.uint8)
         if self.name == "fp8":
             return values.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
-        positive = torch.tensor(E2M1, device=values.device)
+        positive = self.table_on(values.device)[: len(E2M1)]
         nearest = torch.bucketize(values.abs(), (positive[1:] + positive[:-1]) / 2)  # a tie goes to the smaller
         return (nearest + 8 * (values < 0)).to(torch.uint8)
 
     def decode(self, codes: Tensor) -> Tensor:
         """The value of each code, float32."""
-        return self.table.to(codes.device)[codes.long()]
+        return self.table_on(codes.device)[codes.long()]
+
+
+@cache
+def _table_on(name: str, device: torch.device) -> Tensor:
+    return _table(name).to(device)
 
 
 @cache

@@ -44,23 +44,29 @@ def gptq(
     upper = inverse_cholesky(hessian[order][:, order], damping)
 
     scales, zeros = choose_scales(weight, format, group_size, symmetric)
-    codes = torch.empty_like(weight, dtype=torch.uint8)
+    if act_order:  # from here on column j of `work` has scales[:, j]: indices stay on the device, without a wait
+        scales, zeros = scales[:, order // size], None if zeros is None else zeros[:, order // size]
+    codes = torch.empty_like(weight, dtype=torch.uint8)  # in the order of `work`
     block_size = size * max(1, BLOCK_SIZE // size) if size < in_features else BLOCK_SIZE  # a block holds whole groups
     for start in range(0, in_features, block_size):
         end = min(start + block_size, in_features)
         errors = torch.zeros(out_features, end - start, device=weight.device)
         for j in range(start, end):
-            group = slice(order[j] // size, order[j] // size + 1)
+            group = slice(j, j + 1) if act_order else slice(j // size, j // size + 1)
             if not act_order and j % size == 0:
                 scales[:, group], now = choose_scales(work[:, j : j + size], format, group_size, symmetric)
                 if zeros is not None:
                     zeros[:, group] = now
             column = encode(work[:, j : j + 1], format, scales[:, group], None if zeros is None else zeros[:, group])
-            codes[:, order[j]] = column.codes[:, 0]
+            codes[:, j] = column.codes[:, 0]
             error = (work[:, j : j + 1] - column.dequantize()) / upper[j, j]  # [out_features, 1]
             work[:, j:end] -= error * upper[j, j:end]
             errors[:, j - start] = error[:, 0]
         work[:, end:] -= errors @ upper[start:end, end:]
+    if act_order:
+        places = order.argsort()  # of each input in `work`
+        codes = codes[:, places]
+        scales, zeros = (None if kept is None else kept[:, places[::size]].contiguous() for kept in (scales, zeros))
     return QuantizedWeight(format, codes, scales, zeros)
 
 
@@ -72,6 +78,6 @@ def inverse_cholesky(hessian: Tensor, damping: float) -> Tensor:
     """
     hessian = hessian.double()  # in float32, a badly conditioned H ends up with a negative pivot
     mean = hessian.diagonal().mean()
-    hessian = hessian + torch.eye(len(hessian), device=hessian.device) * (damping * mean if mean > 0 else 1.0)
+    hessian = hessian + torch.eye(len(hessian), device=hessian.device) * torch.where(mean > 0, damping * mean, 1.0)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian))
     return torch.linalg.cholesky(inverse, upper=True).float()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -16,26 +17,45 @@ class Logprob:
     decoded_token: str | None = None
 
 
-def gather_logprobs(logits: Tensor, token_ids: Tensor, counts: list[int]) -> list[dict[int, Logprob]]:
-    """For each row its chosen token and its `counts[row]` best (-1: all of them).
+class LogprobTensors(NamedTuple):
+    """The log-probabilities of some rows, where the logits are. `dictionaries` needs them on the host."""
 
-    logits [num_rows, vocab_size] raw, token_ids int64 [num_rows]. The chosen token comes first in each
-    dictionary; when it is among the best it does not appear twice.
+    token_ids: Tensor  # [num_rows] int64, the chosen ones
+    chosen: Tensor  # [num_rows] float32
+    ranks: Tensor  # [num_rows]
+    best_ids: Tensor  # [num_rows, max count], falling
+    best: Tensor  # [num_rows, max count]
+
+
+def score_tokens(logits: Tensor, token_ids: Tensor, counts: list[int]) -> LogprobTensors:
+    """For each row its chosen token and its `counts[row]` best (-1: all of them); nothing is copied to the host.
+
+    logits [num_rows, vocab_size] raw, token_ids int64 [num_rows].
     """
-    if not counts:
-        return []
     logprobs = logits.float().log_softmax(dim=-1)
     vocab_size = logits.shape[-1]
-    counts = [vocab_size if count == -1 else min(count, vocab_size) for count in counts]
     chosen = logprobs.gather(-1, token_ids[:, None])  # [num_rows, 1]
     ranks = (logprobs > chosen).sum(dim=-1) + 1
-    best, best_ids = logprobs.topk(max(counts), dim=-1)  # [num_rows, max count]
+    best, best_ids = logprobs.topk(max(_within(count, vocab_size) for count in counts), dim=-1)
+    return LogprobTensors(token_ids, chosen[:, 0], ranks, best_ids, best)
 
-    rows = zip(token_ids.tolist(), chosen[:, 0].tolist(), ranks.tolist(), best_ids.tolist(), best.tolist(), counts)
+
+def dictionaries(tensors: LogprobTensors, counts: list[int]) -> list[dict[int, Logprob]]:
+    """One dictionary a row. The chosen token comes first; when it is among the best it does not appear twice."""
     result = []
-    for token_id, logprob, rank, ids, values, count in rows:
+    for token_id, logprob, rank, ids, values, count in zip(*(tensor.tolist() for tensor in tensors), counts):
         row = {token_id: Logprob(logprob, rank)}
+        count = _within(count, len(ids))
         for place, (other, value) in enumerate(zip(ids[:count], values[:count]), start=1):
             row.setdefault(other, Logprob(value, place))
         result.append(row)
     return result
+
+
+def gather_logprobs(logits: Tensor, token_ids: Tensor, counts: list[int]) -> list[dict[int, Logprob]]:
+    """`score_tokens`, and at once the dictionaries: this waits for a GPU."""
+    return dictionaries(score_tokens(logits, token_ids, counts), counts) if counts else []
+
+
+def _within(count: int, most: int) -> int:
+    return most if count == -1 else min(count, most)

@@ -39,7 +39,8 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
 
 def random_bits(key: Tensor, counter: Tensor | int) -> Tensor:
     """The `counter`-th number of the stream `key`: 64 random bits as int64, over the broadcast shape."""
-    bits = key + (counter + 1) * _signed(STEP)
+    step = _signed((counter + 1) * STEP & MASK) if isinstance(counter, int) else (counter + 1) * _signed(STEP)
+    bits = key + step
     bits = (bits ^ _shift_right(bits, 30)) * _signed(MULTIPLY_1)
     bits = (bits ^ _shift_right(bits, 27)) * _signed(MULTIPLY_2)
     return bits ^ _shift_right(bits, 31)

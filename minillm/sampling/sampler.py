@@ -10,23 +10,51 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from minillm.kernels.sampling import sample as draw
 from minillm.sampling import filters
-from minillm.sampling.logprobs import Logprob, gather_logprobs
+from minillm.sampling.logprobs import Logprob, LogprobTensors, dictionaries, score_tokens
 from minillm.sampling.noise import gumbel_noise
 from minillm.sampling.params import SamplingParams
+from minillm.staging import upload
 
 if TYPE_CHECKING:
     from minillm.sampling.grammar.mask import GrammarMasks
 
 
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+FILTERS = ("min_p", "top_k", "top_p")
+BIAS = {"bias": np.float32, "bias_until": np.int64, "bias_rows": np.int64, "bias_token_ids": np.int64}
+
+
 @dataclass(frozen=True)
 class SamplerOutput:
+    """What was drawn, where it was drawn: the host has to read it with `read`."""
+
     token_ids: Tensor  # [num_rows] int64
-    logprobs: list[dict[int, Logprob] | None] | None  # one entry a row; None when no row asked
+    scores: LogprobTensors | None = None  # of the rows that asked for log-probabilities
+    score_rows: Sequence[int] = ()
+    score_counts: Sequence[int] = ()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What `read` needs in host memory."""
+        return (self.token_ids, *(self.scores or ()))
+
+    def read(self, token_ids: Tensor, *scores: Tensor) -> tuple[list[int], list[dict[int, Logprob] | None] | None]:
+        """The tokens, and one entry a row of log-probabilities, None where a row did not ask; of `tensors` on the host."""
+        if not scores:
+            return token_ids.tolist(), None
+        by_row = dict(zip(self.score_rows, dictionaries(LogprobTensors(*scores), self.score_counts)))
+        return token_ids.tolist(), [by_row.get(row) for row in range(len(token_ids))]
+
+    @property
+    def logprobs(self) -> list[dict[int, Logprob] | None] | None:
+        """One entry a row; None when no row asked. Waits for a GPU."""
+        return self.read(*self.tensors)[1]
 
 
 class Sampler:
@@ -42,12 +70,13 @@ class Sampler:
     def sample(self, logits: Tensor, metadata: SamplingMetadata) -> SamplerOutput:
         """One token a row. logits [num_rows, vocab_size] float32, raw from the model, left as they are."""
         token_ids = self.choose(logits, metadata)
-        if not metadata.logprob_rows:
-            return SamplerOutput(token_ids, None)
-        rows = metadata.logprob_rows
-        found = gather_logprobs(logits[rows], token_ids[rows], metadata.logprob_counts)
-        by_row = dict(zip(rows, found))
-        return SamplerOutput(token_ids, [by_row.get(row) for row in range(len(token_ids))])
+        rows, counts = metadata.logprob_rows, metadata.logprob_counts
+        if not rows:
+            return SamplerOutput(token_ids)
+        scored, chosen = logits, token_ids
+        if len(rows) < len(token_ids):
+            scored, chosen = logits.index_select(0, metadata.logprob_index), token_ids.index_select(0, metadata.logprob_index)
+        return SamplerOutput(token_ids, score_tokens(scored, chosen, counts), rows, counts)
 
     def choose(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
         logits = metadata.adjust(logits)
@@ -82,14 +111,18 @@ class SamplingMetadata:
         self.device = device
         self.masks: GrammarMasks | None = None  # of the step to come: what the grammars of its rows allow
         self.has_grammars = any(params.structured_outputs is not None for params in self.params)
-        positions = [len(row.output_token_ids) if row.position is None else row.position for row in rows]
-        self.positions = self._tensor(positions)  # [num_rows]
-        self._build_draw()
-        self._build_penalties()
-        self._build_bias()
         self.logprob_rows = [index for index, params in enumerate(self.params) if params.logprobs is not None]
         self.logprob_counts = [self.params[index].logprobs for index in self.logprob_rows]
-        self.drafted: tuple[Tensor, Tensor, Tensor] | None = None  # guesses to be checked by chance (chapter 18)
+        self.drafted: tuple[Tensor, Tensor, Tensor] | None = None  # draft tokens with probabilities of their own (chapter 18)
+        positions = [len(row.output_token_ids) if row.position is None else row.position for row in rows]
+        # Every column goes to the device in one copy, which is not waited for.
+        columns = {"positions": np.asarray(positions, np.int64), "logprob_index": np.asarray(self.logprob_rows, np.int64)}
+        columns |= self._draw_columns() | self._penalty_columns() | self._bias_columns()
+        sent = dict(zip(columns, upload(*columns.values(), device=device)))
+        self.positions, self.logprob_index = sent.pop("positions"), sent.pop("logprob_index")  # [num_rows]
+        self._take_draw(sent)
+        self._take_penalties(sent)
+        self.bias, self.bias_until, self.bias_rows, self.bias_token_ids = (sent.get(name) for name in BIAS)
 
     def adjust(self, logits: Tensor) -> Tensor:
         """Penalties, bias, bans and grammars: what a greedy row obeys too. New logits, or the same if nothing applies."""
@@ -127,7 +160,7 @@ class SamplingMetadata:
     def draw_fused(self, logits: Tensor) -> Tensor:
         """What `filter`, the noise and both argmaxes say, in three launches."""
         temperature = self.temperature.view(-1)
-        return draw(logits, temperature, self.seeds, self.positions, self.is_greedy, self.min_p, self.top_k, self.top_p)
+        return draw(logits, temperature, self.seeds, self.positions, self.is_greedy, *self.all_filters)
 
     def advance(self, token_ids: Tensor) -> None:
         """Every row has got its next token. token_ids int64 [num_rows]."""
@@ -135,53 +168,71 @@ class SamplingMetadata:
         if self.penalties:
             self.output_counts.scatter_add_(1, token_ids[:, None], torch.ones_like(self.output_counts[:, :1]))
 
-    def _build_draw(self) -> None:
-        self.all_greedy = all(params.is_greedy for params in self.params)
-        self.any_greedy = any(params.is_greedy for params in self.params)
+    def _draw_columns(self) -> dict[str, np.ndarray]:
+        """[num_rows] each; none where every row is greedy, and no filter where no row uses one."""
+        params = self.params
+        self.all_greedy = all(one.is_greedy for one in params)
+        self.any_greedy = any(one.is_greedy for one in params)
+        if self.all_greedy:
+            return {}
+        # 0 and -1 keep all, and so does a k over the vocabulary.
+        top_k = [min(one.top_k, self.vocab_size) if one.top_k > 0 else self.vocab_size for one in params]
+        self.largest_k = max(top_k)
+        columns = {
+            "is_greedy": np.asarray([one.is_greedy for one in params]),
+            "temperature": np.asarray([1.0 if one.is_greedy else one.temperature for one in params], np.float32),
+            "seeds": np.asarray([row.seed for row in self.rows], np.int64),
+        }
+        filters = {
+            "min_p": np.asarray([one.min_p for one in params], np.float32),
+            "top_k": np.asarray(top_k, np.int64),
+            "top_p": np.asarray([one.top_p for one in params], np.float32),
+        }
+        unused = {"min_p": 0.0, "top_k": self.vocab_size, "top_p": 1.0}
+        self.used_filters = {name for name, values in filters.items() if (values != unused[name]).any()}
+        return columns | (filters if self.used_filters else {})
+
+    def _take_draw(self, sent: dict[str, Tensor]) -> None:
         if self.all_greedy:
             return
-        self.is_greedy = self._tensor([params.is_greedy for params in self.params], torch.bool)
-        temperatures = [1.0 if params.is_greedy else params.temperature for params in self.params]
-        self.temperature = self._tensor(temperatures, torch.float32)[:, None]  # [num_rows, 1]
-        self.seeds = self._tensor([row.seed for row in self.rows])
+        self.is_greedy, self.seeds = sent["is_greedy"], sent["seeds"]
+        self.temperature = sent["temperature"][:, None]  # [num_rows, 1]
         self.vocabulary = torch.arange(self.vocab_size, device=self.device)
-        self.min_p = self._column("min_p", unused=0.0)
-        self.top_p = self._column("top_p", unused=1.0)
-        # 0 and -1 keep all, and so does a k over the vocabulary.
-        top_k = [min(params.top_k, self.vocab_size) if params.top_k > 0 else self.vocab_size for params in self.params]
-        self.largest_k = max(top_k)
-        self.top_k = self._tensor(top_k) if min(top_k) < self.vocab_size else None
+        self.min_p, self.top_k, self.top_p = (sent.get(name) if name in self.used_filters else None for name in FILTERS)
+        self.all_filters = [sent.get(name) for name in FILTERS]  # one variant of a kernel serves all
 
-    def _build_penalties(self) -> None:
-        self.penalties: dict[str, Tensor] = {}
-        if not any(params.has_penalties for params in self.params):
+    def _penalty_columns(self) -> dict[str, np.ndarray]:
+        """The three penalties [num_rows], and which places of [num_rows, vocab_size] prompts and outputs have filled."""
+        if not any(one.has_penalties for one in self.params):
+            return {}
+        columns = {name: np.asarray([getattr(one, name) for one in self.params], np.float32) for name in PENALTIES}
+        columns["prompt_places"] = self._places([row.prompt_token_ids for row in self.rows])
+        places, counts = np.unique(self._places([row.output_token_ids for row in self.rows]), return_counts=True)
+        return columns | {"output_places": places, "output_place_counts": counts.astype(np.float32)}
+
+    def _places(self, token_ids: Sequence[Sequence[int]]) -> np.ndarray:
+        """Each row's tokens as places in the flattened [num_rows, vocab_size]."""
+        parts = [np.asarray(ids, np.int64) + row * self.vocab_size for row, ids in enumerate(token_ids)]
+        return np.concatenate(parts)
+
+    def _take_penalties(self, sent: dict[str, Tensor]) -> None:
+        self.penalties = {name: sent[name] for name in PENALTIES if name in sent}
+        if not self.penalties:
             return
-        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-            self.penalties[name] = self._tensor([getattr(params, name) for params in self.params], torch.float32)
         shape = (len(self.rows), self.vocab_size)
         self.in_prompt = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        self.in_prompt.view(-1).index_fill_(0, sent["prompt_places"], True)
         self.output_counts = torch.zeros(shape, device=self.device)
-        for index, row in enumerate(self.rows):
-            self.in_prompt[index, self._tensor(row.prompt_token_ids)] = True
-            self.output_counts[index] = torch.bincount(self._tensor(row.output_token_ids), minlength=self.vocab_size)
+        self.output_counts.view(-1).index_copy_(0, sent["output_places"], sent["output_place_counts"])
 
-    def _build_bias(self) -> None:
+    def _bias_columns(self) -> dict[str, np.ndarray]:
         """`logit_bias` holds for ever; the ban on ending is a bias of -inf that holds until `min_tokens`."""
-        entries = []  # (row, token id, value, until which output position)
+        entries = []  # (value, until which output position, row, token id)
         for index, row in enumerate(self.rows):
-            entries += [(index, token_id, value, 2**62) for token_id, value in row.params.logit_bias.items()]
+            entries += [(value, 2**62, index, token_id) for token_id, value in row.params.logit_bias.items()]
             if row.params.min_tokens:
                 until = row.params.min_tokens
-                entries += [(index, token_id, filters.NEVER, until) for token_id in sorted(row.stop_token_ids)]
-        self.bias = None
-        if entries:
-            indices, token_ids, values, until = zip(*entries)
-            self.bias_rows, self.bias_token_ids = self._tensor(indices), self._tensor(token_ids)
-            self.bias, self.bias_until = self._tensor(values, torch.float32), self._tensor(until)
-
-    def _column(self, name: str, unused: float) -> Tensor | None:
-        values = [getattr(params, name) for params in self.params]
-        return None if all(value == unused for value in values) else self._tensor(values, torch.float32)
-
-    def _tensor(self, values: Sequence, dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self.device)
+                entries += [(filters.NEVER, until, index, token_id) for token_id in sorted(row.stop_token_ids)]
+        if not entries:
+            return {}
+        return {name: np.asarray(values, kind) for (name, kind), values in zip(BIAS.items(), zip(*entries))}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minillm.sampling.noise import derive_seed, gumbel_noise, random_bits
+from minillm.sampling.noise import gumbel_noise, random_bits
 from minillm.sampling.sampler import Sampler, SamplingMetadata
 
 DRAFT, ACCEPT = 2**32, 2**32 + 1  # streams of chance of a request's own, beside those of its samples
@@ -71,4 +71,4 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
 
 def derive(seeds: Tensor, stream: int) -> Tensor:
     """`derive_seed` for a whole column."""
-    return torch.tensor([derive_seed(seed, stream) for seed in seeds.tolist()], dtype=torch.int64, device=seeds.device)
+    return random_bits(seeds, stream) >> 1 & (2**63 - 1)
