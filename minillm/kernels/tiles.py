@@ -3,7 +3,7 @@
 Queries and sums stay in registers, TILE_M x head_dim of each, shared by the warps. Keys and values pass through shared memory,
 num_stages tiles of TILE_N x head_dim, the next ones copied while one is multiplied. The rules, in this order:
 
-1. No build spills a register to memory, in 16 bits and 8, plain, windowed and with sinks.
+1. No build spills a register to memory, in 16 bits and 8, plain, windowed, padded and with sinks.
 2. Three stages where they fit: with two, a tile's copy starts only when the tile before it is done with.
 3. TILE_M of 128. The compiler gives each warp rows of its own where TILE_M is at least head_dim. Below, the warps share the
    columns: each reads all queries, and every maximum and sum goes through shared memory (7 to 11 barriers become 27 to 33).
@@ -48,11 +48,12 @@ MMA = {
         256: tiles((64, 32, 8, 2), (32, 32, 4, 2)),
     },
     "codes": {  # codes take registers on their way to the tensor cores
-        64: tiles((128, 64, 8, 2), (64, 64, 4, 2)),
+        64: tiles((128, 32, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2)),  # 128 x 64 spills 24 bytes on an L4
         128: tiles((128, 32, 8, 2), (64, 64, 8, 2)),
         256: tiles((32, 32, 8, 2), (64, 32, 8, 2)),
     },
 }
+ADA = {**MMA, "windowed": {128: tiles((128, 32, 8, 2))}, "padded": {128: tiles((128, 32, 8, 2))}}  # a third stage spills 16
 # Hopper's wgmma and Blackwell's tcgen05 (sm_100) read keys and values from shared memory, of which there are 227 KB.
 WIDE = {
     "half": {
@@ -66,14 +67,16 @@ WIDE = {
         256: tiles((64, 32, 4, 2), (64, 32, 8, 2)),
     },
 }
-# capability -> kind -> head_dim -> candidates. "windowed" is listed where the mask at a window's edge makes a difference.
+# capability -> kind -> head_dim -> candidates. Two masks take registers, and are listed where that makes a difference: "windowed"
+# at a window's edge, "padded" where a head (of 80, say) is no power of two.
 TABLE: dict[int, dict[str, dict[int, list[Tiles]]]] = {
     75: {"half": NO_TENSOR_CORES, "codes": NO_TENSOR_CORES},
     80: {**MMA, "windowed": {128: tiles((128, 32, 8, 2))}},  # a third stage spills 32 bytes there
-    86: MMA,
+    86: {**ADA, "codes": {**MMA["codes"], 128: tiles((64, 64, 8, 2), (128, 32, 8, 2))}},  # 128 x 32 spills 32 bytes of fp8
+    89: ADA,
     90: WIDE,
     100: {**WIDE, "codes": {**WIDE["codes"], 128: tiles((128, 64, 8, 2), (128, 64, 8, 3))}},
-    120: MMA,
+    120: MMA,  # sinks spill 32 bytes there, whatever the stages
 }
 
 TUNED: dict[tuple[int, torch.dtype, int, bool, bool], Tiles] = {}  # what was timed in this process, by choose_tiles' arguments
@@ -91,12 +94,14 @@ def candidate_tiles(
     width, kinds = max(64, next_power_of_2(head_dim)), TABLE[family(capability)]
     if dtype.itemsize == 4:
         return NO_TENSOR_CORES[width]
-    chosen = kinds["codes" if codes else "half"][width]
-    return kinds.get("windowed", {}).get(width, chosen) if windowed and not codes else chosen
+    if codes:
+        return kinds["codes"][width]
+    mask = "windowed" if windowed else "padded" if head_dim < width else ""
+    return kinds.get(mask, {}).get(width, kinds["half"][width])
 
 
 def family(capability: int) -> int:
-    """The row of TABLE for a GPU: 86 for an L4, which is an 89. What is older than all of them gets the oldest."""
+    """The row of TABLE for a GPU: 86 for an 87. What is older than all of them gets the oldest."""
     return max((known for known in TABLE if known <= capability), default=min(TABLE))
 
 
