@@ -95,7 +95,7 @@ def test_the_noise_of_a_draft_is_not_that_of_what_replaces_it():
     count, vocab_size = 40_000, 6
     p, q = torch.tensor([0.3, 0.25, 0.2, 0.15, 0.05, 0.05]), torch.tensor([0.05, 0.05, 0.6, 0.1, 0.1, 0.1])
     params = SamplingParams()
-    drafter = ModelDrafter(lambda rows: q.log().expand(len(rows), -1), KVCacheManager(2000, 4), vocab_size, 100)
+    drafter = ModelDrafter(lambda rows, token_ids: q.log().expand(len(rows), -1), KVCacheManager(2000, 4), vocab_size, 100)
     said = []
     for first in range(0, count, 2000):
         requests = [a_request(str(seed), params, seed) for seed in range(first, first + 2000)]

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from kernel_cases import needs_triton
 from speculating import PROMPTS, make, say, tokens, write_models
 from tiny import VOCAB_SIZE, save_tiny_llama
 
@@ -14,6 +15,7 @@ from minillm.engine.engine import Engine
 from minillm.engine.request import Request
 from minillm.speculative.draft_model import ModelDrafter
 from minillm.speculative.drafter import Draft
+from minillm.staging import Download
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +120,7 @@ def test_a_drafter_that_fails_or_an_id_used_again_leaves_nothing_behind(folder):
     llm = make(folder, "perfect")
     drafter = llm.engine.speculation.drafter
     forward = drafter.forward
-    drafter.forward = lambda rows: 1 / 0
+    drafter.forward = lambda rows, token_ids: 1 / 0
     with pytest.raises(ZeroDivisionError):
         say(llm, params)
     drafter.forward = forward
@@ -132,6 +134,29 @@ def test_a_drafter_that_fails_or_an_id_used_again_leaves_nothing_behind(folder):
             while engine.has_unfinished:
                 engine.step()
             assert request.output_token_ids == say(make(folder, None), params, [prompt])[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize("backend", ["auto", pytest.param("triton", marks=needs_triton)])  # in Triton the steps are recorded
+def test_guesses_are_waited_for_once_a_step(tmp_path, backend, monkeypatch):
+    """Requests that may guess equally many: the second to fourth guess are computed from tokens the host has not seen."""
+    save_tiny_llama(tmp_path / "target", head_dim=16)
+    llm, waits, asked = make(tmp_path, "perfect", attention_backend=backend), [], []
+    monkeypatch.setattr(Download, "wait", lambda self, wait=Download.wait: (waits.append(self), wait(self))[1])
+    drafter = llm.engine.speculation.drafter
+    propose = drafter.propose
+
+    def watched(requests, counts):
+        before = len(waits)
+        drafts = propose(requests, counts)
+        asked.append((counts, len(waits) - before, [len(draft.token_ids) for draft in drafts]))
+        return drafts
+
+    monkeypatch.setattr(drafter, "propose", watched)
+    params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)
+    outputs = say(llm, params, [[5, 6, 7], [8, 9, 10, 11, 12]])
+    assert tokens(outputs) == tokens(say(make(tmp_path, None), params, [[5, 6, 7], [8, 9, 10, 11, 12]]))
+    assert asked and all(num_waits == len({*counts} - {0}) and sizes == counts for counts, num_waits, sizes in asked)
+    assert max(counts[0] for counts, _, _ in asked) > 1
 
 
 def test_a_draft_model_without_room_drafts_for_whom_it_can(folder):
@@ -154,9 +179,9 @@ def test_a_draft_model_shares_prefixes_too(folder):
     runner_rows, drafter = [], llm.engine.speculation.drafter
     forward = drafter.forward
 
-    def counted(rows):
+    def counted(rows, token_ids):
         runner_rows.extend(row.num_tokens for row in rows)
-        return forward(rows)
+        return forward(rows, token_ids)
 
     drafter.forward = counted
     params = SamplingParams(max_tokens=9, ignore_eos=True, temperature=0.0)

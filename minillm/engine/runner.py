@@ -75,12 +75,18 @@ class ModelRunner:
             prompts = self._score_prompts(logits[num_last:], scored)
             return LaunchedStep(output, self._sample(output.rows, logits[:num_last]), prompts, self.trace)
 
-    def forward(self, rows: list[ScheduledRequest]) -> tuple[Tensor, list[tuple[ScheduledRequest, int]]]:
-        """One forward pass: the logits that `build_batch` says."""
+    def forward(
+        self, rows: list[ScheduledRequest], token_ids: Tensor | None = None
+    ) -> tuple[Tensor, list[tuple[ScheduledRequest, int]]]:
+        """One forward pass: the logits that `build_batch` says. A draft model gives its last guesses, [len(rows)] on the
+        device, where each row brings the one that the host has not seen."""
         with self.trace.span("build batch"):
             recorded = self.graphs is not None and self.graphs.serves(rows)
             batch, scored = (self.graphs.fill(rows), []) if recorded else self.build_batch(rows)
-            self._feed_sampled(batch.token_ids, rows)
+            if token_ids is None:
+                self._feed_sampled(batch.token_ids, rows)
+            else:
+                batch.token_ids[: len(rows)] = token_ids
         with self.trace.span("forward"):
             if not recorded:
                 in_pieces = self.pieces is not None and self.pieces.serves(batch)

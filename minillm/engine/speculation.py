@@ -156,7 +156,7 @@ def build_speculation(model: Decoder, runner: ModelRunner, kv_cache: KVCacheMana
     else:
         draft, manager = build_draft_runner(model, kv_cache, config, spec)
         drafter = ModelDrafter(
-            lambda rows: draft.forward(rows)[0],
+            lambda rows, token_ids: draft.forward(rows, token_ids)[0],
             manager,
             model.config.vocab_size,
             draft.model.config.max_position_embeddings,

@@ -23,6 +23,7 @@ from minillm.sampling.noise import derive_seed
 from minillm.sampling.sampler import Sampler, SamplingMetadata, SamplingRow
 from minillm.speculative.drafter import Draft, DraftedRequest, by_chance
 from minillm.speculative.rejection import DRAFT
+from minillm.staging import Download
 
 
 class DraftState:
@@ -67,8 +68,8 @@ class DraftRow(NamedTuple):
 
 
 class ModelDrafter:
-    """Drafts with a model. `forward` maps rows to logits, one row of logits for each that samples
-    (`ModelRunner.forward` of the draft model); `manager` owns the blocks of its cache.
+    """Drafts with a model. `forward` maps rows to logits, one row of logits for each that samples, and takes the rows'
+    tokens where only the device knows them (`ModelRunner.forward` of the draft model); `manager` owns the blocks of its cache.
 
     Of prompts it has not read it reads at most `max_num_batched_tokens` in a step, and drafts when it is done. Where its
     cache is full, or a text is longer than the `max_model_len` it was made for, there is no draft.
@@ -76,7 +77,7 @@ class ModelDrafter:
 
     def __init__(
         self,
-        forward: Callable[[list[DraftRow]], Tensor],
+        forward: Callable[[list[DraftRow], Tensor | None], Tensor],
         manager: KVCacheManager,
         vocab_size: int,
         max_model_len: int,
@@ -104,14 +105,27 @@ class ModelDrafter:
             if self.masks.stuck:  # guesses go no further than the grammar
                 active = [one for index, one in enumerate(active) if index not in self.masks.stuck]
                 continue
-            logits = self.forward([self._row(one, samples=1) for one in active])
-            tokens = self.sampler.choose(logits, metadata)
-            probs = metadata.probs(logits) if any(one.by_chance for one in active) else None
-            metadata.advance(tokens)
-            for index, (one, token) in enumerate(zip(active, tokens.tolist())):
-                one.take(token, probs[index] if one.by_chance else None)
+            self._extend(active, metadata)
             active = [one for one in active if not one.is_done]
         return [one.draft() for one in drafting]
+
+    def _extend(self, active: list[Drafting], metadata: SamplingMetadata) -> None:
+        """Draft until the first request has enough. Each guess goes from step to step on the device, and the host waits for
+        all of them together; a grammar has to see each one before the next."""
+        rounds = 1 if any(one.request.grammar is not None for one in active) else min(one.num_left for one in active)
+        rows = [self._row(one, samples=1) for one in active]
+        guesses: list[Tensor] = []
+        probs: list[Tensor] = []
+        for _ in range(rounds):
+            logits = self.forward(rows, guesses[-1] if guesses else None)
+            guesses.append(self.sampler.choose(logits, metadata))
+            if any(one.by_chance for one in active):
+                probs.append(metadata.probs(logits))
+            metadata.advance(guesses[-1])
+            rows = [row._replace(start=row.start + row.num_tokens, num_tokens=1) for row in rows]
+        (token_ids,) = Download(torch.stack(guesses, dim=1)).wait()
+        for index, one in enumerate(active):
+            one.take(token_ids[index].tolist(), [of_round[index] for of_round in probs] if one.by_chance else [])
 
     def forget(self, request_id: str) -> None:
         if (state := self.states.pop(request_id, None)) is not None:
@@ -140,7 +154,7 @@ class ModelDrafter:
                 reading.append(self._row(one, samples=0)._replace(num_tokens=budget))
                 budget = 0
         if reading:
-            self.forward(reading)
+            self.forward(reading, None)
             for row in reading:
                 row.request.num_computed_tokens += row.num_tokens
         return sorted(active, key=lambda one: one.num_missing > 1)
@@ -187,22 +201,26 @@ class Drafting:
     def num_missing(self) -> int:
         return len(self.state.token_ids) - self.state.num_computed_tokens
 
-    def take(self, token_id: int, probs: Tensor | None) -> None:
-        self.state.num_computed_tokens = len(self.state.token_ids)
+    @property
+    def num_left(self) -> int:
+        return self.count - len(self.token_ids)
+
+    def take(self, token_ids: list[int], probs: list[Tensor]) -> None:
+        """Guesses, all but the last one computed; a request with a grammar gets one at a time."""
+        self.state.num_computed_tokens = len(self.state.token_ids) + len(token_ids) - 1
         if self.request.grammar is not None:
             try:
-                self.request.grammar.accept(token_id)
+                self.request.grammar.accept(*token_ids)
             except GrammarError:
                 self.count = len(self.token_ids)  # guesses go no further than the grammar
                 return
-        self.state.token_ids.append(token_id)
-        self.token_ids.append(token_id)
-        if probs is not None:
-            self.probs.append(probs)
+        self.state.token_ids += token_ids
+        self.token_ids += token_ids
+        self.probs += probs
 
     @property
     def is_done(self) -> bool:
-        return len(self.token_ids) >= self.count or (self.request.grammar is not None and self.request.grammar.is_terminated)
+        return self.num_left <= 0 or (self.request.grammar is not None and self.request.grammar.is_terminated)
 
     def draft(self) -> Draft:
         if self.request.grammar is not None:  # as it was: nothing is certain yet

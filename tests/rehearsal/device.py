@@ -58,11 +58,12 @@ def register_guard() -> None:
     folder.mkdir(exist_ok=True)
     library, home = folder / "guard.so", Path(torch.__file__).parent
     if not library.exists():
-        (folder / f"{os.getpid()}.cpp").write_text(GUARD)
         built = folder / f"{os.getpid()}.so"
         standard = "c++20" if torch.__version__ >= "2.1" else "c++17"
-        command = ["g++", f"-std={standard}", "-O0", "-shared", "-fPIC", f"-I{home}/include", f"-L{home}/lib", "-lc10"]
-        subprocess.run([*command, "-o", built, folder / f"{os.getpid()}.cpp"], check=True)
+        command = ["g++", f"-std={standard}", "-O0", "-shared", "-fPIC", f"-I{home}/include"]
+        source, libraries = folder / f"{os.getpid()}.cpp", [f"-L{home}/lib", "-lc10"]  # after it: some linkers drop what nothing has asked for
+        source.write_text(GUARD)
+        subprocess.run([*command, "-o", built, source, *libraries], check=True)
         built.rename(library)
     ctypes.CDLL(str(library)).register_guard()
 

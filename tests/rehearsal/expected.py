@@ -25,7 +25,7 @@ EVERYWHERE = {
     "disk": {"between": 2},  # at the end memory is spilled to the disk: that has to wait
     "offload": {},
     "ngram": {},
-    "draft model": {"between": 6},  # the draft model's own tokens, which the host has to propose
+    "draft model": {"between": 5},  # the guesses, which the host has to propose: once a step
     "grammar": {},
     "beams": {},
     "memory": {},
