@@ -104,6 +104,12 @@ def test_an_edge_below_the_list_is_found_in_a_list_made_for_it():
     assert torch.equal(twin(args[0], *args[2:]), kept(*args))
 
 
+def test_a_vocabulary_too_large_for_the_sums_is_refused():
+    size = sampling_filters.MAX_VOCAB_SIZE + 1
+    with pytest.raises(ValueError, match=rf"vocabulary of {size} tokens: .* take {size - 1} at most"):
+        find_thresholds(torch.zeros(1, size), torch.ones(1), None, torch.tensor([5]), None)
+
+
 def test_minus_zero_equals_zero_where_ties_are_cut():
     logits, one = torch.tensor([[-0.0, 0.0, 0.0, -0.0, -5.0]], device=device()), torch.ones(1, device=device())
     assert kept(logits, one, None, None, one * 0.7).tolist() == [[True, True, True, False, False]]

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from rehearsal import device
-from rehearsal.expected import FACTS, LAUNCHES, VARIANTS, expected, played
+from rehearsal.expected import FACTS, LAUNCHES, VARIANTS, drawn, expected, played
 
 PLAYED = [(gpu, name) for gpu in device.GPUS for name in played(gpu)]
 reason = device.missing() or (None if importlib.util.find_spec("triton") else "Triton is not installed here")
@@ -41,6 +41,16 @@ def test_a_scenario_ends_and_the_host_waits_for_nothing_else(reports, gpu, name)
     assert report["figures"] == allowed, f"adjust tests/rehearsal/expected.py if this is better, mend the engine if not:\n{seen}"
 
 
+@pytest.mark.parametrize("gpu, name", [(gpu, name) for gpu in device.GPUS for name in drawn(gpu)])
+def test_knobs_drawn_by_chance_raise_nothing_wait_for_nothing_and_compile_nothing(reports, gpu, name):
+    """`python -m tests.rehearsal --random 300` draws more."""
+    report = reports[gpu, name]
+    assert report["error"] is None
+    assert report["faults"] == []
+    assert report["facts"]["made up"], "a token was read before it had arrived"
+    assert set(report["figures"]) <= {"between"}, report["waits"]  # drafts, and the disk
+
+
 @pytest.mark.parametrize("name", FACTS)
 def test_memory_is_what_was_counted(reports, name):
     facts = reports["H200", name]["facts"]
@@ -58,7 +68,7 @@ def test_what_a_recorded_step_launches(reports):
 def test_few_variants_of_a_kernel_are_compiled(reports):
     found: dict[str, int] = {}
     for (_, name), report in reports.items():
-        for kernel, count in report["variants"].items() if not name.startswith("toy") else ():
+        for kernel, count in report["variants"].items() if not name.startswith(("toy", "random")) else ():
             found[kernel] = max(found.get(kernel, 0), count)
     assert found == VARIANTS
 

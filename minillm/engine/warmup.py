@@ -1,14 +1,17 @@
 """Every kernel that steps with prompts and draws may need, launched once at the start. Built in chapter 14.
 
-Triton compiles a variant of a kernel at its first launch, a second or two during which every request would wait. Recording
-has launched what recorded steps need. What is left depends on few things: attention on the number of queries (a tile is no
-larger than the longest piece of a prompt) and on the window of a layer, draws on whether anything is filtered.
+Triton compiles a variant of a kernel at its first launch, a second or two during which every request would wait. What a
+step needs depends on few things: attention on the number of queries (a tile is no larger than the longest piece of a
+prompt), quantized products on the number of tokens, draws on whether anything is filtered. So a few steps launch them all,
+also where none are recorded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import torch
-from torch import Tensor
 
 from minillm.kv_cache.triton_attention import TritonAttention
 from minillm.model.batch import ForwardBatch
@@ -24,34 +27,35 @@ DRAWS = (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=
 @torch.inference_mode()
 def warm_up(model: Decoder, attention: TritonAttention, sampler: Sampler) -> None:
     """Launch them on zeros and on the null block; nothing is written to the cache."""
-    config = model.config
-    windows = {window: layer for layer, window in reversed([*enumerate(config.layer_windows)])}
-    for count in QUERIES if attention.torch is None else ():
-        batch = one_decode_and_a_prompt(count, attention.cache.block_size, model.device)
-        queries = torch.zeros(1 + count, config.num_heads, config.head_dim, dtype=model.dtype, device=model.device)
-        for layer in windows.values():
-            attention.attend_stored(queries, layer, batch)
-    logits = torch.zeros(1, config.vocab_size, device=model.device)
+    for lengths in [(1,), *((1, count) for count in QUERIES)]:
+        model.forward(batch_of(lengths, attention.cache.block_size, model.device), attention)
+    logits = torch.zeros(1, model.config.vocab_size, device=model.device)
     for params in DRAWS:
         rows = [SamplingRow(params, 0, [0], [], frozenset())]
-        sampler.choose(logits, SamplingMetadata(rows, config.vocab_size, model.device))
+        sampler.choose(logits, SamplingMetadata(rows, model.config.vocab_size, model.device))
 
 
-def one_decode_and_a_prompt(count: int, block_size: int, device: torch.device) -> ForwardBatch:
-    """One row that decodes and a prompt of `count` tokens, whose pages are all the null block."""
-
-    def tensor(values: list[int]) -> Tensor:
-        return upload(values, device=device)[0]
-
+def batch_of(lengths: Sequence[int], block_size: int, device: torch.device) -> ForwardBatch:
+    """A step of prompts of these lengths, rising, whose pages are all the null block; nothing is stored."""
+    starts = [0, *accumulate(lengths)]
+    token_ids, positions, query_start_loc, seq_lens, slot_mapping, logits_indices = upload(
+        [0] * starts[-1],
+        [position for length in lengths for position in range(length)],
+        starts,
+        lengths,
+        [-1] * starts[-1],
+        [end - 1 for end in starts[1:]],
+        device=device,
+    )
     return ForwardBatch(
-        token_ids=tensor([0] * (1 + count)),
-        positions=tensor([0, *range(count)]),
-        query_start_loc=tensor([0, 1, 1 + count]),
-        seq_lens=tensor([1, count]),
-        block_table=torch.zeros(2, -(-count // block_size), dtype=torch.int64, device=device),
-        slot_mapping=tensor([-1] * (1 + count)),
-        max_query_len=count,
-        logits_indices=tensor([0, count]),
-        max_seq_len=count,
-        num_decodes=1,
+        token_ids=token_ids,
+        positions=positions,
+        query_start_loc=query_start_loc,
+        seq_lens=seq_lens,
+        block_table=torch.zeros(len(lengths), -(-max(lengths) // block_size), dtype=torch.int64, device=device),
+        slot_mapping=slot_mapping,
+        max_query_len=max(lengths),
+        logits_indices=logits_indices,
+        max_seq_len=max(lengths),
+        num_decodes=sum(length == 1 for length in lengths),
     )

@@ -27,6 +27,7 @@ from minillm.kernels.sampling_edges import ROOM, k_and_p, mass_of, rank, thresho
 GROUPS: tl.constexpr = tl.constexpr(2048)
 SPAN: tl.constexpr = tl.constexpr(256)  # consecutive tokens that one program reads: 1 KB
 TILE = 1024
+MAX_VOCAB_SIZE = 2**20  # see `sampling_edges`
 PROGRAMS = 1024  # what a launch should have at least, for GPUs of more than 100 SMs
 
 
@@ -35,9 +36,12 @@ def find_thresholds(
 ) -> tuple[Tensor, Tensor]:
     """The smallest logit over temperature that is kept, and the last token id kept of those that equal it: [num_rows] each.
 
-    Arguments as `minillm.kernels.sampling.sample`'s. A row without a filter gets -inf: all tokens are kept.
+    Arguments as `minillm.kernels.sampling.sample`'s. A row without a filter gets -inf: all tokens are kept. Raises
+    ValueError for a vocabulary over MAX_VOCAB_SIZE, whose sums of masses would not fit.
     """
     num_rows, vocab_size = logits.shape
+    if vocab_size > MAX_VOCAB_SIZE:
+        raise ValueError(f"vocabulary of {vocab_size} tokens: top-k and top-p on a GPU take {MAX_VOCAB_SIZE} at most; use neither")
     num_maxima = 8 * pieces_of(8 * num_rows, vocab_size, 8 * 4096)  # times 256 for each row
     new = {"device": logits.device}
     maxima = torch.empty(num_rows, num_maxima * SPAN.value, dtype=torch.float32, **new)

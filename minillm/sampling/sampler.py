@@ -158,7 +158,7 @@ class SamplingMetadata:
         return self.filter(self.adjust(logits)).softmax(dim=-1)
 
     def draw_fused(self, logits: Tensor) -> Tensor:
-        """What `filter`, the noise and both argmaxes say, in three launches."""
+        """What `filter`, the noise and both argmaxes say, in two launches and four more for top-k and top-p."""
         temperature = self.temperature.view(-1)
         return draw(logits, temperature, self.seeds, self.positions, self.is_greedy, *self.all_filters)
 

@@ -23,6 +23,8 @@ def main() -> None:
     parser.add_argument("--gpu", nargs="+", default=["H200"], choices=device.GPUS)
     parser.add_argument("--list", action="store_true", help="the scenarios' names")
     parser.add_argument("--verbose", action="store_true", help="every wait, with the line that asked")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="N scenarios drawn by chance instead")
+    parser.add_argument("--seed", type=int, default=0, help="of the first of them")
     parser.add_argument("--toys", action="store_true", help="small wrongs first, which the rehearsal must see")
     parser.add_argument("--json", action="store_true", help="a report of each scenario, one a line")
     given = parser.parse_args()
@@ -33,8 +35,10 @@ def main() -> None:
         return
     device.register_guard()
     load()
+    if given.random:
+        given.scenarios = [f"random {given.seed + index}" for index in range(given.random)]
     parts = [("H200", None)] if given.toys else []
-    parts += [(gpu, part) for gpu in given.gpu for part in halves(given.scenarios or expected.played(gpu))]
+    parts += [(gpu, part) for gpu in given.gpu for part in halves(given.scenarios or expected.played(gpu) + expected.drawn(gpu))]
     running: set[int] = set()
     for gpu, names in parts:
         if len(running) == AT_ONCE:
@@ -77,12 +81,14 @@ def play(gpu_name: str, names: list[str] | None, given: argparse.Namespace) -> N
 
 
 def reports(gpu: device.Device, names: list[str] | None, verbose: bool):
+    from .drawn import drawn
     from .scenarios import performed, rehearse, scenarios
     from .toys import TOYS, seen
 
     known = scenarios()
     for name in names or ():
-        yield rehearse(name, known[name], gpu, verbose)
+        scenario = drawn(int(name.split()[1])) if name.startswith("random ") else known[name]
+        yield rehearse(name, scenario, gpu, verbose)
     for toy, what in TOYS.items() if names is None else ():
         report = performed(f"toy: {toy.__name__}", gpu, partial(toy, gpu))
         report.facts = {"seen": any(what in line for line in seen(report)), "said": seen(report)}
