@@ -41,13 +41,22 @@ def compute(manager: KVCacheManager, text: Text) -> int:
     return computed.num_tokens
 
 
-def test_the_least_recently_freed_block_is_handed_out_first():
-    pool = BlockPool(4)
-    assert pool.allocate(3) == [1, 2, 3] and pool.num_free == 1 and pool.usage == 0.75
-    pool.free([2, 1])
-    assert pool.allocate(3) == [4, 2, 1]
-    with pytest.raises(ValueError, match="1 blocks asked, 0 of 4 are free"):
+def test_empty_blocks_are_handed_out_before_cached_ones_and_of_these_the_least_recently_freed():
+    pool = BlockPool(5)
+    assert pool.allocate(4) == [1, 2, 3, 4] and pool.num_free == 1 and pool.usage == 0.8
+    pool.cache(2, b"a")
+    pool.cache(1, b"b")
+    pool.free([2, 4, 1, 3])
+    assert pool.allocate(5) == [3, 4, 5, 2, 1]
+    with pytest.raises(ValueError, match="1 blocks asked, 0 of 5 are free"):
         pool.allocate(1)
+
+
+def test_an_empty_block_is_reused_before_one_that_was_never_used():
+    pool = BlockPool(64)
+    for _ in range(100):
+        pool.free(reversed(pool.allocate(3)))
+    assert pool.allocate(4) == [1, 2, 3, 4]
 
 
 def test_a_block_is_free_when_its_last_owner_has_gone():
@@ -137,6 +146,17 @@ def test_texts_are_forgotten_tail_first():
     manager.free(text)
     compute(manager, Text("b", [50, 51, 52, 53, 54, 55]))  # takes the two empty blocks and one of the tail
     assert manager.get_computed_blocks(Text("c", list(range(9)))).num_tokens == 6
+
+
+def test_short_requests_do_not_evict_a_prefix():
+    manager = KVCacheManager(64, 8)
+    head = list(range(496))
+    compute(manager, text := Text("head", [*head, 1]))
+    manager.free(text)
+    for index in range(80):
+        compute(manager, text := Text(f"short {index}", [500 + index] * 3))  # no block of these is ever full
+        manager.free(text)
+    assert compute(manager, Text("again", [*head, 2])) == 496
 
 
 def test_a_request_that_does_not_fit_changes_nothing():

@@ -5,8 +5,9 @@
     free, cached   ref_cnt 0 with a hash: its keys and values are still good; a prefix hit takes it back
     free, empty    ref_cnt 0 without a hash
 
-Free blocks stand in one queue, the least recently used in front. Allocation takes from the front and forgets
-what the block held; a hit takes a block out of the middle. Each of these costs the same however large the pool is.
+Free blocks stand in one queue: the empty ones in front, behind them the cached ones, the least recently used first.
+Allocation takes from the front and forgets what the block held, so no cached block is evicted while an empty one is
+free; a hit takes a block out of the middle. Each of these costs the same however large the pool is.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class BlockPool:
         return 1 - self.num_free / self.num_blocks
 
     def allocate(self, count: int) -> list[int]:
-        """The `count` least recently used free blocks, now owned once. Raises ValueError when there are fewer."""
+        """The `count` blocks at the front of the queue, now owned once. Raises ValueError when there are fewer."""
         if count > self.num_free:
             raise ValueError(f"{count} blocks asked, {self.num_free} of {self.num_blocks} are free; check num_free first")
         blocks = [self.free_queue.popitem(last=False)[0] for _ in range(count)]
@@ -62,7 +63,8 @@ class BlockPool:
             self.ref_cnt[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
-        """One owner less for each block; those without an owner join the queue in this order, the first goes first.
+        """One owner less for each block; those without an owner join the queue, in this order: cached blocks at its
+        end, empty ones at its front.
 
         Raises ValueError for a block that nobody owns.
         """
@@ -74,6 +76,8 @@ class BlockPool:
             self.ref_cnt[block] -= 1
             if self.ref_cnt[block] == 0:
                 self.free_queue[block] = None
+                if self.block_hash[block] is None:
+                    self.free_queue.move_to_end(block, last=False)
 
     def cache(self, block: int, block_hash: bytes) -> None:
         """Let `block` be found by `block_hash`. The first block of a hash keeps it; a second copy stays unknown."""

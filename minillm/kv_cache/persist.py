@@ -8,6 +8,7 @@ to name.
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 
 from safetensors import safe_open
@@ -55,8 +56,7 @@ def restore(path: str | Path, manager: KVCacheManager, cache: PagedKVCache) -> i
     new = new[:uncached]
     if not new:
         return 0
-    # The least recently used stand in front, and cached blocks may be among them: take the empty ones.
-    empty = [block for block in pool.free_queue if pool.block_hash[block] is None][: len(new)]
+    empty = list(islice(pool.free_queue, len(new)))  # empty blocks stand in front of cached ones
     pool.touch(empty)
     cache.write_blocks(empty, {name: rows[:, new] for name, rows in parts.items()})
     for block, index in zip(empty, new):
