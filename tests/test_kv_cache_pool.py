@@ -210,6 +210,36 @@ def test_a_swapped_request_recomputes_from_the_first_shared_block_that_is_gone()
     manager.check_integrity()
 
 
+@pytest.mark.parametrize("num_lost, num_tokens", [(1, 12), (3, 4), (4, 0)])
+def test_a_swapped_request_whose_window_lost_a_block_resumes_where_the_whole_window_is_there(num_lost, num_tokens):
+    manager = KVCacheManager(9, 4, window=6, num_host_blocks=1)
+    one, other = Text("a", list(range(17))), Text("b", list(range(16)) + [70, 71])
+    compute(manager, one), compute(manager, other)
+    heads = list(manager.tables["a"])
+    assert manager.swap_out(other)  # of its window, token 13 on, block 3 stays on the device and block 4 goes to the host
+    manager.free(one)
+    others = manager.pool.allocate(manager.pool.num_free - 4 + num_lost)  # evicts from block 3 down
+    computed = manager.get_computed_blocks(other)
+    table = {12: [NULL_BLOCK, *heads[1:3]], 4: heads[:1], 0: []}[num_tokens]
+    assert computed.num_tokens == num_tokens and computed.block_ids == table
+    manager.pool.free(others)
+    assert manager.allocate_slots(other, 18 - num_tokens, computed) and manager.host.num_free == 1
+    manager.check_integrity()
+
+
+def test_a_swapped_request_finds_a_shared_block_that_went_to_the_host():
+    manager = KVCacheManager(8, 4, window=6, num_host_blocks=8)
+    one, other = Text("a", list(range(17))), Text("b", list(range(16)) + [70, 71])
+    compute(manager, one), compute(manager, other)
+    assert manager.swap_out(other)
+    manager.free(one)
+    manager.pool.free(manager.pool.allocate(8))
+    computed = manager.get_computed_blocks(other)
+    assert computed.num_tokens == 18 and sorted(computed.from_host) == [3, 4]
+    assert manager.allocate_slots(other, 1, computed)
+    manager.check_integrity()
+
+
 def test_blocks_that_came_back_from_the_host_can_be_hit_again():
     manager = KVCacheManager(8, 4, num_host_blocks=4)
     text = Text("a", list(range(10)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 
 import pytest
@@ -183,3 +184,22 @@ def test_settings_that_cannot_be_are_refused(folder, settings, said, tmp_path, m
     with pytest.raises(TypeError, match="disk_kv_path=5 is not allowed"):
         LLM(folder, device="cpu", disk_kv_path=5)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_a_swapped_request_whose_window_was_evicted_says_the_same(tmp_path, seed):
+    """Four prompts share a head longer than the window. One is swapped, and its shared blocks are evicted meanwhile."""
+    save_tiny_llama(tmp_path, 1, model_type="mistral", sliding_window=24, num_hidden_layers=3, head_dim=16, eos_token_id=VOCAB_SIZE - 1)
+    rng = random.Random(seed)
+    tokens = lambda count: [rng.randrange(3, 290) for _ in range(count)]
+    head = tokens(64)
+    texts = [head + tokens(rng.randint(1, 26)) for _ in range(4)] + [tokens(rng.randint(3, 90)) for _ in range(7)]
+    rng.shuffle(texts)
+    prompts, params = [{"prompt_token_ids": text} for text in texts], SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    common = dict(device="cpu", dtype="float32", block_size=4, max_model_len=128, async_scheduling=False)
+    plenty = LLM(tmp_path, **common, num_kv_blocks=1000, enable_prefix_caching=False)
+    few = LLM(tmp_path, **common, num_kv_blocks=34, preemption_mode="swap", host_kv_bytes=2**24)
+    expected, cold, warm = (
+        [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)] for llm in (plenty, few, few)
+    )
+    assert cold == expected and warm == expected

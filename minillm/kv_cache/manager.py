@@ -101,8 +101,8 @@ class KVCacheManager:
         Never all of it: the last token is always computed, since its logits are wanted (`prefix_cache_limit`). `wait` for
         blocks on their way from disk, or leave them out.
         """
-        if request.request_id in self.swapped:
-            return self._swapped_blocks(request)
+        if request.request_id in self.swapped and (computed := self._swapped_blocks(request)) is not None:
+            return computed
         if not self.enable_prefix_caching:
             return ComputedBlocks()
         chain = self._chain(request, request.prefix_cache_limit // self.block_size)
@@ -242,19 +242,18 @@ class KVCacheManager:
         self.num_cached_blocks[request.request_id] = min(computed.from_host, default=computed.num_tokens // self.block_size)
         return table
 
-    def _swapped_blocks(self, request: Request) -> ComputedBlocks:
+    def _swapped_blocks(self, request: Request) -> ComputedBlocks | None:
+        """All that a swapped request had computed; None if a block that it shared was evicted meanwhile."""
         blocks: list[int] = []
         from_host: dict[int, int] = {}
         for index, entry in enumerate(self.swapped[request.request_id]):
-            if isinstance(entry, int):
-                if entry >= 0:
-                    from_host[index] = entry
-                blocks.append(NULL_BLOCK)
-                continue
-            block = self.pool.lookup(entry)
-            if block is None:  # its other owners have gone and it was evicted: compute again from here
-                return ComputedBlocks(blocks, index * self.block_size, from_host)
-            blocks.append(block)
+            block = None if isinstance(entry, int) else self.pool.lookup(entry)
+            place = entry if isinstance(entry, int) else self.host.lookup(entry)
+            if block is None and place is None:
+                return None
+            if block is None and place >= 0:
+                from_host[index] = place
+            blocks.append(NULL_BLOCK if block is None else block)
         return ComputedBlocks(blocks, request.num_computed_tokens, from_host)
 
     def _drop_swapped(self, request: Request) -> None:
