@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from minillm.engine.lock import FairLock, locked
 from minillm.engine.outputs import RequestOutput
 from minillm.engine.request import Request
 from minillm.engine.submission import Submission
@@ -102,10 +103,16 @@ class State:
         return self._text.tokens()
 
     @property
+    def lock(self) -> FairLock:
+        """The engine's: a step of another thread advances this state too."""
+        return self.llm.lock
+
+    @property
     def is_finished(self) -> bool:
         """Whether nothing is left to do."""
         return self._has_begun and not self._operations
 
+    @locked
     def fork(self, count: int) -> list[State]:
         """`count` states that go on from here, each its own way; this one may go on too. They share what the prefix cache
         holds of the text so far: it is computed once, before the first of them asks for anything.
@@ -118,6 +125,7 @@ class State:
         self._append(self._fork(branches))
         return branches
 
+    @locked
     def join(self, branches: Sequence[State], separator: str | None = "\n") -> None:
         """Append what each of `branches` added since the fork, in their order, `separator` between two; None appends no
         text. `self[name]` becomes the list of what they called `name`. They may still be read, but no longer appended to.
@@ -131,6 +139,7 @@ class State:
         for branch in branches:
             branch._sealed = "was joined"
 
+    @locked
     def close(self) -> None:
         """Withdraw all that is under way, here and in the branches. What was said already may still be read."""
         for branch in self._branches:
@@ -219,6 +228,7 @@ class State:
         self._submissions.append(self.llm.submit(prompt, params, on_delta=self._advance))
         return self._submissions[-1]
 
+    @locked
     def _append(self, operation: Iterator, *names: str) -> None:
         self._check_open()
         for name in names:
@@ -249,13 +259,20 @@ class State:
         return self._values[name]
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        while not ready():
-            self._check_failed()
-            if self.is_finished:
-                raise RuntimeError(f"the state {self._sealed} before this was said")
-            if not self.llm.engine.has_unfinished:
-                raise RuntimeError("the engine knows nothing of what this state waits for: was it replaced?")
-            self.llm.step()
+        while not self._step_until(ready):
+            pass
+
+    @locked
+    def _step_until(self, ready: Callable[[], bool]) -> bool:
+        if ready():
+            return True
+        self._check_failed()
+        if self.is_finished:
+            raise RuntimeError(f"the state {self._sealed} before this was said")
+        if not self.llm.engine.has_unfinished:
+            raise RuntimeError("the engine knows nothing of what this state waits for: was it replaced?")
+        self.llm.step()
+        return False
 
     def _fail(self, error: BaseException) -> None:
         self._error = error

@@ -20,7 +20,7 @@ class OutputCollector:
     """Collects what a request and the samples split off it say.
 
     `decode` maps token ids to text, `decode_one` names a single token, special ones too. `streaming` makes text of
-    every token at once.
+    every token at once. `on_finish` is called when the last sample has ended.
     """
 
     def __init__(
@@ -29,8 +29,10 @@ class OutputCollector:
         decode: Callable[[list[int]], str],
         decode_one: Callable[[int], str],
         streaming: bool = False,
+        on_finish: Callable[[OutputCollector], None] | None = None,
     ):
-        self.request = request
+        self.request, self.on_finish = request, on_finish
+        self.error: BaseException | None = None  # of the step that failed
         self.decode, self.decode_one = decode, decode_one
         params = request.params
         with_logprobs = {} if params.logprobs is None else {"cumulative_logprob": 0.0}
@@ -124,6 +126,8 @@ class OutputCollector:
             self.num_drafted_tokens += request.num_drafted_tokens
             self.num_accepted_tokens += request.num_accepted_tokens
         self._num_open -= 1
+        if self.on_finish is not None and self.is_finished:
+            self.on_finish(self)
 
     def _detokenizer(self) -> Detokenizer:
         params = self.request.params

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 from minillm.device import like_a_gpu
 from minillm.engine.config import EngineConfig
+from minillm.engine.lock import FairLock, locked
 from minillm.engine.memory import build_attention, build_cache, build_graphs, build_manager, build_pieces, build_transfer, close_tiers, retention_of
 from minillm.engine.policies import make_policy
 from minillm.engine.request import Request
@@ -54,6 +55,7 @@ class Engine:
     `model` may be None when a `runner` is given. What is not handed in is built for the model from `config`.
     `clock` gives seconds; the simulator hands in a virtual one. A `drafter` of your own guesses at most
     `num_speculative_tokens` tokens of a request in a step; one that `config` asks for says itself how many.
+    Each method holds `lock`, so that threads take turns; a caller that needs several of them in one turn holds it too.
     """
 
     def __init__(
@@ -110,11 +112,13 @@ class Engine:
         self.on_abort: Callable[[Request], None] | None = None  # is told of every request that was aborted from outside
         self.num_steps = 0
         self.is_closed = False
+        self.lock = FairLock()
 
     @property
     def has_unfinished(self) -> bool:
         return bool(self.scheduler.requests) or self.in_flight is not None
 
+    @locked
     def add_request(self, request: Request) -> None:
         """Queue a request. Raises ValueError at once for one that could never be served; the others go on. Raises
         RuntimeError when the engine is closed."""
@@ -123,6 +127,7 @@ class Engine:
         if self.prefetch is not None:
             self.prefetch(request)
 
+    @locked
     def abort(self, *requests: Request) -> None:
         """End requests at any moment, their samples too; their blocks are free once no step in flight writes into them."""
         groups = {request.group_id for request in requests}
@@ -131,6 +136,7 @@ class Engine:
                 afterwards.callback(self.on_abort, request)
             self.finish("abort", *[r for r in self.scheduler.requests.values() if r.group_id in groups])
 
+    @locked
     def finish(self, reason: str, *requests: Request) -> None:
         """End these very requests, for a reason that only the caller sees, such as a stop string."""
         for request in requests:
@@ -142,6 +148,7 @@ class Engine:
                 self._abandon(error)
                 raise
 
+    @locked
     def step(self) -> list[TokenDelta]:
         """Compute one step and return the tokens it made. Nothing waiting is nothing to do: an empty list.
 
@@ -169,6 +176,7 @@ class Engine:
             for index, (request, token) in enumerate(added)
         ]
 
+    @locked
     def close(self) -> None:
         """End all requests, and let the disk keep what memory holds of prefixes, where there is a disk. Nothing can be
         computed any more; a second call does nothing."""

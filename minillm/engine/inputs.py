@@ -5,11 +5,13 @@ Everything is checked before any request starts, so a bad one disturbs no other.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from minillm.engine.lock import locked
 from minillm.engine.request import Request
 from minillm.sampling.grammar.compiler import GrammarCompiler
 from minillm.sampling.noise import derive_seed
@@ -45,9 +47,11 @@ class InputProcessor:
         self.eos_token_ids = eos_token_ids
         self.seed = seed
         self.clock = clock
+        self.lock = threading.Lock()  # a tokenizer serves one thread at a time
         self._counter = count()
         self._compiler: GrammarCompiler | None = None  # made when the first grammar is asked for
 
+    @locked
     def requests(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -73,6 +77,7 @@ class InputProcessor:
             for (text, ids), *options in zip(checked, params, salts, starts, grammars, priorities, users)
         ]
 
+    @locked
     def conversations(self, messages: Sequence[Any]) -> list[str]:
         """One conversation or several, as the text that the model's chat template makes of each."""
         if not isinstance(messages, (list, tuple)) or not messages:

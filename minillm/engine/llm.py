@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minillm.engine.beams import search_beams
+from minillm.engine.collector import OutputCollector
 from minillm.engine.config import EngineConfig
 from minillm.engine.engine import Engine, TokenDelta
 from minillm.engine.inputs import InputProcessor, Prompt, refuse_later
+from minillm.engine.lock import FairLock, locked
 from minillm.engine.memory import max_model_len_of, served_model_len
 from minillm.engine.output_processor import OutputProcessor
 from minillm.engine.outputs import RequestOutput, StreamDelta
@@ -53,6 +55,9 @@ class LLM:
     the end of `with LLM(...) as llm:`, adds what memory still holds. Beside `host_kv_bytes`, blocks being read from disk
     take up to half as much (8 blocks at least), and up to 64 wait to be written. `cpu_offload_bytes` of the last layers'
     weights stay in host memory and are streamed.
+
+    Several threads may use one LLM. They take turns, a step computes tokens for the requests of all, and each call returns
+    what it asked for (`minillm.engine.lock`).
 
     Values that come with a later chapter raise NotImplementedError and name it; wrong ones raise ValueError or TypeError
     and name what is allowed.
@@ -111,6 +116,11 @@ class LLM:
     def engine(self, engine: Engine) -> None:
         self._engine, self.outputs = engine, OutputProcessor(engine, self.tokenizer)
 
+    @property
+    def lock(self) -> FairLock:
+        """Held by the thread whose turn it is; reentrant."""
+        return self._engine.lock
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -151,6 +161,7 @@ class LLM:
             raise ValueError(f"stream() takes n=1, not n={request.params.n}; use generate() for several samples")
         return self._stream(request)
 
+    @locked
     def submit(
         self,
         prompt: Prompt,
@@ -164,6 +175,7 @@ class LLM:
         """
         return self.outputs.submit(self._one_request("submit", prompt, sampling_params), on_delta, streaming)
 
+    @locked
     def step(self) -> bool:
         """Compute one step for all that is under way; whether anything is left to do. A step that fails raises, and aborts
         everything."""
@@ -178,22 +190,28 @@ class LLM:
         length_penalty: float = 1.0,
         ignore_eos: bool = False,
     ) -> list[RequestOutput]:
-        """The `beam_width` most probable continuations of each prompt that the search finds, best first."""
+        """The `beam_width` most probable continuations of each prompt that the search finds, best first.
+
+        The search of a prompt is one turn: other threads' requests are computed in its steps, and their calls return after it.
+        """
         check_int("beam_width", beam_width, 1)
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos)
         requests = self.inputs.requests(prompts, params)
         return [self._search(request, beam_width, length_penalty) for request in requests]
 
+    @locked
     def save_prefix_cache(self, path: str | Path) -> int:
         """Write every block that is cached on the device to a file; returns how many. See `minillm.kv_cache.persist`."""
         self.engine.check_open()
         return persist.save(path, self.engine.kv_cache, self.engine.runner.cache)
 
+    @locked
     def load_prefix_cache(self, path: str | Path) -> int:
         """Take over the blocks of such a file; returns how many. Raises ValueError if another model wrote it."""
         self.engine.check_open()
         return persist.restore(path, self.engine.kv_cache, self.engine.runner.cache)
 
+    @locked
     def close(self) -> None:
         """End what is under way ("abort"), and let the disk tier, if there is one, keep the prefixes that memory holds. A
         second call does nothing; whatever computes raises RuntimeError from now on."""
@@ -212,21 +230,29 @@ class LLM:
         return self.tokenizer
 
     def _serve(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+        finished: dict[str, RequestOutput] = {}  # in a step of this thread, or of another one
+
+        def keep(collector: OutputCollector) -> None:
+            finished[collector.request.group_id] = collector.output(self.engine.clock())
+
         with progress_bar(len(requests), use_tqdm) as advance:
             try:
-                open_groups = {request.group_id: self.outputs.collect(request) for request in requests}
-                finished: dict[str, RequestOutput] = {}
-                while open_groups:
-                    deltas = self._step()
-                    advance(0, len(deltas))
-                    said = {delta.request.group_id for delta in deltas} & open_groups.keys()
-                    # A step that says nothing may have nothing left to do: somebody has aborted one of them.
-                    for group in said if deltas else list(open_groups):
-                        if open_groups[group].is_finished:
-                            finished[group] = open_groups.pop(group).output(self.engine.clock())
-                            advance(1, 0)
+                with self.lock:
+                    collectors = [self.outputs.collect(request, on_finish=keep) for request in requests]
+                num_finished = 0
+                while num_finished < len(requests):
+                    with self.lock:
+                        deltas = self._step() if len(finished) < len(requests) else []
+                    before, num_finished = num_finished, len(finished)
+                    advance(num_finished - before, len(deltas))
             finally:
                 self.outputs.withdraw(requests)
+        for collector in collectors:
+            if (error := collector.error) is not None:
+                raise RuntimeError(
+                    f"another caller's step or close() ended every request under way: {error!r}; call again, or make a new "
+                    "LLM if this one is closed"
+                ) from error
         return [finished[request.group_id] for request in requests]
 
     def _stream(self, request: Request) -> Iterator[StreamDelta]:
@@ -235,13 +261,16 @@ class LLM:
         try:
             while True:
                 while not deltas:
-                    self._step()
+                    with self.lock:
+                        if not deltas:  # a step of another thread may have made some
+                            self._step()
                 yield (delta := deltas.popleft())
                 if delta.finish_reason:
                     return
         finally:  # also when the reader stops listening
             self.outputs.withdraw([request])
 
+    @locked
     def _search(self, request: Request, beam_width: int, length_penalty: float) -> RequestOutput:
         deltas = self.outputs.waiting_deltas[request.group_id] = deque()
         try:
@@ -256,6 +285,7 @@ class LLM:
             raise ValueError(f"{caller}() takes 1 prompt, not {len(requests)}; use generate() for several")
         return requests[0]
 
+    @locked
     def _step(self) -> list[TokenDelta]:
         """One step of the engine, for whoever has requests under way: streams and calls take turns."""
         try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from minillm.engine.collector import OutputCollector
 from minillm.engine.engine import Engine, TokenDelta
+from minillm.engine.lock import FairLock, locked
 from minillm.engine.outputs import StreamDelta
 from minillm.engine.request import Request
 from minillm.engine.submission import Submission
@@ -32,13 +33,21 @@ class OutputProcessor:
         self.waiting_deltas: dict[str, deque[TokenDelta]] = {}  # what a beam search has not taken yet
         engine.on_abort = self._hear_of_abort
 
-    def collect(self, request: Request, streaming: bool = False) -> OutputCollector:
-        """Hand a request to the engine; what it says is collected. `streaming` makes text of every token at once."""
-        collector = OutputCollector(request, self.decode, self.decode_one, streaming)
+    @property
+    def lock(self) -> FairLock:
+        return self.engine.lock
+
+    @locked
+    def collect(
+        self, request: Request, streaming: bool = False, on_finish: Callable[[OutputCollector], None] | None = None
+    ) -> OutputCollector:
+        """Hand a request to the engine and collect what it generates. See `OutputCollector` for the other arguments."""
+        collector = OutputCollector(request, self.decode, self.decode_one, streaming, on_finish)
         self.engine.add_request(request)
         self.collectors[request.group_id] = collector
         return collector
 
+    @locked
     def submit(self, request: Request, on_delta: Callable[[Submission, StreamDelta], None] | None, streaming: bool) -> Submission:
         """The same for a caller that goes on with something else, and is called."""
         collector = self.collect(request, streaming)
@@ -46,6 +55,7 @@ class OutputProcessor:
         self.submissions[request.group_id] = submission
         return submission
 
+    @locked
     def withdraw(self, requests: list[Request]) -> None:
         """Nobody waits for these any more: end them, whatever they are at."""
         for request in requests:
@@ -80,6 +90,7 @@ class OutputProcessor:
     def fail(self, error: BaseException) -> None:
         """A step has failed, and aborted everything: all hear of it."""
         for collector in self.collectors.values():
+            collector.error = error
             collector.abort()
         for submission in list(self.submissions.values()):
             self._forget(submission.request.group_id)

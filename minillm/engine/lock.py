@@ -1,0 +1,81 @@
+"""FairLock: threads take turns at one engine. Built in chapter 05.
+
+    thread 1   | step |      | step |      | step |
+    thread 2          | step |      | step |          each step computes tokens for the requests of both
+
+`threading.Lock` may go to the very thread that has just released it. A thread that steps in a loop would keep every
+other thread waiting until it has nothing left to do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+
+class FairLock:
+    """A reentrant lock for `with` statements; it goes to the thread that has waited longest."""
+
+    def __init__(self):
+        self._guard = threading.Lock()  # held for a moment, while one of these changes
+        self._owner: int | None = None
+        self._depth = 0  # of the owner's `with` statements
+        self._waiting: deque[tuple[int, threading.Lock]] = deque()  # each thread with the lock that it sleeps on
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def __enter__(self) -> FairLock:
+        thread = threading.get_ident()
+        if self._owner == thread:
+            self._depth += 1
+            return self
+        sleep = threading.Lock()
+        with self._guard:
+            if self._owner is None:
+                self._owner = thread
+            else:
+                sleep.acquire()
+                self._waiting.append((thread, sleep))
+        if self._owner != thread:
+            self._wait(thread, sleep)
+        self._depth = 1
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._depth > 1:
+            self._depth -= 1
+        else:
+            self._hand_over()
+
+    def _wait(self, thread: int, sleep: threading.Lock) -> None:
+        try:
+            sleep.acquire()
+        except BaseException:  # a KeyboardInterrupt: this thread no longer waits
+            with self._guard:
+                if interrupted := (thread, sleep) in self._waiting:
+                    self._waiting.remove((thread, sleep))
+            if not interrupted:  # its turn had come already
+                self._hand_over()
+            raise
+
+    def _hand_over(self) -> None:
+        with self._guard:
+            self._owner, sleep = self._waiting.popleft() if self._waiting else (None, None)
+            if sleep is not None:
+                sleep.release()
+
+
+def locked(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that holds its object's `lock`."""
+
+    @wraps(method)
+    def holding(self, *args: Any, **kwargs: Any) -> Any:
+        with self.lock:
+            return method(self, *args, **kwargs)
+
+    return holding
