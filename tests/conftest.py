@@ -11,6 +11,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: workers sid
 import nbformat
 import pytest
 
+from minillm.kernels import language
+
+if language.MODE == "interpreted":
+    from quick_interpreter import quicken
+    from triton.runtime import interpreter
+
+    quicken(interpreter)
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # Kernels and child processes test this checkout, and nothing here may reach for the network.

@@ -121,6 +121,13 @@ def test_a_wrong_solution_and_a_kind_checker_are_named(sample_solution):
     assert sum("the untouched stub passes" in said for said in kind) == 3
 
 
+def test_a_mutant_runs_until_it_is_caught(bench):
+    first = ("sorted(free)[0]", "free[0]")
+    assert list(bench.mutant(Mutant("the first", replace=first, expect="lowest: example"))) == ["example"]
+    assert list(bench.mutant(Mutant("the first", replace=first, expect="what no check says"))) == ["example", "edges", "random"]
+    assert list(bench.solution()) == list(bench.stub()) == ["example", "edges", "random"]
+
+
 def test_a_mutant_must_fit_the_solution(bench):
     with pytest.raises(ValueError, match="'teleport' occurs 0 times"):
         bench.mutant(Mutant("lost", replace=("teleport", "")))

@@ -7,7 +7,7 @@ import io
 import linecache
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,10 @@ class Mutant:
                              f"of {exercise.id!r}, must be once")
         return exercise.solution.replace(old, new)
 
+    def is_caught_by(self, error: Exception | None) -> bool:
+        """Whether a checker raised this, with the message that is expected."""
+        return isinstance(error, CheckFailed) and self.expect in str(error)
+
 
 class Bench:
     """Runs one exercise's three lines on any version of its cell, in this process, without a kernel."""
@@ -53,10 +57,11 @@ class Bench:
         return self.outcomes(stub_of(self.exercise))
 
     def mutant(self, mutant: Mutant) -> dict[str, Exception | None]:
-        return self.outcomes(mutant.applied_to(self.exercise))
+        """As `outcomes`, up to the line that catches it."""
+        return self.outcomes(mutant.applied_to(self.exercise), mutant.is_caught_by)
 
-    def outcomes(self, source: str) -> dict[str, Exception | None]:
-        """part -> what its line raised, None where it passed."""
+    def outcomes(self, source: str, last: Callable[[Exception | None], bool] = lambda error: False) -> dict[str, Exception | None]:
+        """part -> what its line raised, None where it passed. Lines after one whose outcome is the `last` one are not run."""
         with _as_main_module() as module, contextlib.redirect_stdout(io.StringIO()):
             if self._context is None:
                 for cell in self.exercise.before:
@@ -64,7 +69,12 @@ class Bench:
                 self._context = dict(module.__dict__)
             module.__dict__.update(self._context)
             failed = _raised(source, f"<{self.exercise.id}>", module)
-            return {part: failed or _raised(line, f"<{self.exercise.id}_{part}>", module) for part, line in self.exercise.lines.items()}
+            found = {}
+            for part, line in self.exercise.lines.items():
+                found[part] = failed or _raised(line, f"<{self.exercise.id}_{part}>", module)
+                if last(found[part]):
+                    break
+            return found
 
 
 def complaints(bench: Bench, mutants: list[Mutant]) -> list[str]:
@@ -78,7 +88,7 @@ def complaints(bench: Bench, mutants: list[Mutant]) -> list[str]:
         errors = [error for error in bench.mutant(mutant).values() if error]
         if not errors:
             found.append(f"{name}: the mutant {mutant.name!r} passes every line")
-        elif not any(isinstance(error, CheckFailed) and mutant.expect in str(error) for error in errors):
+        elif not any(map(mutant.is_caught_by, errors)):
             found.append(f"{name}: no message about the mutant {mutant.name!r} holds {mutant.expect!r}; the first one: {errors[0]}")
         if not mutant.expect:
             found.append(f"{name}: the mutant {mutant.name!r} does not say which message it expects")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -57,14 +58,21 @@ def halves(names: list[str]) -> list[list[str]]:
 
 
 def load() -> None:
-    """What every GPU's process needs, once."""
+    """What every GPU's process needs, once, and kept out of the garbage collections that each start of an engine asks for."""
     import minillm
+    import minillm.engine.llm  # noqa: F401
     from minillm.kernels import language
     from minillm.model.checkpoint import load_tokenizer, resolve_model
 
+    from .scenarios import scenarios
+
+    scenarios()
     load_tokenizer(resolve_model("tinyworld"))
     assert language.MODE == "compiled", f"kernels are {language.MODE}, not compiled; is Triton installed?"
     print(f"minillm from {os.path.dirname(minillm.__file__)}", file=sys.stderr)
+    gc.collect()
+    gc.freeze()
+    gc.freeze = gc.unfreeze = lambda: None  # recording a graph would undo it
 
 
 def play(gpu_name: str, names: list[str] | None, given: argparse.Namespace) -> None:
