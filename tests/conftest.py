@@ -10,6 +10,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: workers sid
 
 import nbformat
 import pytest
+from scheduling import file_scheduler
 
 from minillm.kernels import language
 
@@ -27,6 +28,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return file_scheduler(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

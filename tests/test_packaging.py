@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from scheduling import ONE_BY_ONE, scope_of
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ["python3 -m venv .venv && .venv/bin/pip install -e . && .venv/bin/minillm lab",
@@ -22,6 +23,12 @@ def fenced_lines(text: str) -> list[str]:
 
 def test_the_readme_gives_the_two_commands_first():
     assert fenced_lines((ROOT / "README.md").read_text())[:2] == COMMANDS
+
+
+def test_workers_take_whole_files_and_notebooks_one_by_one():
+    found = [scope_of(f"tests/{test}") for test in ("test_llm.py::a", "test_llm.py::b[x::y]", "test_notebooks.py::a[1]", "test_notebooks.py::a[2]")]
+    assert found == ["tests/test_llm.py", "tests/test_llm.py", "tests/test_notebooks.py::a[1]", "tests/test_notebooks.py::a[2]"]
+    assert all((ROOT / "tests" / file).is_file() for file in ONE_BY_ONE)
 
 
 @pytest.fixture
