@@ -96,6 +96,19 @@ def test_each_generation_multiplies_in_its_own_way(reports):
         assert 32 < report.registers <= 255 and report.spill_store_bytes == 0
 
 
+def test_a_kernel_of_tritons_cache_has_the_same_registers_and_spills(tmp_path, monkeypatch):
+    """Where it compiles a kernel, Triton prints what ptxas said; where it finds it in its cache, ptxas is asked again."""
+    if MODE == "absent":
+        pytest.skip("Triton is not installed")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    jobs = [Job(add_kernel, ADD, {"BLOCK": 1024}, 80), Job(dot_kernel, DOT | {"k": "i32:16"}, {"BLOCK": 64, "INNER": 16}, 75, 1, 1)]  # spills
+    compiled, found = build_all(jobs), build_all(jobs)
+    assert compiled == found
+    assert any(tmp_path.rglob("add_kernel.cubin"))
+    assert compiled[0].registers != compiled[1].registers > 0
+    assert compiled[1].spill_store_bytes > 0 or compiled[1].uses_tensor_cores
+
+
 def test_without_tensor_cores_a_product_is_many_multiplications(reports):
     turing, large = reports["dot 75"], reports["dot, too large"]
     if turing.uses_tensor_cores:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import json
 import os
 import re
@@ -189,6 +190,7 @@ def main() -> None:
     """The process that compiles: jobs as JSON on standard input, reports as JSON on standard output."""
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the compiler prints is no report
+    os.environ["TRITON_DUMP_PTXAS_LOG"] = "1"  # `_compile` reads it
     with tempfile.TemporaryDirectory() as folder:
         reports = [_compile(packed, Path(folder)) for packed in json.load(sys.stdin)]
     json.dump([asdict(report) for report in reports], answer)
@@ -201,11 +203,12 @@ def _compile(packed: dict, folder: Path) -> Report:
     options = {"num_warps": packed["num_warps"], "num_stages": packed["num_stages"]}
     log = folder / "log.txt"
     try:
-        with diverted(2, log):  # where a pass of the compiler complains, only this says about what
+        with diverted(2, log), contextlib.redirect_stdout(io.StringIO()) as printed:  # only the log says what a pass complains about
             source = _source(unpack(packed["kernel"], folder), packed)
             compiled = triton.compile(source, target=GPUTarget("cuda", packed["capability"], 32), options=options)
             ptx = compiled.asm["ptx"]
-            sizes = _assemble(ptx, packed["capability"], folder)
+            # Where Triton's cache had the kernel, or where it is too old to print it, ptxas has to say it again.
+            sizes = _sizes(printed.getvalue()) or _sizes(_assemble(ptx, packed["capability"], folder))
     except Exception as error:  # whatever the compiler objects to is the report
         return Report(**_identity(packed), error=_reason(error, log.read_text(errors="replace")))
     return Report(**_identity(packed), shared_bytes=compiled.metadata.shared, ptx=ptx, **sizes)
@@ -245,8 +248,8 @@ def _source(kernel, packed: dict):
     return ASTSource(fn=kernel, signature=types, constants=constants, attrs=hints)
 
 
-def _assemble(ptx: str, capability: int, folder: Path) -> dict[str, int]:
-    """Registers, stack and spills: what ptxas says of the text when it is asked to be verbose."""
+def _assemble(ptx: str, capability: int, folder: Path) -> str:
+    """What ptxas says of the text when it is asked to be verbose."""
     file = folder / "kernel.ptx"
     file.write_text(ptx)
     architecture = re.search(r"^\s*\.target\s+(\w+)", ptx, re.MULTILINE)[1]
@@ -255,10 +258,15 @@ def _assemble(ptx: str, capability: int, folder: Path) -> dict[str, int]:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(next((line for line in done.stderr.splitlines() if "fatal" in line or "error" in line), done.stderr))
-    spills = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
-    registers = re.search(r"Used (\d+) registers", done.stderr)
+    return done.stderr
+
+
+def _sizes(said: str) -> dict[str, int] | None:
+    """Registers, stack and spills, where ptxas said them."""
+    spills = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    registers = re.search(r"Used (\d+) registers", said)
     names = ("registers", "stack_bytes", "spill_store_bytes", "spill_load_bytes")
-    return dict(zip(names, map(int, (*registers.groups(), *spills.groups())), strict=True))
+    return dict(zip(names, map(int, (*registers.groups(), *spills.groups())), strict=True)) if spills and registers else None
 
 
 def _assembler(capability: int) -> tuple[str, list[str]]:
