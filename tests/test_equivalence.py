@@ -63,7 +63,8 @@ def covering_cases() -> list[dict]:
     every = [dict(zip(AXES, values)) for values in random.Random(0).sample(list(product(*AXES.values())), 3000)]
     every = [case for case in every if not (case["memory"] == "few" and case["batch"] == "alone")]  # nothing to preempt
     number: dict[tuple, int] = {}
-    pairs = [sum(1 << number.setdefault(pair, len(number)) for pair in combinations(case.items(), 2)) for case in every]  # a bit each
+    # A bit for each pair.
+    pairs = [sum(1 << number.setdefault(pair, len(number)) for pair in combinations(case.items(), 2)) for case in every]
     cost = [INTERPRETED_COST if case["attention"] == "triton" else 1 for case in every]
 
     missing, chosen = (1 << len(number)) - 1, []

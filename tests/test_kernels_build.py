@@ -101,7 +101,8 @@ def test_a_kernel_of_tritons_cache_has_the_same_registers_and_spills(tmp_path, m
     if MODE == "absent":
         pytest.skip("Triton is not installed")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    jobs = [Job(add_kernel, ADD, {"BLOCK": 1024}, 80), Job(dot_kernel, DOT | {"k": "i32:16"}, {"BLOCK": 64, "INNER": 16}, 75, 1, 1)]  # spills
+    spilling = Job(dot_kernel, DOT | {"k": "i32:16"}, {"BLOCK": 64, "INNER": 16}, 75, 1, 1)
+    jobs = [Job(add_kernel, ADD, {"BLOCK": 1024}, 80), spilling]
     compiled, found = build_all(jobs), build_all(jobs)
     assert compiled == found
     assert any(tmp_path.rglob("add_kernel.cubin"))

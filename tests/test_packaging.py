@@ -26,7 +26,8 @@ def test_the_readme_gives_the_two_commands_first():
 
 
 def test_workers_take_whole_files_and_notebooks_one_by_one():
-    found = [scope_of(f"tests/{test}") for test in ("test_llm.py::a", "test_llm.py::b[x::y]", "test_notebooks.py::a[1]", "test_notebooks.py::a[2]")]
+    tests = ("test_llm.py::a", "test_llm.py::b[x::y]", "test_notebooks.py::a[1]", "test_notebooks.py::a[2]")
+    found = [scope_of(f"tests/{test}") for test in tests]
     assert found == ["tests/test_llm.py", "tests/test_llm.py", "tests/test_notebooks.py::a[1]", "tests/test_notebooks.py::a[2]"]
     assert all((ROOT / "tests" / file).is_file() for file in ONE_BY_ONE)
 

@@ -60,8 +60,8 @@ class Bench:
         """As `outcomes`, up to the line that catches it."""
         return self.outcomes(mutant.applied_to(self.exercise), mutant.is_caught_by)
 
-    def outcomes(self, source: str, last: Callable[[Exception | None], bool] = lambda error: False) -> dict[str, Exception | None]:
-        """part -> what its line raised, None where it passed. Lines after one whose outcome is the `last` one are not run."""
+    def outcomes(self, source: str, ends: Callable[..., bool] = lambda error: False) -> dict[str, Exception | None]:
+        """part -> what its line raised, None where it passed. No line is run after an outcome that `ends` it."""
         with _as_main_module() as module, contextlib.redirect_stdout(io.StringIO()):
             if self._context is None:
                 for cell in self.exercise.before:
@@ -72,7 +72,7 @@ class Bench:
             found = {}
             for part, line in self.exercise.lines.items():
                 found[part] = failed or _raised(line, f"<{self.exercise.id}_{part}>", module)
-                if last(found[part]):
+                if ends(found[part]):
                     break
             return found
 

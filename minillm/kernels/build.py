@@ -203,7 +203,8 @@ def _compile(packed: dict, folder: Path) -> Report:
     options = {"num_warps": packed["num_warps"], "num_stages": packed["num_stages"]}
     log = folder / "log.txt"
     try:
-        with diverted(2, log), contextlib.redirect_stdout(io.StringIO()) as printed:  # only the log says what a pass complains about
+        # Where a pass of the compiler complains, only the log says about what.
+        with diverted(2, log), contextlib.redirect_stdout(io.StringIO()) as printed:
             source = _source(unpack(packed["kernel"], folder), packed)
             compiled = triton.compile(source, target=GPUTarget("cuda", packed["capability"], 32), options=options)
             ptx = compiled.asm["ptx"]
