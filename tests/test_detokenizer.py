@@ -141,14 +141,53 @@ def test_a_token_may_hold_the_stop_string_inside():
     assert detokenizer.stop_string == ". " and detokenizer.text == "one, two"
 
 
-CUTS = [(0, ""), (1, ""), (2, "a"), (3, "aba"), (4, "aba"), (5, "ababa"), (9, "abababa")]
+@seeded
+@given(LETTERS, st.lists(st.text("ab😀", min_size=1, max_size=5), min_size=1, max_size=3), st.data())
+def test_where_a_text_ends_does_not_depend_on_its_tokens(text, stop, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    vocabulary = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)])]
+    whole = Detokenizer(lambda ids: "".join(vocabulary[token_id] for token_id in ids), stop=stop)
+    shown = ""
+    for token_id in range(len(vocabulary)):
+        shown += whole.add(token_id)
+        if whole.stop_string is not None:
+            break
+    _, letters = pieces([token_id for letter in text for token_id in encode(letter)], stop)
+    assert shown + whole.finish() == whole.text == letters.text and whole.stop_string == letters.stop_string
+
+
+def test_of_two_stop_strings_the_one_that_completes_first_ends_the_text():
+    for vocabulary in (["a b c d"], ["a b", " c d"], ["a", " b ", "c", " d"]):
+        detokenizer = Detokenizer(lambda ids: "".join(vocabulary[token_id] for token_id in ids), stop=["b c d", "c"])
+        for token_id in range(len(vocabulary)):
+            if detokenizer.stop_string is None:
+                detokenizer.add(token_id)
+        assert (detokenizer.text, detokenizer.stop_string) == ("a b ", "c")
+
+
+CUTS = [(0, ""), (1, "ab"), (2, "aba"), (3, "aba"), (4, "ababa"), (5, "ababa"), (6, "abababa"), (9, "abababa")]
 
 
 @pytest.mark.parametrize("min_tokens, shown", CUTS)
-def test_stop_strings_count_from_min_tokens_on(min_tokens, shown):
+def test_a_stop_string_counts_when_it_completes_after_min_tokens(min_tokens, shown):
     token_ids = [token_id for letter in "abababa" for token_id in encode(letter)]
     _, detokenizer = pieces(token_ids, ["a" if min_tokens < 2 else "b"], min_tokens)
     assert detokenizer.text == shown
+
+
+@pytest.mark.parametrize("min_tokens, text", [(0, "go on "), (7, "go on "), (9, "go on "), (10, "go on STOP now"), (99, "go on STOP now")])
+def test_a_stop_string_may_begin_before_min_tokens(min_tokens, text):
+    """It begins with the seventh token and completes with the tenth."""
+    token_ids = [token_id for letter in "go on STOP now" for token_id in encode(letter)]
+    shown, detokenizer = pieces(token_ids, ["STOP"], min_tokens)
+    assert "".join(shown) == detokenizer.text == text
+    assert (detokenizer.stop_string == "STOP") == (min_tokens < 10)
+
+
+def test_a_stop_string_that_completed_too_early_may_occur_again():
+    token_ids = [token_id for letter in "aaaa" for token_id in encode(letter)]
+    shown, detokenizer = pieces(token_ids, ["aa"], min_tokens=2)
+    assert "".join(shown) == "a" and detokenizer.stop_string == "aa" and len(shown) == 4  # letters 2 and 3
 
 
 def test_a_text_with_characters_of_its_own_leaves_half_a_character_to_the_prompt():

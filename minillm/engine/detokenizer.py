@@ -7,7 +7,7 @@ window before it, and text is held back while it could still change or turn into
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no whole character
 CONTEXT_TOKENS = 5  # tokens of the prompt that the first window begins with
@@ -17,10 +17,10 @@ class Detokenizer:
     """Turns one request's tokens into text.
 
     `decode` maps a list of token ids to their text. `text` is all that may be shown so far. It is final when
-    `stop_string` names the stop string that was met, or `finish` was called. Text that is complete before
-    `min_tokens` tokens are there is not searched for stop strings. A prompt may end in half a character, which the first
-    token then completes; `begins_whole` says that it never does, since the text has characters of its own from its first
-    byte on (a grammar's, chapter 19).
+    `stop_string` names the stop string that was met, or `finish` was called. Of several stop strings the one that
+    completes first ends the text; one that completes within the first `min_tokens` tokens does not count. A prompt may end
+    in half a character, which the first token then completes; `begins_whole` says that it never does, since the text has
+    characters of its own from its first byte on (a grammar's, chapter 19).
     """
 
     def __init__(
@@ -75,19 +75,26 @@ class Detokenizer:
 
     def _show(self, piece: str) -> str:
         """Add new text; return what of it cannot belong to a stop string."""
-        if self.stop and self._num_tokens >= self.min_tokens:
-            piece, self._held = self._split(self._held + piece)
+        if self.stop:
+            piece, self._held = self._split(self._held, piece)
         self.text += piece
         return piece
 
-    def _split(self, text: str) -> tuple[str, str]:
-        """(what may be shown, what must wait); ends the text where the first stop string begins."""
-        found = [(text.find(stop), stop) for stop in self.stop if stop in text]
-        if found:
-            start, self.stop_string = min(found, key=lambda match: match[0])
+    def _split(self, held: str, new: str) -> tuple[str, str]:
+        """(what may be shown, what must wait); ends the text before the stop string that completes first in `new`."""
+        text = held + new
+        if self._num_tokens > self.min_tokens and (found := list(self._completed(text, len(held)))):
+            _, start, self.stop_string = min(found)  # of two that complete together, the longer one
             return text[:start], ""
         longest = max(map(len, self.stop)) - 1
         for start in range(max(0, len(text) - longest), len(text)):
             if any(stop.startswith(text[start:]) for stop in self.stop):
                 return text[:start], text[start:]
         return text, ""
+
+    def _completed(self, text: str, begin: int) -> Iterator[tuple[int, int, str]]:
+        """(end, start, stop string) of the first occurrence of each that completes in text[begin:]."""
+        for stop in self.stop:
+            start = text.find(stop, max(0, begin + 1 - len(stop)))
+            if start >= 0:
+                yield start + len(stop), start, stop

@@ -31,11 +31,11 @@ class SamplingParams:
     presence_penalty: float = 0.0  # subtracted once from the logit of every token of the output
     frequency_penalty: float = 0.0  # subtracted as often as the token occurs in the output
     repetition_penalty: float = 1.0  # shrinks the logit of every token of prompt and output
-    stop: str | Sequence[str] | None = None  # strings that end the text, and are cut from it
+    stop: str | Sequence[str] | None = None  # strings that end the text, and are cut from it: the first to complete
     stop_token_ids: Sequence[int] | None = None  # tokens that end the text, beside the model's own
     ignore_eos: bool = False  # go on after the model's end-of-sequence token
     max_tokens: int | None = 16  # None: as many as max_model_len leaves
-    min_tokens: int = 0  # no end before so many tokens
+    min_tokens: int = 0  # no end before so many tokens; a stop string has to complete after them
     logprobs: int | None = None  # report the sampled token and this many best; -1 is the whole vocabulary
     prompt_logprobs: int | None = None  # the same for each token of the prompt
     logit_bias: Mapping[int, float] | None = None  # token id -> what is added to its logit
