@@ -155,6 +155,14 @@ def test_logit_bias_is_added_before_anything_is_chosen():
     assert set(choose(logits[:1].expand(200, -1), [row(certain, seed) for seed in range(200)])) == {5}
 
 
+def test_logit_bias_is_added_before_the_penalties():
+    logits = torch.tensor([[1.0, -5.0]])
+    biased = dict(temperature=0.0, logit_bias={1: 10.0})
+    assert choose(logits, [row(SamplingParams(**biased, repetition_penalty=2.0), prompt=[1])]) == [1]  # (-5 + 10) / 2 = 2.5
+    assert choose(logits, [row(SamplingParams(**biased, repetition_penalty=6.0), prompt=[1])]) == [0]  # 5 / 6
+    assert choose(logits, [row(SamplingParams(**biased, presence_penalty=2.0, min_tokens=9), output=[1], stop={1})]) == [0]
+
+
 def test_penalties_act_on_greedy_rows_too():
     logits = torch.tensor([LOGITS])
     assert choose(logits, [row(SamplingParams(temperature=0.0, presence_penalty=0.2), output=[3])]) == [4]

@@ -17,7 +17,7 @@ GREEDY_BELOW = 1e-5  # a lower temperature would overflow float32; the most prob
 class SamplingParams:
     """One request's choices, checked when made. Names and meaning are vLLM's.
 
-    The parameters act in this order: penalties and `logit_bias` on the logits, then `temperature`,
+    The parameters act in this order: `logit_bias`, then the penalties on the biased logits, then `temperature`,
     `min_p`, `top_k`, `top_p`. Each filter looks at the distribution the one before left.
     Raises TypeError or ValueError naming the field, the value and what is allowed.
     """

@@ -125,13 +125,13 @@ class SamplingMetadata:
         self.bias, self.bias_until, self.bias_rows, self.bias_token_ids = (sent.get(name) for name in BIAS)
 
     def adjust(self, logits: Tensor) -> Tensor:
-        """Penalties, bias, bans and grammars: what a greedy row obeys too. New logits, or the same if nothing applies."""
+        """Bias, bans, penalties and grammars: what a greedy row obeys too. New logits, or the same if nothing applies."""
         raw = logits
-        if self.penalties:
-            logits = filters.apply_penalties(logits, self.in_prompt, self.output_counts, **self.penalties)
         if self.bias is not None:
             values = torch.where(self.positions[self.bias_rows] < self.bias_until, self.bias, 0.0)
             logits = logits.index_put((self.bias_rows, self.bias_token_ids), values, accumulate=True)
+        if self.penalties:  # of a banned token's -inf they leave -inf
+            logits = filters.apply_penalties(logits, self.in_prompt, self.output_counts, **self.penalties)
         return logits if self.masks is None else self._apply_masks(raw, logits)
 
     def _apply_masks(self, raw: Tensor, logits: Tensor) -> Tensor:
