@@ -19,6 +19,7 @@ CHOICES = {
     "attention_backend": ("auto", "torch", "native", "triton"),
     "kv_cache_dtype": ("auto", "int8", "fp8"),
     "preemption_mode": ("recompute", "swap"),
+    "generation_config": ("auto", "vllm"),
 }
 FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager")
 
@@ -64,6 +65,7 @@ class EngineConfig:
     enforce_eager: bool = False
     async_scheduling: bool | None = None
     seed: int = 0
+    generation_config: str = "auto"
 
     def __post_init__(self):
         if not isinstance(self.model, (str, Path)):

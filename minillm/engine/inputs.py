@@ -30,7 +30,10 @@ PROMPT_FORMS = (
 
 
 class InputProcessor:
-    """Makes requests for one model. Raises TypeError or ValueError naming the prompt, the value and the limit."""
+    """Makes requests for one model. Raises TypeError or ValueError naming the prompt, the value and the limit.
+
+    `default_params` are those of a prompt that is given none.
+    """
 
     def __init__(
         self,
@@ -40,6 +43,7 @@ class InputProcessor:
         eos_token_ids: frozenset[int],
         seed: int,
         clock: Callable[[], float] = time.monotonic,
+        default_params: SamplingParams = SamplingParams(),
     ):
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
@@ -47,6 +51,7 @@ class InputProcessor:
         self.eos_token_ids = eos_token_ids
         self.seed = seed
         self.clock = clock
+        self.default_params = default_params
         self.lock = threading.Lock()  # a tokenizer serves one thread at a time
         self._counter = count()
         self._compiler: GrammarCompiler | None = None  # made when the first grammar is asked for
@@ -92,7 +97,7 @@ class InputProcessor:
 
     def _params(self, given: Any, num_prompts: int) -> list[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):
-            params = [given or SamplingParams()] * num_prompts
+            params = [given or self.default_params] * num_prompts
         else:
             params = list(given) if isinstance(given, Sequence) else [given]
         for one in params:

@@ -25,7 +25,7 @@ from minillm.engine.progress import progress_bar
 from minillm.engine.request import Request
 from minillm.engine.submission import Submission
 from minillm.kv_cache import persist
-from minillm.model.checkpoint import load_model, load_tokenizer, resolve_model
+from minillm.model.checkpoint import GENERATION, load_model, load_sampling_defaults, load_tokenizer, resolve_model
 from minillm.sampling.params import SamplingParams, check_int
 from minillm.trace import Trace
 
@@ -40,6 +40,11 @@ class LLM:
     CPU, bfloat16 on a GPU from sm_80 on, float16 below. `max_model_len` bounds prompt and answer together, in tokens.
     `enforce_eager` does without recorded steps (CUDA graphs); `async_scheduling` plans a step while the last one still
     runs, None does so on a GPU. `seed` seeds the requests that bring no seed of their own.
+
+    A request without SamplingParams uses `get_default_sampling_params()`. With `generation_config="auto"` these are the
+    temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens (here max_tokens) that the model's
+    generation_config.json sets, and the defaults of `SamplingParams` for what it leaves out; with "vllm" they are the
+    defaults of `SamplingParams` alone. The bundled models set none. SamplingParams that are given are never mixed with them.
 
     `quantization` writes the weights in few bits: "int8", "int4", "fp8", "fp4", "gptq", "awq", "smoothquant",
     "llm_int8", or a dict (`minillm.quantization.config`). `kv_cache_dtype="int8"` or "fp8" keeps keys and values in 8
@@ -92,11 +97,13 @@ class LLM:
         enforce_eager: bool = False,
         async_scheduling: bool | None = None,
         seed: int = 0,
+        generation_config: str = "auto",
     ):
         arguments = dict(locals())
         del arguments["self"]
         self.config = EngineConfig(**arguments)
         path = resolve_model(model)
+        default_params = _default_params(path, generation_config)
         self.model = load_model(path, dtype, device, quantization, cpu_offload_bytes)
         self.tokenizer = load_tokenizer(path)
         self.trace = Trace(enabled=False)
@@ -105,7 +112,8 @@ class LLM:
         self.max_model_len = served_model_len(self.config, self.engine.kv_cache, model_len)
         eos_token_ids = frozenset(self.model.config.eos_token_ids)
         vocab_size = self.model.config.vocab_size
-        self.inputs = InputProcessor(self.tokenizer, vocab_size, self.max_model_len, eos_token_ids, seed, self.engine.clock)
+        limits = (vocab_size, self.max_model_len, eos_token_ids)
+        self.inputs = InputProcessor(self.tokenizer, *limits, seed, self.engine.clock, default_params)
 
     @property
     def engine(self) -> Engine:
@@ -132,7 +140,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue each prompt; results in the order of the prompts.
 
-        A prompt is a string or {"prompt_token_ids": [...]}. `sampling_params` is one for all, or one each.
+        A prompt is a string or {"prompt_token_ids": [...]}. `sampling_params` is one for all, or one each; None stands for
+        `get_default_sampling_params()`.
         Every prompt is checked before the first is computed; see `InputProcessor` for what is raised.
         """
         refuse_later(lora_request=(lora_request, 23))
@@ -229,6 +238,10 @@ class LLM:
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         return self.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of a request that is given none: the model's own defaults (see `generation_config`)."""
+        return self.inputs.default_params
+
     def _serve(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         finished: dict[str, RequestOutput] = {}  # in a step of this thread, or of another one
 
@@ -295,3 +308,15 @@ class LLM:
             raise
         self.outputs.process(deltas)
         return deltas
+
+
+def _default_params(path: Path, generation_config: str) -> SamplingParams:
+    """The model's defaults, or ("vllm") the library's. Raises TypeError or ValueError naming the file of a wrong one."""
+    given = load_sampling_defaults(path) if generation_config == "auto" else {}
+    if "max_new_tokens" in given:
+        given["max_tokens"] = given.pop("max_new_tokens")
+    try:
+        return SamplingParams(**given)
+    except (TypeError, ValueError) as error:
+        way_out = "mend the file, or pass generation_config='vllm'"
+        raise type(error)(f"{path / GENERATION}: {error}; {way_out}") from None

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 GGUF = ".gguf"
+GENERATION = "generation_config.json"  # how the model's authors would have it sampled, and what ends its texts
+SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 AUTO_GPTQ = "quantize_config.json"  # where old AutoGPTQ wrote what config.json says today
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 WHY_NO_PICKLE = (
@@ -81,10 +83,14 @@ def load_config(path: str | Path) -> ModelConfig:
     raw = _read_json(path / "config.json")
     if stored_quantization(path) is not None:
         raw.pop("quantization_config", None)  # the decoder's shape is the same
-    generation = path / "generation_config.json"
-    extra = _read_json(generation).get("eos_token_id") if generation.exists() else None
-    ids = as_token_ids(raw.get("eos_token_id")) + as_token_ids(extra)
+    ids = as_token_ids(raw.get("eos_token_id")) + as_token_ids(_read_generation(path).get("eos_token_id"))
     return ModelConfig.from_hf(raw | {"eos_token_id": list(dict.fromkeys(ids))})
+
+
+def load_sampling_defaults(path: str | Path) -> dict[str, Any]:
+    """What generation_config.json says of the `SAMPLING_DEFAULTS`, as it stands there; nothing for a GGUF file."""
+    raw = _read_generation(Path(path))
+    return {name: raw[name] for name in SAMPLING_DEFAULTS if raw.get(name) is not None}
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
@@ -253,6 +259,10 @@ def _read_json(file: Path) -> dict[str, Any]:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{file} is not valid JSON ({error}); fetch it again") from error
+
+
+def _read_generation(path: Path) -> dict[str, Any]:
+    return _read_json(path / GENERATION) if (path / GENERATION).exists() else {}
 
 
 def _harmless(name: str, views: dict[str, Tensor]) -> bool:
