@@ -53,6 +53,8 @@ BAD_PROMPTS = [
     (None, TypeError, ["prompts=None"]),
     (b"the cat", TypeError, ["prompts=b'the cat'"]),
     (7, TypeError, ["prompts=7"]),
+    ("the \ud83d cat", ValueError, ["prompts[0]", "character 4", "'\\ud83d'", "lone surrogate"]),
+    (["the cat", {"prompt": "cat\udcff"}], ValueError, ["prompts[1]", "character 3", "'\\udcff'"]),
 ]  # fmt: skip
 
 
@@ -207,6 +209,8 @@ BAD_MESSAGES = [
     ([{"role": "user"}], ["messages", "{'role': 'user'}"]),
     ([{"role": "user", "content": 5}], ["'content': 5"]),
     ([[{"role": "user", "content": "a"}], ["b"]], ["messages[1]", "'b'"]),
+    ([{"role": "system", "content": "a"}, {"role": "user", "content": "a\ud800"}], ["messages[1]['content']", "character 1"]),
+    ([[{"role": "user", "content": "a"}], [{"role": "\ud800", "content": "a"}]], ["messages[1][0]['role']", "character 0"]),
 ]
 
 

@@ -134,6 +134,7 @@ class InputProcessor:
             raise TypeError(f"{name}={prompt!r} is not allowed; allowed: {PROMPT_FORMS}")
         if not prompt:
             raise ValueError(f"{name} is an empty string; give at least one character, or prompt_token_ids")
+        check_text(name, prompt)
         return prompt, self._checked(name, self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
 
     def _checked(self, name: str, token_ids: Any) -> list[int]:
@@ -220,9 +221,22 @@ def _one_each(name: str, given: Any, kind: type, default: Any, num_prompts: int)
 def _check_conversation(name: str, conversation: Any) -> None:
     if not isinstance(conversation, (list, tuple)) or not conversation:
         raise ValueError(f"{name}={conversation!r} is not allowed; allowed: a list of at least one message")
-    for message in conversation:
+    for index, message in enumerate(conversation):
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise ValueError(f"{name} has the message {message!r}; allowed: {{'role': string, 'content': string}}")
+        for key in ("role", "content"):
+            check_text(f"{name}[{index}][{key!r}]", message[key])
+
+
+def check_text(name: str, text: str) -> None:
+    """Raise ValueError where `text` holds half of a UTF-16 pair, which stands for no character and has no bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} has a lone surrogate, {text[error.start]!r}, at character {error.start}: half of a UTF-16 pair, which no "
+            f"tokenizer can encode; remove it, or decode the bytes that it comes from with errors='replace'"
+        ) from None
 
 
 def refuse_later(**arguments: tuple[Any, int]) -> None:
