@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minillm.engine.lock import FairLock, locked
 from minillm.engine.outputs import RequestOutput
+from minillm.engine.policies import cached_tokens_of
 from minillm.engine.request import Request
 from minillm.engine.submission import Submission
 from minillm.engine.transcript import Transcript, kept_tokens
@@ -312,6 +313,6 @@ class Select(NamedTuple):
 def _num_cached(kv_cache: Any, token_ids: list[int]) -> int:
     """How many of these tokens the prefix cache has for a text that goes on behind them."""
     probe = Request("probe", [*token_ids, 0], SamplingParams(), max_tokens=1)
-    found = kv_cache.get_computed_blocks(probe, wait=False).num_tokens
+    found = cached_tokens_of(kv_cache)(probe)
     kv_cache.free(probe)
     return found

@@ -6,9 +6,12 @@ import pytest
 from block_memory import BlockMemory
 
 from minillm import SamplingParams
-from minillm.engine.policies import FCFS, Fair, LongestPrefixMatch, make_policy, priority, sjf
+from minillm.engine.config import EngineConfig
+from minillm.engine.engine import Engine
+from minillm.engine.policies import FCFS, Fair, LongestPrefixMatch, cached_tokens_of, make_policy, priority, sjf
 from minillm.engine.request import Request, RequestStatus
 from minillm.engine.scheduler import SampledToken, Scheduler
+from minillm.engine.simulator import CostModel, SimulatedRunner, VirtualClock
 from minillm.kv_cache.manager import KVCacheManager
 
 
@@ -121,6 +124,31 @@ def test_longest_prefix_match_prefers_what_is_cached_until_others_waited_long():
     assert order_of(policy, ask("old", at=0.0), ask("hit", at=1.0), ask("more", at=2.0)) == ["more", "hit", "old"]
     late = LongestPrefixMatch(lambda request: cached[request.request_id], ageing=10)
     assert order_of(late, ask("old", at=0.0), ask("hit", at=7.0)) == ["old", "hit"]
+
+
+class PlainCache(KVCacheManager):
+    """A cache of one's own, after the protocol that the scheduler asks for."""
+
+    def get_computed_blocks(self, request):
+        return super().get_computed_blocks(request)
+
+
+@pytest.mark.parametrize("kind", [KVCacheManager, PlainCache])
+def test_lpm_asks_any_cache_that_the_scheduler_can_use(kind):
+    clock = VirtualClock()
+    engine = Engine(
+        kv_cache=kind(num_blocks=64, block_size=4),
+        runner=SimulatedRunner(CostModel(1.0, 0.0, 0.0), clock),
+        config=EngineConfig("", scheduling_policy="lpm", max_num_seqs=1),
+        clock=clock,
+    )
+    served, prompts = [], {"first": range(16), "other": range(50, 66), "again": range(16)}
+    for name, prompt in prompts.items():
+        engine.add_request(Request(name, list(prompt), SamplingParams(max_tokens=1), 1, arrival_time=0.0))
+    while engine.has_unfinished:
+        served += [delta.request.request_id for delta in engine.step()]
+    assert served == ["first", "again", "other"]
+    assert cached_tokens_of(engine.kv_cache)(Request("x", list(range(50, 70)), SamplingParams(), 1)) == 16
 
 
 def test_finished_requests_are_skipped_wherever_they_wait():

@@ -19,7 +19,7 @@ from minillm.device import like_a_gpu
 from minillm.engine.config import EngineConfig
 from minillm.engine.lock import FairLock, locked
 from minillm.engine.memory import build_attention, build_cache, build_graphs, build_manager, build_pieces, build_transfer, close_tiers, retention_of
-from minillm.engine.policies import make_policy
+from minillm.engine.policies import cached_tokens_of, make_policy
 from minillm.engine.request import Request
 from minillm.engine.runner import LaunchedStep, ModelRunner
 from minillm.engine.scheduler import KVCache, SampledToken, Scheduler, SchedulerOutput
@@ -82,7 +82,7 @@ class Engine:
                 kv_cache,
                 config.max_num_seqs,
                 config.max_num_batched_tokens,
-                make_policy(config.scheduling_policy, lambda request: kv_cache.get_computed_blocks(request, wait=False).num_tokens),
+                make_policy(config.scheduling_policy, cached_tokens_of(kv_cache)),
                 config.enable_chunked_prefill,
                 config.preemption_mode,
                 self.trace,

@@ -7,12 +7,16 @@ policy looks at all waiting requests in a step: ten thousand of them cost a step
 from __future__ import annotations
 
 import heapq
+import inspect
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from minillm.engine.request import Request
+
+if TYPE_CHECKING:
+    from minillm.engine.scheduler import KVCache
 
 AGEING = 50.0  # tokens a waiting request is forgiven per second, where a policy ages
 LPM_WINDOW = 64  # requests at the head of the queue among which the longest cached prefix is looked for
@@ -224,3 +228,15 @@ def make_policy(name: str, cached_tokens: Callable[[Request], int]) -> Policy:
     if name not in POLICIES:
         raise ValueError(f"scheduling_policy={name!r} is unknown; choose one of {', '.join([*POLICIES, 'lpm'])}")
     return POLICIES[name]()
+
+
+def cached_tokens_of(kv_cache: KVCache) -> Callable[[Request], int]:
+    """A function that tells how many tokens of a request the cache holds now.
+
+    Our own cache leaves out the blocks that are on their way from disk. A cache of your own need not take `wait`.
+    """
+    try:
+        inspect.signature(kv_cache.get_computed_blocks).bind(None, wait=False)
+    except TypeError:
+        return lambda request: kv_cache.get_computed_blocks(request).num_tokens
+    return lambda request: kv_cache.get_computed_blocks(request, wait=False).num_tokens

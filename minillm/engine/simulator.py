@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from minillm.engine.engine import Engine
-from minillm.engine.policies import make_policy
+from minillm.engine.policies import cached_tokens_of, make_policy
 from minillm.engine.request import Request
 from minillm.engine.runner import LaunchedStep
 from minillm.engine.scheduler import SampledToken, Scheduler, SchedulerOutput
@@ -177,6 +177,6 @@ def simulated_engine(
         trace.clock = clock
     kv_cache = KVCacheManager(num_blocks, block_size, enable_prefix_caching, num_host_blocks=num_host_blocks)
     if policy is None:
-        policy = make_policy(scheduling_policy, lambda request: kv_cache.get_computed_blocks(request).num_tokens)
+        policy = make_policy(scheduling_policy, cached_tokens_of(kv_cache))
     scheduler = Scheduler(kv_cache, policy=policy, trace=trace, **scheduler_settings)
     return Engine(scheduler=scheduler, runner=SimulatedRunner(cost, clock), trace=trace, clock=clock)
