@@ -116,6 +116,9 @@ def test_a_context_free_grammar_counts_its_brackets():
         assert text == "(" * depth + "x" + ")" * depth
 
 
+INT = {"type": "integer"}
+
+
 @pytest.mark.parametrize("schema, said", [
     ({"enum": []}, "anyOf is empty"),
     ({"type": "integer", "minimum": 3, "maximum": 1}, r"minimum \(3\) is greater than maximum \(1\)"),
@@ -136,6 +139,11 @@ def test_a_context_free_grammar_counts_its_brackets():
     ({"$defs": {"x/y": {"$ref": "#/$defs/x~1y"}}, "$ref": "#/$defs/x~1y"}, "no text that ends"),
     ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "no text that ends"),
     ({"type": "array", "items": {"anyOf": [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}]}, "minItems": 1}, "no text that ends"),
+    ({"type": "object", "properties": {"ab": INT}, "patternProperties": {"^ab$": INT}, "additionalProperties": False},
+     r"patternProperties '\^ab\$' match no name but the declared 'ab'"),
+    ({"type": "array", "items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"type": "object", "properties": {"a": INT, "b": INT},
+      "patternProperties": {"^a$": {}, "^b$": {}, "^no": False}, "additionalProperties": False}}}, r"'\^a\$', '\^b\$'.* 'a', 'b'"),
+    ({"type": "object", "required": ["ab"], "patternProperties": {"^ab$": INT}, "additionalProperties": False}, "declared 'ab'"),
 ])  # fmt: skip
 def test_an_impossible_or_unsupported_schema_is_refused_by_name(schema, said):
     with pytest.raises(ValueError, match=f"(?s)^json=.* is not possible: .*{said}.*; supported: JSON Schema's types"):
@@ -151,6 +159,16 @@ def test_an_impossible_or_unsupported_schema_is_refused_by_name(schema, said):
 ])  # fmt: skip
 def test_a_schema_that_refers_to_itself_and_can_end_is_served(schema):
     assert allowed(tinyworld_compiler().compile(StructuredOutputsParams(json=schema)).start(), 1024)
+
+
+@pytest.mark.parametrize("patterns", [{"^a": INT}, {"^ab?$": {"minimum": 5}}, {"^ab$": INT, "^c$": INT}, {"^c$": INT}, {"^ab$": False}])
+def test_patterns_that_leave_a_name_are_served(patterns):
+    schema = {"type": "object", "properties": {"ab": INT}, "patternProperties": patterns, "additionalProperties": False}
+    rules = tinyworld_compiler().compile(StructuredOutputsParams(json=schema))
+    for seed in range(4):
+        Draft202012Validator(schema).validate(json.loads(tinyworld().decode(random_walk(rules.start(), 1024, {1}, seed))))
+    open_to_more = schema | {"patternProperties": {"^ab$": INT}, "additionalProperties": True}
+    assert tinyworld_compiler().compile(StructuredOutputsParams(json=open_to_more))
 
 
 @pytest.mark.parametrize("grammar, said", [

@@ -24,6 +24,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from minillm.sampling.grammar.params import StructuredOutputsParams, cut, shortened
+from minillm.sampling.grammar.patterns import used_up_patterns
 from minillm.sampling.grammar.protocol import GrammarError, check_rollback
 from minillm.sampling.grammar.schema import can_end
 from minillm.sampling.grammar.vocabulary import Vocabulary
@@ -61,6 +62,9 @@ class LibraryCompiler:
             raise _refusal(params, rules.matcher.get_error())
         if params.kind == "json" and not can_end(json.loads(params.json)):
             raise _refusal(params, "it has no text that ends, since what it requires refers back to itself")
+        if params.kind == "json" and (found := used_up_patterns(json.loads(params.json))):
+            patterns, names = (", ".join(map(repr, some)) for some in found)
+            raise _refusal(params, f"its patternProperties {patterns} match no name but the declared {names}: write them as properties")
         begins = rules.matcher.compute_ff_bytes()
         if not self.vocabulary.can_spell(begins):
             shown = shortened(begins.decode(errors="replace"))
