@@ -9,6 +9,7 @@ Every part can be handed in: a scheduler, a cache manager, a sampler, a runner o
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -113,6 +114,12 @@ class Engine:
         self.num_steps = 0
         self.is_closed = False
         self.lock = FairLock()
+        self.process_id = os.getpid()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a copy that a fork made: the threads and the device of the first one are not here."""
+        return os.getpid() != self.process_id
 
     @property
     def has_unfinished(self) -> bool:
@@ -180,7 +187,7 @@ class Engine:
     def close(self) -> None:
         """End all requests, and let the disk keep what memory holds of prefixes, where there is a disk. Nothing can be
         computed any more; a second call does nothing."""
-        if self.is_closed:
+        if self.is_closed or self.is_forked:
             return
         self.is_closed = True
         try:
@@ -189,7 +196,13 @@ class Engine:
             close_tiers(self.kv_cache, getattr(self.runner, "transfer", None))
 
     def check_open(self) -> None:
-        """Raise RuntimeError when it is closed."""
+        """Raise RuntimeError when it is closed, or in a child process that has only a copy of it."""
+        if self.is_forked:
+            raise RuntimeError(
+                f"this LLM was made in process {self.process_id}, and this is process {os.getpid()}, a fork of it without its "
+                f"threads and its device: make an LLM in the child itself, and where there is a GPU start the child with "
+                f"multiprocessing.get_context('spawn')"
+            )
         if self.is_closed:
             raise RuntimeError("this LLM is closed: it computes nothing any more; make a new one")
 

@@ -133,7 +133,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         priority: int | Sequence[int] | None = None,
         user: str | Sequence[str] | None = None,
         lora_request: Any = None,
@@ -141,21 +141,23 @@ class LLM:
         """Continue each prompt; results in the order of the prompts.
 
         A prompt is a string or {"prompt_token_ids": [...]}. `sampling_params` is one for all, or one each; None stands for
-        `get_default_sampling_params()`.
+        `get_default_sampling_params()`. `use_tqdm` shows a progress bar, or is called to make one, as `tqdm` is.
         Every prompt is checked before the first is computed; see `InputProcessor` for what is raised.
         """
         refuse_later(lora_request=(lora_request, 23))
+        self.engine.check_open()
         return self._serve(self.inputs.requests(prompts, sampling_params, priority=priority, user=user), use_tqdm)
 
     def chat(
         self,
         messages: Sequence[dict[str, str]] | Sequence[Sequence[dict[str, str]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         lora_request: Any = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several: lists of {"role": ..., "content": ...}, through the chat template."""
         refuse_later(lora_request=(lora_request, 23))
+        self.engine.check_open()
         prompts = self.inputs.conversations(messages)
         # The template writes the special tokens itself.
         return self._serve(self.inputs.requests(prompts, sampling_params, add_special_tokens=False), use_tqdm)
@@ -204,6 +206,7 @@ class LLM:
         The search of a prompt is one turn: other threads' requests are computed in its steps, and their calls return after it.
         """
         check_int("beam_width", beam_width, 1)
+        self.engine.check_open()
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos)
         requests = self.inputs.requests(prompts, params)
         return [self._search(request, beam_width, length_penalty) for request in requests]
@@ -223,7 +226,9 @@ class LLM:
     @locked
     def close(self) -> None:
         """End what is under way ("abort"), and let the disk tier, if there is one, keep the prefixes that memory holds. A
-        second call does nothing; whatever computes raises RuntimeError from now on."""
+        second call does nothing; whatever computes raises RuntimeError from now on. In a forked child it does nothing."""
+        if self.engine.is_forked:
+            return
         try:
             self.outputs.fail(RuntimeError("the LLM was closed"))
         finally:
@@ -242,7 +247,7 @@ class LLM:
         """The parameters of a request that is given none: the model's own defaults (see `generation_config`)."""
         return self.inputs.default_params
 
-    def _serve(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+    def _serve(self, requests: list[Request], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
         finished: dict[str, RequestOutput] = {}  # in a step of this thread, or of another one
 
         def keep(collector: OutputCollector) -> None:

@@ -9,6 +9,7 @@ other thread waiting until it has nothing left to do.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +21,7 @@ class FairLock:
     """A reentrant lock for `with` statements; it goes to the thread that has waited longest."""
 
     def __init__(self):
+        self._process = os.getpid()
         self._guard = threading.Lock()  # held for a moment, while one of these changes
         self._owner: int | None = None
         self._depth = 0  # of the owner's `with` statements
@@ -30,6 +32,8 @@ class FairLock:
         return len(self._waiting)
 
     def __enter__(self) -> FairLock:
+        if os.getpid() != self._process:  # a forked child has none of the threads that held it or waited
+            self.__init__()
         thread = threading.get_ident()
         if self._owner == thread:
             self._depth += 1
