@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from minillm.engine.detokenizer import Detokenizer
+from minillm.engine.detokenizer import CHARACTER_TOKENS, Detokenizer, token_text
 from minillm.engine.engine import TokenDelta
 from minillm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
 from minillm.engine.request import Request
@@ -19,7 +19,7 @@ from minillm.sampling.logprobs import Logprob
 class OutputCollector:
     """Collects what a request and the samples split off it say.
 
-    `decode` maps token ids to text, `decode_one` names a single token, special ones too. `streaming` makes text of
+    `decode` maps token ids to text, `decode_all` the special ones too, for the names of tokens. `streaming` makes text of
     every token at once. `on_finish` is called when the last sample has ended.
     """
 
@@ -27,13 +27,13 @@ class OutputCollector:
         self,
         request: Request,
         decode: Callable[[list[int]], str],
-        decode_one: Callable[[int], str],
+        decode_all: Callable[[list[int]], str],
         streaming: bool = False,
         on_finish: Callable[[OutputCollector], None] | None = None,
     ):
         self.request, self.on_finish = request, on_finish
         self.error: BaseException | None = None  # of the step that failed
-        self.decode, self.decode_one = decode, decode_one
+        self.decode, self.decode_all = decode, decode_all
         params = request.params
         with_logprobs = {} if params.logprobs is None else {"cumulative_logprob": 0.0}
         self.samples = [CompletionOutput(index, "", [], **with_logprobs) for index in range(params.n)]
@@ -66,7 +66,7 @@ class OutputCollector:
             self.first_token_time = request.token_times[0]
         if delta.logprobs is not None:
             sample.cumulative_logprob += delta.logprobs[delta.token_id].logprob
-            sample.logprobs.append(self._named(delta.logprobs))
+            sample.logprobs.append(self._named(delta.logprobs, sample.token_ids[-CHARACTER_TOKENS - 1 : -1]))
         finish_reason, text = delta.finish_reason, ""
         if self.at_once:
             text, finish_reason = self._text(sample, delta)
@@ -84,7 +84,8 @@ class OutputCollector:
 
     def output(self, finished_time: float) -> RequestOutput:
         request = self.request
-        prompt_logprobs = request.prompt_logprobs and [self._named(row) for row in request.prompt_logprobs]
+        prompt, rows = request.prompt_token_ids, request.prompt_logprobs
+        prompt_logprobs = rows and [self._named(row, prompt[max(0, i - CHARACTER_TOKENS) : i]) for i, row in enumerate(rows)]
         metrics = RequestMetrics(
             request.arrival_time,
             self.first_token_time,
@@ -134,7 +135,8 @@ class OutputCollector:
         begins_whole = self.request.grammar is not None
         return Detokenizer(self.decode, self.request.prompt_token_ids, params.stop, params.min_tokens, begins_whole)
 
-    def _named(self, row: dict[int, Logprob] | None) -> dict[int, Logprob] | None:
+    def _named(self, row: dict[int, Logprob] | None, before: list[int]) -> dict[int, Logprob] | None:
+        """The log-probabilities of the tokens that may follow `before`, each with its text."""
         if row is None:
             return None
-        return {token_id: replace(entry, decoded_token=self.decode_one(token_id)) for token_id, entry in row.items()}
+        return {one: replace(entry, decoded_token=token_text(self.decode_all, one, before)) for one, entry in row.items()}

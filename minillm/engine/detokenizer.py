@@ -8,9 +8,11 @@ window before it, and text is held back while it could still change or turn into
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from os.path import commonprefix
 
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no whole character
 CONTEXT_TOKENS = 5  # tokens of the prompt that the first window begins with
+CHARACTER_TOKENS = 4  # tokens before one that may have begun its character: in UTF-8 no character has more bytes
 
 
 class Detokenizer:
@@ -98,3 +100,22 @@ class Detokenizer:
             start = text.find(stop, max(0, begin + 1 - len(stop)))
             if start >= 0:
                 yield start + len(stop), start, stop
+
+
+def token_text(decode: Callable[[list[int]], str], token_id: int, before: Sequence[int]) -> str:
+    """The text of one token that follows the tokens `before`, as in vLLM's `Logprob.decoded_token`.
+
+    A token that ends inside a character has no text. The token that completes the character has all of it, and whatever
+    else the tokens that began it hold.
+    """
+    text = decode([token_id])
+    if not text.endswith(REPLACEMENT):
+        return text
+    for count in range(1, min(len(before), CHARACTER_TOKENS) + 1):
+        context = list(before[-count:])
+        text = decode([*context, token_id])
+        if not text.endswith(REPLACEMENT):
+            while context and decode(context[-1:]).endswith(REPLACEMENT):
+                context.pop()
+            return text[len(commonprefix([decode(context), text])) :]
+    return ""

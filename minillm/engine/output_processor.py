@@ -42,7 +42,7 @@ class OutputProcessor:
         self, request: Request, streaming: bool = False, on_finish: Callable[[OutputCollector], None] | None = None
     ) -> OutputCollector:
         """Hand a request to the engine and collect what it generates. See `OutputCollector` for the other arguments."""
-        collector = OutputCollector(request, self.decode, self.decode_one, streaming, on_finish)
+        collector = OutputCollector(request, self.decode, self.decode_all, streaming, on_finish)
         self.engine.add_request(request)
         self.collectors[request.group_id] = collector
         return collector
@@ -103,8 +103,8 @@ class OutputProcessor:
         # The tokenizer's Rust core: its Python wrapper takes longer than a tiny model's whole step.
         return self.tokenizer.backend_tokenizer.decode(token_ids, skip_special_tokens=True)
 
-    def decode_one(self, token_id: int) -> str:
-        return self.tokenizer.backend_tokenizer.decode([token_id], skip_special_tokens=False)
+    def decode_all(self, token_ids: list[int]) -> str:
+        return self.tokenizer.backend_tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def _hear_of_abort(self, request: Request) -> None:
         """Somebody has aborted it, and not by `withdraw`, which forgets it first."""
