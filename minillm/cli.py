@@ -41,8 +41,10 @@ def lab(browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Op
         if not chapters:
             raise FileNotFoundError(f"no chapter 00 in {root / 'chapters'}: the notebooks come with a clone of the "
                                     "repository, not with the installed package; clone it and `pip install -e .` there")
-        command = [sys.executable, "-m", "jupyter", "lab", str(chapters[0].relative_to(root)), f"--port={port}"]
-        command += [] if browser else ["--no-browser"]
+        # Given as an argument, the notebook's folder would be the server's root, and exercises/ out of its reach.
+        first_page = f"/lab/tree/chapters/{chapters[0].name}"
+        command = [sys.executable, "-m", "jupyter", "lab", f"--ServerApp.root_dir={root}", f"--LabApp.default_url={first_page}"]
+        command += [f"--port={port}"] + ([] if browser else ["--no-browser"])
         if hasattr(os, "geteuid") and os.geteuid() == 0:  # Jupyter refuses root unless it is told that this is meant
             command.append("--allow-root")
         raise typer.Exit(subprocess.call(command, cwd=root))

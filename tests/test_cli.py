@@ -5,6 +5,9 @@ import json
 import os
 import subprocess
 import sys
+import time
+import urllib.parse
+import urllib.request
 
 import pytest
 from typer.testing import CliRunner
@@ -72,8 +75,38 @@ def test_lab_opens_chapter_00(tmp_path, monkeypatch, user, more):
     monkeypatch.setattr(subprocess, "call", lambda command, cwd: calls.append((command, cwd)) or 0)
     assert run("lab", "--no-browser", "--port", 9123).exit_code == 0
     [(command, cwd)] = calls
-    assert command == [sys.executable, "-m", "jupyter", "lab", "chapters/00_start_here.ipynb", "--port=9123", "--no-browser", *more]
+    expected = [f"--ServerApp.root_dir={tmp_path}", "--LabApp.default_url=/lab/tree/chapters/00_start_here.ipynb", "--port=9123"]
+    assert command == [sys.executable, "-m", "jupyter", "lab", *expected, "--no-browser", *more]
     assert cwd == tmp_path
+
+
+def test_the_server_reaches_the_exercises_and_opens_chapter_00(tmp_path, monkeypatch):
+    """A real server, on a port of its own choice: what it serves, and where its first page leads."""
+    calls = []
+    monkeypatch.setattr(subprocess, "call", lambda command, cwd: calls.append(command) or 0)
+    assert run("lab", "--no-browser", "--port", 0).exit_code == 0
+    here = {name: str(tmp_path) for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR")}
+    with open(tmp_path / "log", "w") as log:
+        server = subprocess.Popen(calls[0], env=os.environ | here, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        for _ in range(600):
+            if server.poll() is not None or "token=" in (tmp_path / "log").read_text():
+                break
+            time.sleep(0.1)
+        [about] = [json.loads(file.read_text()) for file in tmp_path.glob("jpserver-*.json")]
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        opener.addheaders = [("Authorization", f"token {about['token']}")]
+
+        def get(path: str):
+            return opener.open(f"http://127.0.0.1:{about['port']}{path}", timeout=30)
+
+        for folder in ("chapters", "exercises"):
+            names = {entry["name"] for entry in json.load(get(f"/api/contents/{folder}"))["content"]}
+            assert "01_one_token_at_a_time.ipynb" in names
+        assert urllib.parse.urlparse(get("/").url).path == "/lab/tree/chapters/00_start_here.ipynb"
+    finally:
+        server.kill()
+        server.wait()
 
 
 def test_lab_without_chapters_says_where_they_are(tmp_path, monkeypatch):
