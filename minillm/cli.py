@@ -185,8 +185,11 @@ def check(
         release: Annotated[Optional[str], typer.Option(help="Generate exercises/ from solutions/: self-study or course.")] = None,
         to: Annotated[Optional[Path], typer.Option(help="Folder for --release course, which does not go to exercises/.")] = None,
         badges: Annotated[bool, typer.Option("--badges", help="Point Colab badges and set-up cells at --repository.")] = False,
-        repository: Annotated[Optional[str], typer.Option(help="owner/name of the fork, for --badges.")] = None) -> None:
-    """Check the notebooks, run them, generate the exercises. For authors and lecturers.
+        repository: Annotated[Optional[str], typer.Option(help="owner/name of the fork, for --badges.")] = None,
+        roads: Annotated[Optional[int], typer.Option(min=1, help="Serve so many random combinations of the engine's settings.")] = None,
+        seed: Annotated[int, typer.Option(min=0, help="Of the first of --roads; the next has the next seed.")] = 0,
+        road: Annotated[Optional[str], typer.Option(help="Serve one combination, as --roads printed it.")] = None) -> None:
+    """Check the notebooks, run them, generate the exercises; check the engine. For authors and lecturers.
 
     `minillm check chapters/01_one_token_at_a_time.ipynb --execute`
 
@@ -197,8 +200,14 @@ def check(
     `minillm check --release course --to ~/my-course/release`
 
     `minillm check --badges --repository owner/name`
+
+    `minillm check --roads 1000 --seed 0` compares random combinations of the engine's settings with the plain engine, about
+    five in a second, and prints each that fails with the fewest settings and requests that still fail.
     """
     with errors_in_one_line():
+        if roads or road:
+            check_roads(roads or 0, seed, road)
+            return
         if badges != bool(repository):
             raise ValueError("--badges and --repository owner/name go together")
         if badges:
@@ -227,3 +236,22 @@ def check(
             write_line(str(problem))
         if problems:
             raise typer.Exit(1)
+
+
+def check_roads(count: int, seed: int, line: str | None) -> None:
+    """Serve random roads, or the one of a line; ends with status 1 where one fails."""
+    from .book.roads.check import RoadCheck
+    from .book.roads.road import Road
+
+    def write_line(text: object) -> None:
+        out.print(str(text), highlight=False, markup=False, soft_wrap=True)
+
+    road = line and Road.parse(line)
+    with RoadCheck() as check, progress("serving", count) as advance:
+        report = check.run(count, seed, write_line, advance)
+        if road:
+            check.run_one(road, write_line)
+    for text in report.lines():
+        write_line(text)
+    if report.faults:
+        raise typer.Exit(1)

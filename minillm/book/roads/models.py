@@ -1,0 +1,56 @@
+"""The models of the random roads: two or three random layers, written once into a folder."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from minillm.model.checkpoint import load_config
+from minillm.model.config import ModelConfig
+from minillm.model.decoder import Decoder
+from minillm.zoo import tokenizer
+
+VOCAB_SIZE = 300
+WINDOW = 9
+SHAPE = dict(vocab_size=VOCAB_SIZE, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=16, max_position_embeddings=256, rms_norm_eps=1e-5, rope_theta=10000.0,
+             hidden_act="silu", tie_word_embeddings=False, bos_token_id=0, eos_token_id=1, torch_dtype="float32")
+MODELS = {
+    "llama": dict(model_type="llama"),
+    "mistral": dict(model_type="mistral", sliding_window=WINDOW),
+    # A window in the upper layers only: every block is kept, and the layers look at different parts of them.
+    "qwen3": dict(model_type="qwen3", num_hidden_layers=3, use_sliding_window=True, sliding_window=7, max_window_layers=1),
+}
+NOISE = 0.1   # of a draft model's weights, in standard deviations: it agrees with its target now and then
+
+
+def write_models(folder: Path) -> None:
+    """Each of MODELS, and beside it "NAME-noisy": the same weights with noise, to draft with. All have one tokenizer."""
+    wrapped = tokenizer.wrap(tokenizer.learn(VOCAB_SIZE, num_documents=100), SHAPE["max_position_embeddings"])
+    for seed, name in enumerate(MODELS):
+        for noise, path in ((0.0, folder / name), (NOISE, folder / f"{name}-noisy")):
+            path.mkdir(parents=True)
+            wrapped.save_pretrained(path)
+            (path / "config.json").write_text(json.dumps(SHAPE | MODELS[name]), encoding="utf-8")
+            _write_weights(path, seed, noise)
+
+
+def config_of(name: str) -> ModelConfig:
+    """The shape of one of MODELS, of which no file need be there."""
+    return ModelConfig.from_hf(SHAPE | MODELS[name])
+
+
+@torch.no_grad()
+def _write_weights(path: Path, seed: int, noise: float) -> None:
+    """Wide weights: the layers decide which token comes next, and a wrong key or mask changes it."""
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, view in sorted(Decoder(load_config(path), torch.float32).checkpoint_views().items()):
+        drawn = torch.randn(view.shape, generator=generator)
+        tensors[name] = 1 + 0.3 * drawn if name.endswith("norm.weight") else 0.2 * drawn
+    for tensor in tensors.values():
+        tensor += noise * tensor.std() * torch.randn(tensor.shape, generator=generator)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
