@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 
@@ -89,17 +90,19 @@ def test_the_server_reaches_the_exercises_and_opens_chapter_00(tmp_path, monkeyp
     with open(tmp_path / "log", "w") as log:
         server = subprocess.Popen(calls[0], env=os.environ | here, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        for _ in range(600):
-            if server.poll() is not None or "token=" in (tmp_path / "log").read_text():
-                break
-            time.sleep(0.1)
-        [about] = [json.loads(file.read_text()) for file in tmp_path.glob("jpserver-*.json")]
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        opener.addheaders = [("Authorization", f"token {about['token']}")]
-
         def get(path: str):
-            return opener.open(f"http://127.0.0.1:{about['port']}{path}", timeout=30)
+            about = json.loads(next(tmp_path.glob("jpserver-*.json")).read_text())
+            request = urllib.request.Request(f"http://127.0.0.1:{about['port']}{path}", headers={"Authorization": f"token {about['token']}"})
+            return opener.open(request, timeout=30)
 
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        for _ in range(600):  # it writes the file before it listens
+            try:
+                get("/api")
+                break
+            except (StopIteration, ValueError, ConnectionError, urllib.error.URLError):
+                assert server.poll() is None, (tmp_path / "log").read_text()
+                time.sleep(0.1)
         for folder in ("chapters", "exercises"):
             names = {entry["name"] for entry in json.load(get(f"/api/contents/{folder}"))["content"]}
             assert "01_one_token_at_a_time.ipynb" in names
