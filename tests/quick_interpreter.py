@@ -38,6 +38,9 @@ def prepare_once(interpreter: ModuleType) -> None:
 
     def launch_afresh(self, *args, **kwargs):
         prepared.clear()
-        return launch(self, *args, **kwargs)
+        try:
+            return launch(self, *args, **kwargs)
+        finally:  # it has restored the language: a call without a launch prepares it anew
+            prepared.clear()
 
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = prepare_what_is_not, launch_afresh

@@ -7,9 +7,9 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from tiny import seeded
+from tiny import examples
 
 from minillm.sampling.grammar import automaton as automata
 from minillm.sampling.grammar.automaton import NO_STATE, build_automaton
@@ -44,7 +44,7 @@ def patterns() -> st.SearchStrategy[str]:
     return st.recursive(atoms(), bigger, max_leaves=4)
 
 
-@settings(seeded, max_examples=50)
+@examples(50)
 @given(patterns(), st.lists(st.text(AGREED, max_size=5), min_size=5, max_size=20))
 def test_it_matches_what_python_matches(pattern, texts):
     automaton = compiled(pattern)
@@ -52,7 +52,7 @@ def test_it_matches_what_python_matches(pattern, texts):
         assert automaton.matches(text) == bool(re.fullmatch(pattern, text)), text
 
 
-@settings(seeded, max_examples=50)
+@examples(50)
 @given(patterns(), st.lists(st.text(AGREED + DISPUTED, max_size=5), min_size=5, max_size=20))
 def test_where_unicode_and_ascii_disagree_a_match_is_one_by_both(pattern, texts):
     automaton = compiled(pattern)
@@ -61,7 +61,7 @@ def test_where_unicode_and_ascii_disagree_a_match_is_one_by_both(pattern, texts)
             assert re.fullmatch(pattern, text) and re.fullmatch(pattern, text, re.ASCII), text
 
 
-@settings(seeded, max_examples=40)
+@examples(40)
 @given(patterns())
 def test_it_is_minimal_and_every_state_can_be_reached_and_can_end(pattern):
     automaton = compiled(pattern)

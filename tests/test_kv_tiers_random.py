@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from shelf import Shelf, TieredMemory
+from tiny import examples
 
 from minillm import SamplingParams
 from minillm.engine.engine import Engine
@@ -88,4 +89,4 @@ class Tiered(RuleBasedStateMachine):
 
 
 TestTiered = Tiered.TestCase
-TestTiered.settings = settings(max_examples=100, stateful_step_count=40, deadline=None, derandomize=True)
+TestTiered.settings = settings(examples(100), stateful_step_count=40)

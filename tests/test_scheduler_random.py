@@ -9,6 +9,7 @@ from block_memory import BlockMemory
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tiny import examples
 
 from minillm import SamplingParams
 from minillm.engine.engine import Engine
@@ -126,7 +127,7 @@ class Operations(RuleBasedStateMachine):
 
 
 TestOperations = Operations.TestCase
-TestOperations.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
+TestOperations.settings = settings(examples(150), stateful_step_count=40)
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "priority"])

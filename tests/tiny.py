@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,8 +11,16 @@ from model_zoo import make_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-# A property that fails here fails everywhere, and no example is refused for being slow.
-seeded = settings(derandomize=True, deadline=None, max_examples=100)
+TIMES = int(os.environ.get("MINILLM_EXAMPLES", "1"))
+
+
+def examples(count: int) -> settings:
+    """A property that fails here fails everywhere, and no example is refused for being slow. With MINILLM_EXAMPLES=20 in the
+    environment every property gets 20 times as many examples, others each time."""
+    return settings(derandomize=TIMES == 1, deadline=None, max_examples=count * TIMES, database=None)
+
+
+seeded = examples(100)
 
 BEGIN, END, USER = "<|begin|>", "<|end|>", "<|user|>"
 TEXT = "the cat sat on the mat, then the naïve cat ate 10 crêpes 😀 😃 👍🏽 日本語 日本 मनीष — «так» " * 4
