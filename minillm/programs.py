@@ -61,6 +61,7 @@ class State:
     """
 
     def __init__(self, llm: LLM, text: str | Sequence[dict[str, str]] = ""):
+        llm.engine.check_open()
         self.llm = llm
         self._text = Transcript(llm.get_tokenizer(), special_tokens=isinstance(text, str))  # a template writes its own
         self._names: list[str] = []  # of values, there or to come

@@ -10,6 +10,7 @@ import pytest
 from tiny import save_tiny_llama
 
 from minillm import LLM, SamplingParams
+from minillm.engine.collector import OutputCollector
 from minillm.engine.lock import FairLock
 from minillm.programs import State, gen
 
@@ -162,3 +163,68 @@ def test_the_lock_goes_to_the_thread_that_has_waited_longest():
     for thread in threads:
         thread.join()
     assert "".join(order[:4]) == "abab" and sorted(order) == sorted("aaabbb") and lock.num_waiting == 0
+
+
+@pytest.mark.parametrize("prompt", [0, 1])
+def test_an_interrupt_while_tokens_are_handed_out_leaves_no_thread_without_its_own(llm, monkeypatch, prompt):
+    """It hits the step's first token, or its last: then nothing is under way any more that another step could bring."""
+    expected, add, main = generate(llm, PROMPTS[:2]), OutputCollector.add, threading.get_ident()
+
+    def interrupted(self, delta):
+        if threading.get_ident() == main and self.request.prompt_token_ids == PROMPTS[prompt]["prompt_token_ids"]:
+            raise KeyboardInterrupt
+        return add(self, delta)
+
+    monkeypatch.setattr(OutputCollector, "add", interrupted)
+    with ThreadPoolExecutor(1) as pool:
+        with llm.lock:
+            other = pool.submit(generate, llm, PROMPTS[1:2])
+            while not llm.lock.num_waiting:
+                time.sleep(0.01)
+            llm.submit(PROMPTS[0], GREEDY)
+        while True:
+            try:
+                if not llm.step():
+                    break
+            except KeyboardInterrupt:
+                break
+        try:
+            assert other.result(timeout=60) == expected[1:]
+        except RuntimeError as error:
+            assert "KeyboardInterrupt" in str(error) and "call again" in str(error)
+    monkeypatch.undo()
+    assert not llm.outputs.collectors and not llm.engine.has_unfinished
+    assert generate(llm, PROMPTS[:2]) == expected
+
+
+def test_a_stream_that_is_dropped_within_a_step_is_withdrawn_after_it(llm, monkeypatch):
+    """Python drops a generator that stands in a circle wherever it happens to collect garbage."""
+    expected, reader, allocate = generate(llm), llm.stream("the dog", GREEDY), llm.engine.kv_cache.allocate_slots
+    next(reader), next(reader)
+    dropped = []
+
+    def collect(*args):
+        if not dropped:
+            dropped.append(reader.close())
+            assert llm.engine.has_unfinished and len(llm.outputs.submissions) == 1, "in the middle of the step"
+        return allocate(*args)
+
+    monkeypatch.setattr(llm.engine.kv_cache, "allocate_slots", collect)
+    assert generate(llm) == expected
+    assert dropped and not llm.outputs.submissions and not llm.outputs.collectors and not llm.engine.has_unfinished
+
+
+def test_what_a_finalizer_asks_for_waits_for_nothing():
+    """Whatever the lock is at: taken, in this very thread too, or being handed over."""
+    lock, done = FairLock(), []
+    lock.call_soon(lambda: done.append("free"))
+    assert done == ["free"]
+    with lock:
+        lock.call_soon(lambda: done.append("taken"))
+        assert done == ["free"]
+    assert done == ["free", "taken"]
+    with lock._guard:
+        lock.call_soon(lambda: done.append("handed over"))
+    with lock:
+        pass
+    assert done[2:] == ["handed over"]

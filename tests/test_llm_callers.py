@@ -14,6 +14,7 @@ from tiny import save_tiny_llama
 from tqdm import tqdm
 
 from minillm import LLM, SamplingParams
+from minillm.programs import State
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 
@@ -79,6 +80,7 @@ CALLS: dict[str, Callable[[LLM], object]] = {
     "stream": lambda llm: list(llm.stream("the cat", PARAMS)),
     "submit": lambda llm: llm.submit("the cat", PARAMS),
     "step": lambda llm: llm.step(),
+    "State": lambda llm: State(llm, [{"role": "user", "content": "the cat"}]),
     "beam_search": lambda llm: llm.beam_search("the cat", max_tokens=2),
     "save_prefix_cache": lambda llm: llm.save_prefix_cache(Path("nowhere")),
 }
@@ -100,7 +102,7 @@ def test_a_child_forked_during_another_threads_turn_is_told_too(llm, call):
     mine, done = threading.Event(), threading.Event()
 
     def hold():
-        with llm.lock:
+        with llm.lock, llm.inputs.lock:
             mine.set()
             done.wait(60)
 

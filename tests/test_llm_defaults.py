@@ -9,6 +9,7 @@ import pytest
 from tiny import save_tiny_llama
 
 from minillm import LLM, SamplingParams
+from minillm.model.errors import CheckpointError
 
 PROMPT = "the cat"
 DEFAULTS = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1, "max_new_tokens": 5}
@@ -66,3 +67,24 @@ def test_a_wrong_default_names_the_file_and_the_way_out(folder):
     with pytest.raises(ValueError, match=r"generation_config\.json: top_p=7 is not allowed.* generation_config='vllm'"):
         load(folder, {"top_p": 7})
     load(folder, {"top_p": 7}, generation_config="vllm")
+
+
+@pytest.mark.parametrize("text", ["[1]", "null", '"x"', "[" * 100_000])
+def test_a_file_that_holds_no_object_is_named(folder, text):
+    load(folder, {})
+    (folder / "generation_config.json").write_text(text)
+    with pytest.raises(CheckpointError, match="generation_config.json .*fetch it again"):
+        LLM(folder, device="cpu", num_kv_blocks=32)
+
+
+@pytest.mark.parametrize("eos", ["x", True, [3, 1.5]])
+def test_an_end_of_text_that_is_no_token_id_is_refused(folder, eos):
+    with pytest.raises(CheckpointError, match="eos_token_id=.*allowed: a token id"):
+        load(folder, {"eos_token_id": eos})
+
+
+def test_an_end_of_text_outside_of_the_vocabulary_is_never_generated(folder):
+    llm = load(folder, {"eos_token_id": [-1, 99_999]})
+    assert all(0 <= token_id < llm.model.config.vocab_size for token_id in llm.model.config.eos_token_ids)
+    params = SamplingParams(temperature=0.0, max_tokens=4, min_tokens=4)
+    assert len(llm.generate("the cat", params, use_tqdm=False)[0].outputs[0].token_ids) == 4

@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minillm.engine.lock import locked
 from minillm.engine.request import Request
+from minillm.model.checkpoint import GENERATION, load_sampling_defaults
 from minillm.sampling.grammar.compiler import GrammarCompiler
 from minillm.sampling.noise import derive_seed
 from minillm.sampling.params import SamplingParams, check_int
@@ -244,3 +246,15 @@ def refuse_later(**arguments: tuple[Any, int]) -> None:
     for name, (value, chapter) in arguments.items():
         if value is not None:
             raise NotImplementedError(f"{name}={value!r} comes with chapter {chapter:02}; leave it out until then")
+
+
+def default_sampling_params(path: Path, generation_config: str) -> SamplingParams:
+    """The model's defaults, or ("vllm") the library's. Raises TypeError or ValueError naming the file of a wrong one."""
+    given = load_sampling_defaults(path) if generation_config == "auto" else {}
+    if "max_new_tokens" in given:
+        given["max_tokens"] = given.pop("max_new_tokens")
+    try:
+        return SamplingParams(**given)
+    except (TypeError, ValueError) as error:
+        way_out = "mend the file, or pass generation_config='vllm'"
+        raise type(error)(f"{path / GENERATION}: {error}; {way_out}") from None

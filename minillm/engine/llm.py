@@ -16,7 +16,7 @@ from minillm.engine.beams import search_beams
 from minillm.engine.collector import OutputCollector
 from minillm.engine.config import EngineConfig
 from minillm.engine.engine import Engine, TokenDelta
-from minillm.engine.inputs import InputProcessor, Prompt, refuse_later
+from minillm.engine.inputs import InputProcessor, Prompt, default_sampling_params, refuse_later
 from minillm.engine.lock import FairLock, locked
 from minillm.engine.memory import max_model_len_of, served_model_len
 from minillm.engine.output_processor import OutputProcessor
@@ -25,7 +25,7 @@ from minillm.engine.progress import progress_bar
 from minillm.engine.request import Request
 from minillm.engine.submission import Submission
 from minillm.kv_cache import persist
-from minillm.model.checkpoint import GENERATION, load_model, load_sampling_defaults, load_tokenizer, resolve_model
+from minillm.model.checkpoint import load_model, load_tokenizer, resolve_model
 from minillm.sampling.params import SamplingParams, check_int
 from minillm.trace import Trace
 
@@ -103,7 +103,7 @@ class LLM:
         del arguments["self"]
         self.config = EngineConfig(**arguments)
         path = resolve_model(model)
-        default_params = _default_params(path, generation_config)
+        default_params = default_sampling_params(path, generation_config)
         self.model = load_model(path, dtype, device, quantization, cpu_offload_bytes)
         self.tokenizer = load_tokenizer(path)
         self.trace = Trace(enabled=False)
@@ -264,7 +264,7 @@ class LLM:
                     before, num_finished = num_finished, len(finished)
                     advance(num_finished - before, len(deltas))
             finally:
-                self.outputs.withdraw(requests)
+                self.outputs.leave(requests)
         for collector in collectors:
             if (error := collector.error) is not None:
                 raise RuntimeError(
@@ -286,7 +286,7 @@ class LLM:
                 if delta.finish_reason:
                     return
         finally:  # also when the reader stops listening
-            self.outputs.withdraw([request])
+            self.outputs.leave([request])
 
     @locked
     def _search(self, request: Request, beam_width: int, length_penalty: float) -> RequestOutput:
@@ -308,20 +308,10 @@ class LLM:
         """One step of the engine, for whoever has requests under way: streams and calls take turns."""
         try:
             deltas = self.engine.step()
+            failed = self.outputs.process(deltas)
         except BaseException as error:
             self.outputs.fail(error)
             raise
-        self.outputs.process(deltas)
+        if failed is not None:
+            raise failed
         return deltas
-
-
-def _default_params(path: Path, generation_config: str) -> SamplingParams:
-    """The model's defaults, or ("vllm") the library's. Raises TypeError or ValueError naming the file of a wrong one."""
-    given = load_sampling_defaults(path) if generation_config == "auto" else {}
-    if "max_new_tokens" in given:
-        given["max_tokens"] = given.pop("max_new_tokens")
-    try:
-        return SamplingParams(**given)
-    except (TypeError, ValueError) as error:
-        way_out = "mend the file, or pass generation_config='vllm'"
-        raise type(error)(f"{path / GENERATION}: {error}; {way_out}") from None

@@ -26,6 +26,7 @@ class FairLock:
         self._owner: int | None = None
         self._depth = 0  # of the owner's `with` statements
         self._waiting: deque[tuple[int, threading.Lock]] = deque()  # each thread with the lock that it sleeps on
+        self._soon: deque[Callable[[], None]] = deque()  # what is called at the end of a turn
 
     @property
     def num_waiting(self) -> int:
@@ -53,8 +54,29 @@ class FairLock:
     def __exit__(self, *_) -> None:
         if self._depth > 1:
             self._depth -= 1
-        else:
+            return
+        try:
+            while self._soon:
+                self._soon.popleft()()
+        finally:
             self._hand_over()
+            if self._soon:
+                self._call_if_free()
+
+    def call_soon(self, action: Callable[[], None]) -> None:
+        """Call `action` in a turn: at once where nobody has one, else at the end of the turn that is. This never waits, so a
+        finalizer may do it, which Python runs in any thread at any moment, in the middle of a turn too."""
+        self._soon.append(action)
+        self._call_if_free()
+
+    def _call_if_free(self) -> None:
+        if not self._guard.acquire(blocking=False):
+            return  # whoever holds it ends a turn later
+        if free := self._owner is None:
+            self._owner, self._depth = threading.get_ident(), 1
+        self._guard.release()
+        if free:
+            self.__exit__()
 
     def _wait(self, thread: int, sleep: threading.Lock) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from minillm.engine.collector import OutputCollector
@@ -62,8 +63,12 @@ class OutputProcessor:
             self._forget(request.group_id)
         self.engine.abort(*requests)
 
-    def process(self, deltas: Iterable[TokenDelta]) -> None:
-        """Tell everybody what a step has made. What a caller's own function raises is raised when all have heard."""
+    def leave(self, requests: list[Request]) -> None:
+        """`withdraw` without waiting: in the middle of a step, which may be where Python drops a generator, it waits for the end."""
+        self.lock.call_soon(partial(self.withdraw, requests))
+
+    def process(self, deltas: Iterable[TokenDelta]) -> BaseException | None:
+        """Tell everybody what a step has made. Returns what a caller's own function raised; all others have heard."""
         failed: BaseException | None = None
         for delta in deltas:
             group = delta.request.group_id
@@ -84,20 +89,21 @@ class OutputProcessor:
                 except BaseException as error:  # the others hear what is theirs all the same
                     failed = failed or error
                     submission.withdraw()
-        if failed is not None:
-            raise failed
+        return failed
 
     def fail(self, error: BaseException) -> None:
-        """A step has failed, and aborted everything: all hear of it."""
+        """A step has failed, or its tokens are lost: everything is aborted, and all hear of it."""
         for collector in self.collectors.values():
-            collector.error = error
-            collector.abort()
+            if not collector.is_finished:
+                collector.error = error
+                collector.abort()
         for submission in list(self.submissions.values()):
             self._forget(submission.request.group_id)
             try:
                 submission.fail(error)
             except Exception as another:
                 error.add_note(f"and a caller that was told of it raised {another!r}")
+        self.engine.abort(*self.engine.scheduler.requests.values())  # none is left where the step itself has failed
 
     def decode(self, token_ids: list[int]) -> str:
         # The tokenizer's Rust core: its Python wrapper takes longer than a tiny model's whole step.

@@ -83,7 +83,8 @@ def load_config(path: str | Path) -> ModelConfig:
     raw = _read_json(path / "config.json")
     if stored_quantization(path) is not None:
         raw.pop("quantization_config", None)  # the decoder's shape is the same
-    ids = as_token_ids(raw.get("eos_token_id")) + as_token_ids(_read_generation(path).get("eos_token_id"))
+    with naming(path):
+        ids = as_token_ids(raw.get("eos_token_id")) + as_token_ids(_read_generation(path).get("eos_token_id"))
     return ModelConfig.from_hf(raw | {"eos_token_id": list(dict.fromkeys(ids))})
 
 
@@ -256,9 +257,14 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.exists():
         raise CheckpointError(f"{file.parent} has no {file.name}; a model folder is what `save_pretrained` writes")
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not valid JSON ({error}); fetch it again") from error
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read ({error.strerror}); fetch it again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} holds {json.dumps(value)[:50]}, not an object of names and values; fetch it again")
+    return value
 
 
 def _read_generation(path: Path) -> dict[str, Any]:

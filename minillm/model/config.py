@@ -105,7 +105,8 @@ class ModelConfig:
             qk_norm=model_type == "qwen3",
             rope=_read_rope(raw),
             layer_windows=_read_windows(raw),
-            eos_token_ids=as_token_ids(raw.get("eos_token_id")),
+            # One outside of the vocabulary (some write -1 for none) is never generated.
+            eos_token_ids=tuple(i for i in as_token_ids(raw.get("eos_token_id")) if 0 <= i < raw["vocab_size"]),
             bos_token_id=raw.get("bos_token_id"),
         )
 
@@ -126,10 +127,11 @@ class ModelConfig:
 
 
 def as_token_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    """Config files write one end-of-sequence id, a list of them, or null."""
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)
+    """Config files write one end-of-sequence id, a list of them, or null. Raises ValueError for anything else."""
+    token_ids = () if value is None else tuple(value) if isinstance(value, list) else (value,)
+    if any(type(token_id) is not int for token_id in token_ids):
+        raise ValueError(f"eos_token_id={value!r:.200}; allowed: a token id, a list of them, or null")
+    return token_ids
 
 
 def _required(raw: dict[str, Any], key: str) -> int:
