@@ -41,6 +41,8 @@ STREAMS = 32  # torch hands out as many, in turns
 
 def missing() -> str | None:
     """Why no device can be pretended here; None if one can."""
+    if not hasattr(torch._C, "_ensureCUDADeviceGuardSet"):
+        return f"torch {torch.__version__} has no way to set a device guard; newer ones (2.11 was tried) have"
     if torch.version.cuda is not None:
         return None
     headers = Path(torch.__file__).parent / "include/c10/core/impl/DeviceGuardImplInterface.h"
