@@ -78,8 +78,8 @@ class ModelRunner:
     def forward(
         self, rows: list[ScheduledRequest], token_ids: Tensor | None = None
     ) -> tuple[Tensor, list[tuple[ScheduledRequest, int]]]:
-        """One forward pass: the logits that `build_batch` says. A draft model gives its last guesses, [len(rows)] on the
-        device, where each row brings the one that the host has not seen."""
+        """One forward pass: the logits that `build_batch` says. A draft model passes the tokens that it drew last, `token_ids`
+        [len(rows)] on the device, where each row processes the one that the host has not seen."""
         with self.trace.span("build batch"):
             recorded = self.graphs is not None and self.graphs.serves(rows)
             batch, scored = (self.graphs.fill(rows), []) if recorded else self.build_batch(rows)

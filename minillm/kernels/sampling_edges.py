@@ -96,13 +96,13 @@ def halve(
 ):  # fmt: skip
     """One step of the search for an edge, which lies between `low` and `high`.
 
-        rank   low ........ guess ........ high       weigh(guess) >= goal: the edge is at `guess` or above
+        rank   low ....... middle ....... high        weigh(middle) >= goal: the edge is at `middle` or above
                  down here ->|<- up here              else: below it
 
     The end that moves goes on to a token that exists: among equal tokens the search is over at once.
     """
-    guess = high - (high - low) // 2  # over low
-    here, number, up, down = weigh(values, size, heat, largest, guess.to(tl.int32), MASS, TILE)
+    middle = high - (high - low) // 2  # over low
+    here, number, up, down = weigh(values, size, heat, largest, middle.to(tl.int32), MASS, TILE)
     here += over
     reached = here >= goal
     low, held, num_low = tl.where(reached, up, low), tl.where(reached, here, held), tl.where(reached, number, num_low)
@@ -111,14 +111,14 @@ def halve(
 
 
 @triton.jit
-def weigh(values, size, heat, largest, guess, MASS: tl.constexpr, TILE: tl.constexpr):
-    """The tokens that rank `guess` or higher: their mass (or number) and their number; the lowest such rank, the next below."""
+def weigh(values, size, heat, largest, middle, MASS: tl.constexpr, TILE: tl.constexpr):
+    """The tokens that rank `middle` or higher: their mass (or number) and their number; the lowest such rank, the next below."""
     mass, number = tl.zeros((TILE,), tl.int64), tl.zeros((TILE,), tl.int32)
     up, down = tl.full((TILE,), 2147483647, tl.int32), tl.full((TILE,), LOWEST, tl.int32)
     for start in range(0, size, TILE):
         x = load_tile(values, heat, start, size, TILE)
         order = rank(x)
-        reaches = order >= guess
+        reaches = order >= middle
         counts = reaches & (x > float("-inf"))
         number += counts.to(tl.int32)
         if MASS:

@@ -117,8 +117,8 @@ def aim_kernel(
         order = rank(best)
         reached = tl.full((), -2147483648, tl.int32)
         for bit in range(0, 32):
-            guess = reached ^ (tl.full((), 1, tl.int32) << (31 - bit))
-            reached = tl.where(tl.sum((order >= guess).to(tl.int32), 0) >= wanted, guess, reached)
+            trial = reached ^ (tl.full((), 1, tl.int32) << (31 - bit))
+            reached = tl.where(tl.sum((order >= trial).to(tl.int32), 0) >= wanted, trial, reached)
         aim = tl.maximum(unrank(reached), edge)
     tl.store(marks + row * 3, largest)
     tl.store(marks + row * 3 + 1, edge)

@@ -110,20 +110,20 @@ class ModelDrafter:
         return [one.draft() for one in drafting]
 
     def _extend(self, active: list[Drafting], metadata: SamplingMetadata) -> None:
-        """Draft until the first request has enough. Each guess goes from step to step on the device, and the host waits for
+        """Draft until the first request has enough. The draft tokens go from step to step on the device, and the host waits for
         all of them together; a grammar has to see each one before the next."""
         rounds = 1 if any(one.request.grammar is not None for one in active) else min(one.num_left for one in active)
         rows = [self._row(one, samples=1) for one in active]
-        guesses: list[Tensor] = []
+        drafted: list[Tensor] = []  # of each round, [len(active)]
         probs: list[Tensor] = []
         for _ in range(rounds):
-            logits = self.forward(rows, guesses[-1] if guesses else None)
-            guesses.append(self.sampler.choose(logits, metadata))
+            logits = self.forward(rows, drafted[-1] if drafted else None)
+            drafted.append(self.sampler.choose(logits, metadata))
             if any(one.by_chance for one in active):
                 probs.append(metadata.probs(logits))
-            metadata.advance(guesses[-1])
+            metadata.advance(drafted[-1])
             rows = [row._replace(start=row.start + row.num_tokens, num_tokens=1) for row in rows]
-        (token_ids,) = Download(torch.stack(guesses, dim=1)).wait()
+        (token_ids,) = Download(torch.stack(drafted, dim=1)).wait()
         for index, one in enumerate(active):
             one.take(token_ids[index].tolist(), [of_round[index] for of_round in probs] if one.by_chance else [])
 
@@ -206,7 +206,7 @@ class Drafting:
         return self.count - len(self.token_ids)
 
     def take(self, token_ids: list[int], probs: list[Tensor]) -> None:
-        """Guesses, all but the last one computed; a request with a grammar gets one at a time."""
+        """Add draft tokens, all but the last one computed; a request with a grammar gets one at a time."""
         self.state.num_computed_tokens = len(self.state.token_ids) + len(token_ids) - 1
         if self.request.grammar is not None:
             try:
