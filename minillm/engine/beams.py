@@ -11,7 +11,7 @@ beams at rest end, and begin again from their tokens when the search continues t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import count
 
@@ -50,7 +50,7 @@ def search_beams(
             metrics.first_token_time = engine.clock()
         return arrived
 
-    requests = BeamRequests(request, beam_width, engine.runner.model.config.vocab_size, engine.scheduler, wait)
+    requests = BeamRequests(request, beam_width, engine.runner.model.config.vocab_size, engine.scheduler, wait, engine.announcer.forget)
     engine.add_request(request)
     beams = beam_search(requests.next_logprobs, beam_width, max_tokens, stop_token_ids, length_penalty)
     detokenizer, samples = Detokenizer(decode, request.prompt_token_ids), []
@@ -64,7 +64,8 @@ def search_beams(
 
 
 class BeamRequests:
-    """The requests behind the beams of one prompt. `wait` runs a step of the engine and returns their new tokens."""
+    """The requests behind the beams of one prompt. `wait` runs a step of the engine and returns their new tokens; `changed`
+    hears of requests whose tokens the search has replaced."""
 
     def __init__(
         self,
@@ -73,8 +74,9 @@ class BeamRequests:
         vocab_size: int,
         scheduler: Scheduler,
         wait: Callable[[], list[TokenDelta]],
+        changed: Callable[[Iterable[Request]], None],
     ):
-        self.scheduler, self.wait, self.vocab_size = scheduler, wait, vocab_size
+        self.scheduler, self.wait, self.changed, self.vocab_size = scheduler, wait, changed, vocab_size
         # The search decides what comes next; all the engine is asked for is what it needs to decide.
         params = replace(request.params, logprobs=min(2 * beam_width, vocab_size), ignore_eos=True, stop_token_ids=None)
         request.params, request.stop_token_ids = params, frozenset()
@@ -128,4 +130,5 @@ class BeamRequests:
         for beam, request in kept.items():
             request.token_ids.append(beam[-1])
             request.output_token_ids.append(beam[-1])
+        self.changed(kept.values())  # the search chose the token, and the runner has drawn another one
         self.live = kept

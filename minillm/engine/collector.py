@@ -120,7 +120,7 @@ class OutputCollector:
             sample.text = self._detokenizer().whole(sample.token_ids[:-1] if ended else sample.token_ids)
         if request is not None:
             if finish_reason == "error":
-                sample.error = str(request.error)
+                sample.error = request.error
             if sample.stop_reason is None:
                 sample.stop_reason = request.stop_reason
             self.num_preemptions += request.num_preemptions
@@ -132,7 +132,7 @@ class OutputCollector:
 
     def _detokenizer(self) -> Detokenizer:
         params = self.request.params
-        begins_whole = self.request.grammar is not None
+        begins_whole = params.structured_outputs is not None
         return Detokenizer(self.decode, self.request.prompt_token_ids, params.stop, params.min_tokens, begins_whole)
 
     def _named(self, row: dict[int, Logprob] | None, before: list[int]) -> dict[int, Logprob] | None:

@@ -18,13 +18,16 @@ from typing import NamedTuple, Protocol
 
 from minillm.device import like_a_gpu
 from minillm.engine.config import EngineConfig
+from minillm.engine.executor import Executor, InProcessExecutor, Launched
 from minillm.engine.lock import FairLock, locked
 from minillm.engine.memory import build_attention, build_cache, build_graphs, build_manager, build_pieces, build_transfer, close_tiers, retention_of
 from minillm.engine.policies import cached_tokens_of, make_policy
 from minillm.engine.request import Request
-from minillm.engine.runner import LaunchedStep, ModelRunner
-from minillm.engine.scheduler import KVCache, SampledToken, Scheduler, SchedulerOutput
+from minillm.engine.input_batch import Compile
+from minillm.engine.runner import ModelRunner
+from minillm.engine.scheduler import KVCache, Scheduler
 from minillm.engine.speculation import DEFAULT_LENGTH, Speculation, build_speculation
+from minillm.engine.step import Announcer, SchedulerOutput, StepResult
 from minillm.engine.warmup import warm_up
 from minillm.kv_cache.triton_attention import TritonAttention
 from minillm.model.decoder import Decoder
@@ -38,14 +41,14 @@ from minillm.trace import Trace
 class Runner(Protocol):
     """Computes steps: a `ModelRunner`, or the simulator's."""
 
-    def execute(self, output: SchedulerOutput) -> list[list[SampledToken]]: ...
+    def execute(self, output: SchedulerOutput) -> StepResult: ...
 
 
 class TokenDelta(NamedTuple):
     """One new token of one request, or its end without one."""
 
     request: Request  # perhaps a sample that was split off the request that was added: see its group_id
-    token_id: int | None  # None where its grammar failed before there was one: the finish_reason is "error"
+    token_id: int | None  # None where the request failed before there was one: the finish_reason is "error"
     logprobs: dict[int, Logprob] | None
     finish_reason: str | None  # with the request's last token: "stop", "length" or "error"
 
@@ -54,9 +57,9 @@ class Engine:
     """The loop: schedule, execute, update.
 
     `model` may be None when a `runner` is given. What is not handed in is built for the model from `config`.
-    `clock` gives seconds; the simulator hands in a virtual one. A `drafter` of your own guesses at most
-    `num_speculative_tokens` tokens of a request in a step; one that `config` asks for says itself how many.
-    Each method holds `lock`, so that threads take turns; a caller that needs several of them in one turn holds it too.
+    `clock` gives seconds; the simulator hands in a virtual one. A `drafter` of your own drafts at most
+    `num_speculative_tokens` tokens of a request in a step; one that `config` asks for says itself how many. A `runner` is
+    reached in this process; an `executor` reaches what computes in its own way. Each method holds `lock`, so that threads take turns; a caller that needs several of them in one turn holds it too.
     """
 
     def __init__(
@@ -71,7 +74,9 @@ class Engine:
         trace: Trace | None = None,
         clock: Callable[[], float] = time.monotonic,
         num_speculative_tokens: int = DEFAULT_LENGTH,
+        executor: Executor | None = None,
     ):
+        runner = runner if executor is None else getattr(executor, "runner", executor)
         if model is None and (runner is None or (scheduler is None and kv_cache is None)):
             raise ValueError("model=None needs a runner, and a scheduler or a kv_cache; pass them, or a model")
         config = config or EngineConfig(model="")
@@ -97,24 +102,38 @@ class Engine:
             graphs = build_graphs(model, attention, self.kv_cache, config, tokens_each)
             sampler = sampler or (RejectionSampler() if drafter is not None or config.speculative_config else Sampler())
             transfer, pieces = build_transfer(cache, self.kv_cache), build_pieces(model, graphs, config)
-            runner = ModelRunner(model, cache, attention, sampler, self.trace, graphs, transfer, pieces)
+            runner = ModelRunner(model, cache, attention, sampler, self.trace, graphs, transfer, pieces, drafter)
             if model.device.type == "cuda" and isinstance(attention, TritonAttention):
                 warm_up(model, attention, sampler)
-        self.runner = runner
+        self.executor = executor or InProcessExecutor(runner)
         if drafter is None and model is not None and isinstance(runner, ModelRunner):
             self.speculation = build_speculation(model, runner, self.kv_cache, config, self.trace)
         else:
-            vocab_size = model and model.config.vocab_size
-            self.speculation = drafter and Speculation(drafter, num_speculative_tokens, vocab_size, trace=self.trace)
+            self.speculation = drafter and Speculation(self.executor.draft, num_speculative_tokens, trace=self.trace)
         self.prefetch: Callable[[Request], None] | None = getattr(self.kv_cache, "prefetch", None)
         on_gpu = model is not None and (model.device.type == "cuda" or like_a_gpu("ahead"))
-        self.overlap = on_gpu and hasattr(runner, "launch") if config.async_scheduling is None else config.async_scheduling
-        self.in_flight: LaunchedStep | None = None  # a step that was launched and whose tokens nobody has seen
+        self.overlap = on_gpu if config.async_scheduling is None else config.async_scheduling
+        self.announcer = Announcer()
+        self.in_flight: tuple[SchedulerOutput, Launched] | None = None  # a step whose tokens are not known on the host yet
         self.on_abort: Callable[[Request], None] | None = None  # is told of every request that was aborted from outside
         self.num_steps = 0
         self.is_closed = False
         self.lock = FairLock()
         self.process_id = os.getpid()
+
+    @property
+    def runner(self) -> Runner:
+        """What computes in this process; may be replaced while nothing is under way."""
+        return self.executor.runner
+
+    @runner.setter
+    def runner(self, runner: Runner) -> None:
+        self.executor.runner = runner
+
+    def use_grammars(self, compile_grammar: Compile) -> None:
+        """Let requests ask for structured outputs: how a grammar is made ready for the model's vocabulary (chapter 19)."""
+        if isinstance(self.runner, ModelRunner):
+            self.runner.compile_grammar = compile_grammar
 
     @property
     def is_forked(self) -> bool:
@@ -148,40 +167,23 @@ class Engine:
         """End these very requests, for a reason that only the caller sees, such as a stop string."""
         for request in requests:
             self.scheduler.finish(request, reason)
-        if self.in_flight is not None and not self.scheduler.requests:  # there may be no next step to take it in
-            try:
-                self._take_in_flight()
-            except BaseException as error:
-                self._abandon(error)
-                raise
+        if not self.scheduler.requests:  # there may be no next step to take it in
+            self._take_in_flight()
 
     @locked
     def step(self) -> list[TokenDelta]:
         """Compute one step and return the tokens it made. Nothing waiting is nothing to do: an empty list.
 
-        If a step fails, every request in flight is aborted and the prefix cache is emptied, since nobody knows how
-        far the blocks were written; then the error goes on to the caller, and the engine can serve again.
+        If a step fails, the requests in it are aborted, and the error goes on to the caller. The others go on: their blocks are
+        not written by a step that they are not in. Where the scheduler itself fails, all are aborted.
         """
         self.check_open()
         self.trace.begin_step()
-        try:
-            ahead = self.overlap and hasattr(self.runner, "launch")  # a runner of your own may have been put around the first
-            added = self._step_ahead() if ahead else self._step()
-        except BaseException as error:
-            self._abandon(error)
-            raise
+        deltas = self._step_ahead() if self.overlap and self.executor.runs_ahead else self._step()
         self.num_steps += 1
-        now = self.clock()
-        for request, token in added:
-            if token is not None:
-                request.token_times.append(now)
         if not self.has_unfinished:
             self.scheduler.check_integrity()
-        last = {request.request_id: index for index, (request, _) in enumerate(added)}  # two steps may have been taken in
-        return [
-            TokenDelta(request, *(token or (None, None)), request.finish_reason if last[request.request_id] == index else None)
-            for index, (request, token) in enumerate(added)
-        ]
+        return deltas
 
     @locked
     def close(self) -> None:
@@ -206,71 +208,119 @@ class Engine:
         if self.is_closed:
             raise RuntimeError("this LLM is closed: it computes nothing any more; make a new one")
 
-    def _step(self) -> list[tuple[Request, SampledToken | None]]:
+    def _step(self) -> list[TokenDelta]:
         output = self._schedule()
-        sampled = self.runner.execute(output)
-        added = self._update(output, sampled)
-        if self.trace.enabled:
-            self._count(output)
-        return added
+        try:
+            result = self.executor.execute(output)
+        except BaseException as error:
+            self._abandon(error, output)
+            raise
+        return self._update(output, result)
 
-    def _schedule(self) -> SchedulerOutput:
-        if self.speculation is not None:
-            self.speculation.propose(self.scheduler)
-        with self.trace.span("schedule"):
-            return self.scheduler.schedule()
-
-    def _update(self, output: SchedulerOutput, sampled: list[list[SampledToken]]) -> list[tuple[Request, SampledToken | None]]:
-        with self.trace.span("update"):
-            if self.speculation is not None:
-                self.speculation.count(output, sampled)
-            return self.scheduler.update(output, sampled)
-
-    def _step_ahead(self) -> list[tuple[Request, SampledToken | None]]:
+    def _step_ahead(self) -> list[TokenDelta]:
         """Launch the next step, then see to the tokens of the one before, which the device computed meanwhile.
 
         The launched step may turn out to hold a request that has just ended: that token is dropped (chapter 14). A step
         whose tokens the host needs first (penalties, log-probabilities, samples about to split off) is waited for, and so
-        is every step where the next one begins with guesses that continue them.
+        is every step where the next one begins with a draft that continues them.
         """
         output = self._schedule()
-        launched = self.runner.launch(output)
+        try:
+            launched = self.executor.launch(output)
+        except BaseException as error:
+            self._abandon(error, output)
+            raise
         self.scheduler.advance(output)
+        deltas = self._take_in_flight(output)
+        self.in_flight = (output, launched) if output.rows else None
+        if self.speculation is not None or output.needs_host or not self.scheduler.requests:
+            deltas += self._take_in_flight()
+        # Of two steps that come together only the last delta of a request says why it ended.
+        last = {delta.request.request_id: place for place, delta in enumerate(deltas)}
+        return [
+            delta if last[delta.request.request_id] == place else delta._replace(finish_reason=None)
+            for place, delta in enumerate(deltas)
+        ]
+
+    def _schedule(self) -> SchedulerOutput:
+        try:
+            if self.speculation is not None:
+                self.speculation.propose(self.scheduler, self.announcer.known)
+            with self.trace.span("schedule"):
+                output = self.scheduler.schedule()
+                self.announcer.complete(output, self.scheduler.requests, self.kv_cache.tables)
+        except BaseException as error:
+            self._abandon_all(error)
+            raise
+        if self.speculation is not None:
+            self.speculation.forget(output.finished)
         if self.trace.enabled:
             self._count(output)
-        added = self._take_in_flight()
-        self.in_flight = launched if output.rows else None
-        if self.speculation is not None or not self.scheduler.requests or any(row.needs_host for row in output.rows):
-            added += self._take_in_flight()
-        return added
+        return output
 
-    def _take_in_flight(self) -> list[tuple[Request, SampledToken | None]]:
-        step, self.in_flight = self.in_flight, None
-        if step is None:
+    def _take_in_flight(self, *later: SchedulerOutput) -> list[TokenDelta]:
+        """Wait for the step in flight, if there is one; `later` were launched behind it, and fail with it."""
+        if self.in_flight is None:
             return []
-        return self._update(step.output, step.wait())
-
-    def _abandon(self, error: BaseException) -> None:
-        """Put away what was in flight. `error` is what the caller has to see: what fails here becomes a note on it."""
-        ends = [self.scheduler.drop_in_flight] if self.overlap else []  # with none in flight too: waiting may have failed
+        output, launched = self.in_flight
+        try:
+            result = launched.wait()
+        except BaseException as error:
+            self._abandon(error, *later)
+            raise
         self.in_flight = None
-        ends += [partial(self.scheduler.finish, request, "abort") for request in self.scheduler.requests.values()]
-        for action in (*ends, self._forget):
+        return self._update(output, result)
+
+    def _update(self, output: SchedulerOutput, result: StepResult) -> list[TokenDelta]:
+        with self.trace.span("update"):
+            try:
+                if self.speculation is not None:
+                    self.speculation.count(output, result, self.scheduler.requests)
+                added = self.scheduler.update(output, result)
+            except BaseException as error:
+                self._abandon_all(error)
+                raise
+        now, logprobs, deltas = self.clock(), result.logprobs, []
+        rows = {name: iter(scores) for name, scores in logprobs.items()}
+        for place, (request, token_id) in enumerate(added):
+            if token_id is not None:
+                request.token_times.append(now)
+            scores = next(rows[request.request_id], None) if request.request_id in rows else None
+            ends = place + 1 == len(added) or added[place + 1][0] is not request
+            deltas.append(TokenDelta(request, token_id, scores, request.finish_reason if ends else None))
+        return deltas
+
+    def _abandon(self, error: BaseException, *outputs: SchedulerOutput) -> None:
+        """A step failed. End the requests in it and in the one in flight, whose blocks it may have written in part; the
+        others go on. `error` is what the caller has to see: what fails here becomes a note on it."""
+        if self.in_flight is not None:
+            outputs += (self.in_flight[0],)
+        names = {name for output in outputs for name in (*(row.request_id for row in output.rows), *output.preempted)}
+        ending = [request for name in names if (request := self.scheduler.requests.get(name)) is not None]
+        distrust = getattr(self.kv_cache, "distrust", None)
+        forget = [self.kv_cache.pool.evict_all] if distrust is None else [partial(distrust, output.moves) for output in outputs]
+        self._put_away(error, ending, forget)
+
+    def _abandon_all(self, error: BaseException) -> None:
+        """The scheduler failed: nothing that it keeps is certain."""
+        self._put_away(error, list(self.scheduler.requests.values()), [self.kv_cache.take_moves, self.kv_cache.pool.evict_all])
+
+    def _put_away(self, error: BaseException, ending: list[Request], others: list[Callable[[], object]]) -> None:
+        self.in_flight = None
+        self.announcer.forget_all()
+        ends = [self.scheduler.drop_in_flight] if self.overlap else []  # with none in flight too: waiting may have failed
+        for action in (*ends, *(partial(self.scheduler.finish, request, "abort") for request in ending), *others):
             try:
                 action()
             except Exception as another:
                 error.add_note(f"while the failed step was put away: {another!r}; make a new engine")
 
-    def _forget(self) -> None:
-        self.kv_cache.take_moves()
-        self.kv_cache.pool.evict_all()
-
     def _count(self, output: SchedulerOutput) -> None:
         """What the figures and the metrics of the book are drawn from."""
         count = self.trace.count
         for row in output.rows:
-            request = row.request
-            count("tokens", row.num_tokens, request=request.request_id, start=row.start, prompt=request.num_prompt_tokens)
+            prompt = self.scheduler.requests[row.request_id].num_prompt_tokens
+            count("tokens", row.num_tokens, request=row.request_id, start=row.start, prompt=prompt)
         count("running", len(self.scheduler.running))
         count("waiting", len(self.scheduler.requests) - len(self.scheduler.running))
         count("blocks used", self.kv_cache.pool.num_blocks - self.kv_cache.pool.num_free)

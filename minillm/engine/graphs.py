@@ -7,8 +7,8 @@ number of splits) is chosen for the longest.
 
     recorded sizes   1  2  4  8  16  32  48 ...          11 sequences -> the graph of 16, five rows of padding
 
-A request with guesses to check (chapter 18) fills a row for each of its tokens: they share a block table, and each sees
-the keys up to its own, for a layer writes all keys of a step before it reads any. So a step that checks guesses is a
+A request with draft tokens to verify (chapter 18) fills a row for each of its tokens: they share a block table, and each
+sees the keys up to its own, for a layer writes all keys of a step before it reads any. So a step that verifies drafts is a
 decode step too, of more rows.
 """
 
@@ -17,20 +17,17 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from minillm.model.attention import AttentionBackend
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
-from minillm.staging import upload
 
 if TYPE_CHECKING:
-    from minillm.engine.scheduler import ScheduledRequest
+    from minillm.engine.input_batch import InputBatch, StepInputs
 
 STEP = 16  # beyond 8 rows: at most 15 of padding, which read no page
 LARGEST = 512
@@ -106,19 +103,19 @@ class DecodeGraphs:
         for size in reversed(self.sizes):  # the largest first: the others fit into its memory
             self._record(size)
 
-    def serves(self, rows: Sequence[ScheduledRequest]) -> bool:
-        """Whether every row samples once and brings few tokens, and there are not too many."""
-        if any(row.samples != 1 or row.num_tokens > self.tokens_each for row in rows):
+    def serves(self, step: StepInputs) -> bool:
+        """Whether every row samples once and has few tokens, and there are not too many."""
+        if step.num_tokens > self.sizes[-1] or (step.samples != 1).any():
             return False
-        num_tokens = sum(row.num_tokens for row in rows)
-        alone = num_tokens == len(rows)  # else a part of a prompt may be among them
-        return num_tokens <= self.sizes[-1] and (alone or all(row.request.prompt_logprobs is None for row in rows))
+        if step.num_tokens == len(step.rows):
+            return True
+        few = step.counts.max() <= self.tokens_each  # a part of a prompt may be among them
+        return bool(few) and all(state.params.prompt_logprobs is None for state in step.states)
 
-    def fill(self, rows: Sequence[ScheduledRequest]) -> ForwardBatch:
+    def fill(self, step: StepInputs, requests: InputBatch) -> ForwardBatch:
         """Put a step into the buffers of the smallest size that holds it."""
-        num_tokens = sum(row.num_tokens for row in rows)
-        size = next(size for size in self.sizes if size >= num_tokens)
-        self.inputs.fill(rows, size, self.block_size)
+        size = next(size for size in self.sizes if size >= step.num_tokens)
+        self.inputs.fill(step, requests, size)
         return self.batches[size]
 
     def run(self, batch: ForwardBatch) -> Tensor:
@@ -145,80 +142,50 @@ class DecodeGraphs:
 
     def _record(self, size: int) -> None:
         batch, logits = self.batches[size], self.logits[:size]
-        self.inputs.fill((), size, self.block_size)  # nothing but padding
+        self.inputs.pad(size)
         self.replays[size] = self.recorder.record(lambda: self.model.forward(batch, self.attention, out=logits))
 
 
 class Inputs:
     """Where recorded steps read: five numbers of each of `size` rows, and the block tables.
 
-    The numbers change in every step, and one copy brings them. A row's table gets one more block every block_size steps,
-    so of the tables only the entries that changed are sent, and written to their places on the device.
+    The numbers change in every step, and one copy brings them. The tables are on the device already, in the order of the
+    slots (`InputBatch`); a step copies the rows it needs, as far as its longest sequence reads, without the host.
     """
 
     def __init__(self, most_tokens: int, columns: int, device: torch.device):
-        self.columns, self.device, self.on_gpu = columns, device, device.type == "cuda"
+        self.device, self.on_gpu = device, device.type == "cuda"
         self.numbers = torch.zeros(5 * aligned(most_tokens), dtype=torch.int64, device=device)
         self.table = torch.zeros(most_tokens, columns, dtype=torch.int32, device=device)
-        self.sent = np.zeros((most_tokens, columns), np.int32)  # what `table` holds
-        self.rows: list[list[int]] = [[] for _ in range(most_tokens)]  # the tables that it shows
 
     def numbers_of(self, size: int) -> tuple[Tensor, ...]:
         """token_ids, positions, slot_mapping, seq_lens and query_index (see `ForwardBatch`): [size] each."""
         return self.numbers[: 5 * aligned(size)].view(5, -1)[:, :size].unbind()
 
-    def fill(self, rows: Sequence[ScheduledRequest], size: int, block_size: int) -> None:
+    def fill(self, step: StepInputs, requests: InputBatch, size: int) -> None:
         """Send a step of at most `size` tokens. The rest is padding: slot -1, length 0, and a table that is not read."""
-        tokens = [token_id for row in rows for token_id in tokens_of(row)]
-        positions = [position for row in rows for position in range(row.start, row.start + row.num_tokens)]
-        tables = [row.block_ids for row in rows for _ in range(row.num_tokens)]
-        count = len(tokens)
+        count = step.num_tokens
+        alone = count == len(step.rows)
         host = torch.zeros(5 * aligned(size), dtype=torch.int64, pin_memory=self.on_gpu)
         numbers = host.numpy().reshape(5, -1)
-        numbers[0, :count], numbers[1, :count] = tokens, positions
+        numbers[0, :count], numbers[1, :count], numbers[2, :count] = step.token_ids, step.positions, step.slot_mapping
         numbers[2, count:] = -1
-        numbers[2, :count] = [
-            table[position // block_size] * block_size + position % block_size for table, position in zip(tables, positions)
-        ]
-        numbers[3, :count] = numbers[1, :count] + 1
-        numbers[4, :count] = [index for row in rows for index in range(row.num_tokens)]
+        numbers[3, :count] = step.positions + 1
+        if not alone:
+            numbers[4, :count] = step.positions - step.starts.repeat(step.counts)
         self.numbers[: len(host)].copy_(host, non_blocking=True)
-        places, blocks = self._changes(tables)
-        if places:
-            target, source = upload(np.concatenate(places), np.concatenate(blocks), device=self.device)
-            self.table.view(-1).index_copy_(0, target, source)
+        num_blocks = -(-int(step.seq_lens.max()) // requests.block_size)
+        slots = step.slots if alone else step.slots.repeat(step.counts)
+        self.table[:count, :num_blocks].copy_(requests.tables(slots, num_blocks)[1], non_blocking=True)
 
-    def _changes(self, tables: Sequence[list[int]]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Where the tables differ from those on the device, as places in the flattened `table`; and the blocks there."""
-        places, blocks = [], []
-        for index, table in enumerate(tables):
-            if self.rows[index] != table:
-                self.rows[index] = table.copy()
-                wanted = np.asarray(table, np.int32)
-                changed = np.flatnonzero(self.sent[index, : len(table)] != wanted)
-                self.sent[index, changed] = wanted[changed]
-                places.append(changed + index * self.columns)
-                blocks.append(wanted[changed])
-        return places, blocks
+    def pad(self, size: int) -> None:
+        """A step of nothing but padding."""
+        numbers = self.numbers_of(size)
+        for column in numbers:
+            column.zero_()
+        numbers[2].fill_(-1)
 
 
 def aligned(size: int) -> int:
     """So many int64 numbers that the next ones begin at a multiple of 16 bytes."""
     return size + size % 2
-
-
-def tokens_of(row: ScheduledRequest) -> Sequence[int]:
-    """The tokens to compute, guesses last; 0 for one that is being sampled this moment and only the GPU knows."""
-    token_ids, start = row.request.token_ids, row.start
-    if row.num_tokens == 1:
-        return (token_ids[start],) if start < len(token_ids) else (0,)
-    return (*token_ids[start : start + row.num_tokens - len(row.draft)], *row.draft)
-
-
-def logits_wanted(rows: Sequence[ScheduledRequest]) -> list[int]:
-    """Of a step's tokens those whose logits are drawn from: the last one of each row that samples, and all its guesses.
-    Behind a right guess another token is drawn."""
-    if all(row.num_tokens == 1 for row in rows):
-        return [at for at, row in enumerate(rows) if row.samples]
-    ends = accumulate(row.num_tokens for row in rows)
-    return [at for row, end in zip(rows, ends) if row.samples for at in range(end - 1 - len(row.draft), end)]

@@ -54,7 +54,7 @@ class InputProcessor:
         self.seed = seed
         self.clock = clock
         self.default_params = default_params
-        self.lock = threading.Lock()  # a tokenizer serves one thread at a time
+        self.lock = threading.RLock()  # a tokenizer serves one thread at a time
         self._counter = count()
         self._compiler: GrammarCompiler | None = None  # made when the first grammar is asked for
 
@@ -75,13 +75,14 @@ class InputProcessor:
         checked = [self._tokens(f"prompts[{index}]", p, add_special_tokens) for index, p in enumerate(prompts)]
         salts = [_salt(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)]
         starts = [_logprob_start(f"prompts[{index}]", *one) for index, one in enumerate(zip(prompts, checked, params))]
-        grammars = [self.compile(one) for one in params]
+        for one in params:
+            self.compile(one)
         priorities = _one_each("priority", priority, int, 0, len(prompts))
         users = _one_each("user", user, str, "", len(prompts))
         arrival_time = self.clock()
         return [
             self._request(text, ids, *options, arrival_time=arrival_time)
-            for (text, ids), *options in zip(checked, params, salts, starts, grammars, priorities, users)
+            for (text, ids), *options in zip(checked, params, salts, starts, priorities, users)
         ]
 
     @locked
@@ -112,6 +113,7 @@ class InputProcessor:
             )
         return params
 
+    @locked
     def compile(self, params: SamplingParams) -> CompiledGrammar | None:
         """What `structured_outputs` allows, made ready for this vocabulary. Raises ValueError if it cannot be."""
         if params.structured_outputs is None:
@@ -167,7 +169,6 @@ class InputProcessor:
         params: SamplingParams,
         cache_salt: str | None,
         logprob_start_len: int,
-        grammar: CompiledGrammar | None,
         priority: int,
         user: str,
         arrival_time: float,
@@ -187,7 +188,6 @@ class InputProcessor:
             user=user,
             cache_salt=cache_salt,
             logprob_start_len=logprob_start_len,
-            grammar=grammar and grammar.start(),
         )
 
 

@@ -123,6 +123,7 @@ class LLM:
     @engine.setter
     def engine(self, engine: Engine) -> None:
         self._engine, self.outputs = engine, OutputProcessor(engine, self.tokenizer)
+        engine.use_grammars(lambda params: self.inputs.compile(params))
 
     @property
     def lock(self) -> FairLock:

@@ -7,12 +7,12 @@ is long. There is no other case.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from minillm.engine.policies import FCFS, Policy
-from minillm.engine.request import Request, RequestStatus, SampledToken
+from minillm.engine.request import TRANSITIONS, Request, RequestStatus
+from minillm.engine.step import ScheduledRequest, SchedulerOutput, StepResult
 from minillm.kv_cache.block_pool import BlockPool
 from minillm.kv_cache.manager import BlockMoves, ComputedBlocks
 from minillm.trace import Trace
@@ -35,49 +35,6 @@ class KVCache(Protocol):
     def take_moves(self) -> BlockMoves: ...
     def blocks_needed(self, num_tokens: int, max_new_tokens: int) -> int: ...
     def check_integrity(self) -> None: ...
-
-
-class ScheduledRequest(NamedTuple):
-    """One row of a step: `num_tokens` tokens of `request`, from `start` on. `samples` of its next token are wanted."""
-
-    request: Request
-    start: int
-    num_tokens: int
-    block_ids: list[int]  # its table, this step's blocks included
-    samples: int  # 0 inside a prompt, 1 at the end of the tokens there are, n when the prompt is about to fork
-    draft: tuple[int, ...] = ()  # the last of these tokens are guesses, to be checked in this step (chapter 18)
-
-    @property
-    def position(self) -> int:
-        """Which of the request's outputs this step draws first."""
-        return self.start + self.num_tokens - len(self.draft) - self.request.num_prompt_tokens
-
-    @property
-    def needs_host(self) -> bool:
-        """Whether the next step cannot be planned before this one's tokens are known."""
-        params = self.request.params
-        if self.draft or self.request.grammar is not None:
-            return True
-        return self.samples > 1 or params.has_penalties or params.logprobs is not None or params.prompt_logprobs is not None
-
-
-@dataclass
-class SchedulerOutput:
-    """What one step does."""
-
-    rows: list[ScheduledRequest] = field(default_factory=list)  # those with one token first
-    moves: BlockMoves = field(default_factory=BlockMoves)
-    preempted: list[Request] = field(default_factory=list)
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(row.num_tokens for row in self.rows)
-
-    def summary(self) -> tuple:
-        """Plain values that two engines can be compared by."""
-        rows = tuple((row.request.request_id, row.start, row.num_tokens, tuple(row.block_ids)) for row in self.rows)
-        preempted = tuple(request.request_id for request in self.preempted)
-        return rows, preempted, tuple(self.moves.swap_out), tuple(self.moves.copies), tuple(self.moves.swap_in)
 
 
 class Scheduler:
@@ -133,7 +90,7 @@ class Scheduler:
             request = self.running[index]
             count = self._num_new_tokens(request, request.num_computed_tokens, budget)
             if request.spec_token_ids and not self.kv_cache.allocate_slots(request, count):
-                request.spec_token_ids = []  # guesses are not worth a preemption
+                request.spec_token_ids = []  # a draft is not worth a preemption
                 count = self._num_new_tokens(request, request.num_computed_tokens, budget)
             if count and not self._make_room(request, count, output):
                 break  # it was the last in order, and gave its own blocks back
@@ -148,19 +105,21 @@ class Scheduler:
     def advance(self, output: SchedulerOutput) -> None:
         """Take a launched step for computed, so that the next one can be scheduled before its tokens are known."""
         for row in output.rows:
-            row.request.num_computed_tokens = row.start + row.num_tokens
-            row.request.num_in_flight += row.samples
+            request = self.requests[row.request_id]
+            request.num_computed_tokens = row.start + row.num_tokens
+            request.num_in_flight += row.samples
+            request.steps_in_flight += 1
 
-    def update(self, output: SchedulerOutput, sampled: list[list[SampledToken]]) -> list[tuple[Request, SampledToken | None]]:
-        """Take what the step computed: for each row its sampled tokens, as many as it wanted samples; of a row with a
-        draft the guesses that were right, and the token after them.
-
-        Returns the new tokens, each with the request (perhaps a fork of the row's) that it continues; None where its grammar failed.
+    def update(self, output: SchedulerOutput, result: StepResult) -> list[tuple[Request, int | None]]:
+        """Take what the step computed. Returns the new tokens, each with the request (perhaps a sample that was split off the
+        row's) that it continues; None where a request failed before it had one.
         """
-        added: list[tuple[Request, SampledToken | None]] = []
-        for row, tokens in zip(output.rows, sampled):
-            request = row.request
+        added: list[tuple[Request, int | None]] = []
+        for row in output.rows:
+            if (request := self.requests.get(row.request_id) or self.leaving.get(row.request_id)) is None:
+                continue  # it ended while the step ran
             request.num_in_flight = max(0, request.num_in_flight - row.samples)
+            request.steps_in_flight = max(0, request.steps_in_flight - 1)
             request.spec_token_ids = []
             num_computed = row.start + row.num_tokens - len(row.draft)
             if request.is_finished:
@@ -168,17 +127,22 @@ class Scheduler:
                 continue
             request.max_computed_tokens = max(request.max_computed_tokens, num_computed)
             if request.status is RequestStatus.RUNNING:  # else it was preempted while the step ran
-                # The next step may have been launched already, but never behind guesses that may be wrong.
+                # The next step may have been launched already, but never behind a draft that may be rejected.
                 request.num_computed_tokens = num_computed if row.draft else max(request.num_computed_tokens, num_computed)
                 self.kv_cache.cache_blocks(request)
-            if not tokens:
+            if row.request_id in result.prompt_logprobs:
+                first, scores = result.prompt_logprobs[row.request_id]
+                request.prompt_logprobs[first : first + len(scores)] = scores  # computed again after a preemption: the same again
+            if not row.samples:
                 continue
             owners = [request, *(self.fork(request, index) for index in range(1, row.samples))]
             request.num_forks = 0
-            for one, drawn in zip(owners, [tokens] if row.samples == 1 else [[token] for token in tokens]):
-                added += one.take(drawn)
+            for one in owners:
+                name = one.request_id
+                taken = one.take(result.token_ids[name], name in result.ended, result.errors.get(name))
+                added += [(one, token_id) for token_id in taken or [None]]
             if row.draft:
-                self._keep_right_guesses(row)
+                self._keep_accepted(row, request)
             for one in owners:
                 if one.finish_reason:
                     self.finish(one, one.finish_reason)
@@ -191,7 +155,8 @@ class Scheduler:
             return
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
-        request.status, request.finish_reason = RequestStatus.FINISHED, reason
+        self.move(request, RequestStatus.FINISHED)
+        request.finish_reason = reason
         del self.requests[request.request_id]
         self.waiting.leave(request)
         self.leaving[request.request_id] = request
@@ -200,7 +165,7 @@ class Scheduler:
     def drop_in_flight(self) -> None:
         """Nothing that was launched will be taken in any more."""
         for request in (*self.requests.values(), *self.leaving.values()):
-            request.num_in_flight = 0
+            request.num_in_flight = request.steps_in_flight = 0
         for request in list(self.leaving.values()):
             self._leave(request)
 
@@ -214,23 +179,31 @@ class Scheduler:
         self.waiting.join(child)
         if parent.status is RequestStatus.RUNNING and len(self.running) < self.max_num_seqs:
             self.kv_cache.fork(parent, child)
-            child.status = RequestStatus.RUNNING
+            self.move(child, RequestStatus.RUNNING)
             self.running.append(child)
         else:
-            child.status, child.num_computed_tokens = RequestStatus.PREEMPTED, 0
+            self.move(child, RequestStatus.PREEMPTED)
+            child.num_computed_tokens = 0
             self.waiting.put_back(child)
         return child
 
     def preempt(self, request: Request) -> None:
         """Send a running request back to the queue: its blocks go to host memory, or are dropped and computed again."""
         self.running.remove(request)
-        request.status = RequestStatus.PREEMPTED
+        self.move(request, RequestStatus.PREEMPTED)
         request.num_preemptions += 1
         request.spec_token_ids = []
         if self.preemption_mode != "swap" or not self.kv_cache.swap_out(request):
             self.kv_cache.free(request)
             request.num_computed_tokens = 0
         self.waiting.put_back(request)
+
+    def move(self, request: Request, status: RequestStatus) -> None:
+        """Change a request's state. Raises RuntimeError for a transition that the table does not have."""
+        if status not in TRANSITIONS[request.status]:
+            allowed = ", ".join(sorted(one.value for one in TRANSITIONS[request.status])) or "none"
+            raise RuntimeError(f"request {request.request_id} cannot go from {request.status.value} to {status.value}; allowed: {allowed}")
+        request.status = status
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every block is accounted for and every request is where its status says."""
@@ -242,17 +215,17 @@ class Scheduler:
         if set(self.kv_cache.tables) != (owners := running | set(self.leaving)):
             raise RuntimeError(f"blocks are owned by {sorted(self.kv_cache.tables)}, running are {sorted(owners)}")
 
-    def _keep_right_guesses(self, row: ScheduledRequest) -> None:
-        """Those that the text now goes on with are computed; the slots of the others are written again."""
-        request, start = row.request, row.request.num_computed_tokens
-        # The last token is computed again, whoever guessed it: its logits are wanted.
+    def _keep_accepted(self, row: ScheduledRequest, request: Request) -> None:
+        """The draft tokens that the text now goes on with are computed; the KV slots of the others are written again."""
+        start = request.num_computed_tokens
+        # The last token is computed again, drafted or not: its logits are wanted.
         pairs = zip(row.draft, request.token_ids[start:-1])
         request.num_computed_tokens += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         request.max_computed_tokens = max(request.max_computed_tokens, request.num_computed_tokens)
         self.kv_cache.cache_blocks(request)
 
     def _leave(self, request: Request) -> None:
-        if not request.num_in_flight and self.leaving.pop(request.request_id, None):
+        if not request.steps_in_flight and self.leaving.pop(request.request_id, None):
             self.kv_cache.free(request)
 
     def _admit(self, output: SchedulerOutput, budget: int) -> None:
@@ -267,7 +240,7 @@ class Scheduler:
             if request.status is RequestStatus.WAITING:
                 self._count_found(request, computed)
             request.num_computed_tokens = computed.num_tokens
-            request.status = RequestStatus.RUNNING
+            self.move(request, RequestStatus.RUNNING)
             self.running.append(request)
             budget -= self._schedule(output, request, count)
 
@@ -291,7 +264,7 @@ class Scheduler:
         while not self.kv_cache.allocate_slots(request, count):
             victim = self.running[-1]
             self.preempt(victim)
-            output.preempted.append(victim)
+            output.preempted.append(victim.request_id)
             self.trace.count("preempted", request=victim.request_id)
             if victim is request:
                 return False
@@ -304,8 +277,11 @@ class Scheduler:
         num_known = request.num_tokens - len(request.spec_token_ids)
         samples = 0 if start + count < num_known else 1 + request.num_forks
         draft = tuple(request.spec_token_ids[: start + count - num_known]) if samples else ()
-        table = self.kv_cache.tables[request.request_id]
-        output.rows.append(ScheduledRequest(request, start, count, table, samples, draft))
+        take_changes = getattr(self.kv_cache, "take_changes", None)  # a cache of your own may leave it out
+        first, block_ids = (0, list(self.kv_cache.tables[request.request_id])) if take_changes is None else take_changes(request)
+        forks = request.fork_ids if samples > 1 else ()
+        output.rows.append(ScheduledRequest(request.request_id, start, count, block_ids, samples, draft, first, forks))
+        output.needs_host = output.needs_host or request.needs_host or samples > 1 or bool(draft)
         if start + count > request.max_computed_tokens:
             self.waiting.charge(request, start + count - max(start, request.max_computed_tokens))
         return count

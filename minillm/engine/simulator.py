@@ -18,9 +18,10 @@ from scipy.optimize import nnls
 
 from minillm.engine.engine import Engine
 from minillm.engine.policies import cached_tokens_of, make_policy
+from minillm.engine.executor import Launched
 from minillm.engine.request import Request
-from minillm.engine.runner import LaunchedStep
-from minillm.engine.scheduler import SampledToken, Scheduler, SchedulerOutput
+from minillm.engine.scheduler import Scheduler
+from minillm.engine.step import NewRequest, SchedulerOutput, StepResult
 from minillm.kv_cache.manager import KVCacheManager
 from minillm.sampling.noise import derive_seed
 from minillm.trace import Trace
@@ -106,16 +107,25 @@ class SimulatedRunner:
     def __init__(self, cost: CostModel, clock: VirtualClock, vocab_size: int = 1024):
         self.cost, self.clock, self.vocab_size = cost, clock, vocab_size
 
-    def execute(self, output: SchedulerOutput) -> list[list[SampledToken]]:
-        self.clock.advance(self.cost.seconds(output))
-        return [
-            [SampledToken(self._token(row.request, row.request.index + sample)) for sample in range(row.samples)]
-            for row in output.rows
-        ]
+        self.requests: dict[str, NewRequest] = {}
 
-    def _token(self, request: Request, index: int) -> int:
-        seed = derive_seed(request.sample_seed(index), len(request.output_token_ids))
-        return NEVER_ENDS + 1 + seed % (self.vocab_size - 1)
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        for request_id in (*output.finished, *(self.requests if output.reset else ())):
+            self.requests.pop(request_id, None)
+        self.requests |= {new.request_id: new for new in output.arrived}
+        self.clock.advance(self.cost.seconds(output))
+        result = StepResult()
+        for row in output.rows:
+            if row.samples:
+                new = self.requests[row.request_id]
+                position = row.start + row.num_tokens - new.num_prompt_tokens
+                for index, request_id in enumerate((row.request_id, *row.fork_ids), new.index):
+                    result.token_ids[request_id] = [self._token(new.seed, index, position)]
+        return result
+
+    def _token(self, seed: int, index: int, position: int) -> int:
+        """What sample `index` says at a position of its output; never NEVER_ENDS."""
+        return NEVER_ENDS + 1 + derive_seed(derive_seed(seed, index) if index else seed, position) % (self.vocab_size - 1)
 
 
 class StepRecorder:
@@ -127,11 +137,11 @@ class StepRecorder:
         self.features: list[tuple[float, ...]] = []
         self.seconds: list[float] = []  # filled by `replay`, the whole step
 
-    def execute(self, output: SchedulerOutput) -> list[list[SampledToken]]:
+    def execute(self, output: SchedulerOutput) -> StepResult:
         self._record(output)
         return self.runner.execute(output)
 
-    def launch(self, output: SchedulerOutput) -> LaunchedStep:
+    def launch(self, output: SchedulerOutput) -> Launched:
         self._record(output)
         return self.runner.launch(output)
 

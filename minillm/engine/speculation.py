@@ -1,32 +1,34 @@
-"""Speculation: before a step guesses are asked for, after it they are counted. Built in chapter 18.
+"""Speculation: before a step drafts are asked for, after it the accepted tokens are counted. Built in chapter 18.
 
-    Drafter.propose -> Request.spec_token_ids -> Scheduler gives them slots -> runner checks them -> Scheduler.update
+    Drafter.propose -> Request.spec_token_ids -> Scheduler gives them slots -> runner verifies them -> Scheduler.update
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import median
 
 import torch
+from torch import Tensor
 
 from minillm.engine.config import EngineConfig
 from minillm.engine.memory import build_attention, build_cache, build_graphs, sliding_window
 from minillm.engine.request import Request
 from minillm.engine.runner import ModelRunner
-from minillm.engine.scheduler import SampledToken, Scheduler, SchedulerOutput
+from minillm.engine.scheduler import Scheduler
+from minillm.engine.step import NewRequest, ScheduledRequest, SchedulerOutput, StepResult
 from minillm.engine.warmup import warm_up
 from minillm.kv_cache.manager import KVCacheManager
 from minillm.kv_cache.triton_attention import TritonAttention
 from minillm.model.batch import ForwardBatch
 from minillm.model.checkpoint import load_config, load_model, load_tokenizer, resolve_model
 from minillm.model.decoder import Decoder
+from minillm.sampling.params import SamplingParams
 from minillm.speculative.adaptive import AdaptiveLength, StepCost
 from minillm.speculative.config import SpeculativeConfig
-from minillm.speculative.draft_model import ModelDrafter
-from minillm.speculative.drafter import Draft, Drafter, by_chance
+from minillm.speculative.draft_model import DraftRow, ModelDrafter
 from minillm.speculative.metrics import SpeculationMetrics
 from minillm.speculative.ngram import NgramDrafter
 from minillm.trace import Trace
@@ -37,65 +39,56 @@ DEFAULT_LENGTH = 4
 
 
 class Speculation:
-    """Asks a drafter for guesses for every request that decodes, at most `num_tokens` each; `lengths` may choose fewer."""
+    """Decides which requests get draft tokens, and how many: at most `num_tokens` each; `lengths` may choose fewer. `draft` is
+    the runner's: it maps (request id, count) to draft tokens."""
 
     def __init__(
         self,
-        drafter: Drafter,
+        draft: Callable[[list[tuple[str, int]]], list[list[int]]],
         num_tokens: int = DEFAULT_LENGTH,
-        vocab_size: int | None = None,
         lengths: AdaptiveLength | None = None,
         trace: Trace | None = None,
     ):
-        self.drafter, self.num_tokens, self.vocab_size, self.lengths = drafter, num_tokens, vocab_size, lengths
+        self.draft, self.num_tokens, self.lengths = draft, num_tokens, lengths
         self.trace = trace or Trace(enabled=False)
         self.metrics = SpeculationMetrics()
-        self._known: dict[str, Request] = {}  # those that the drafter may remember something of
 
-    def propose(self, scheduler: Scheduler) -> None:
-        """Give every request that is about to decode its guesses. None of their steps is in flight: a guess continues the
-        last token, which has to be known."""
-        self._forget_finished()
-        for request in scheduler.running:  # guesses that the last step had no room for are of no use any more
-            request.spec_token_ids, request.spec_probs = [], None
-        ready = [request for request in scheduler.running if _takes_draft(request)]
+    def propose(self, scheduler: Scheduler, known: Mapping[str, Request]) -> None:
+        """Give every request that is about to decode its draft tokens, of those that the runner knows. None of their steps is in
+        flight: a draft continues the last token, which has to be known."""
+        for request in scheduler.running:  # drafts that the last step had no room for are of no use any more
+            request.spec_token_ids = []
+        ready = [request for request in scheduler.running if _takes_draft(request) and known.get(request.request_id) is request]
         if not ready:
             return
         counts = self._counts(ready, scheduler)
-        self._known |= {request.request_id: request for request in ready}
-        with self.trace.span("draft"):
-            drafts = self.drafter.propose(ready, counts)
-        if not isinstance(drafts, list) or len(drafts) != len(ready):
-            raise ValueError(f"{self._name}.propose returned {drafts!r:.200} for {len(ready)} requests; a list with a Draft for each, in their order")
-        for request, count, draft in zip(ready, counts, drafts):
-            token_ids = self._checked(draft, count)
-            probs = draft.probs if by_chance(request) else None  # else the target's own token decides
-            if request.grammar is not None and (allowed := request.grammar.validate(token_ids)) < len(token_ids):
-                if probs is not None:
-                    raise ValueError(
-                        f"{self._name} gives probs for token {token_ids[allowed]}, which the request's grammar forbids; draft inside "
-                        f"request.grammar, or leave probs out"
-                    )
-                del token_ids[allowed:]
-            request.spec_token_ids, request.spec_probs = token_ids, probs
+        drafts = self.draft([(request.request_id, count) for request, count in zip(ready, counts)])
+        for request, token_ids in zip(ready, drafts):
+            request.spec_token_ids = token_ids
 
-    def count(self, output: SchedulerOutput, sampled: list[list[SampledToken]]) -> None:
-        """What became of the guesses of a step."""
-        for row, tokens in zip(output.rows, sampled):
-            if not row.samples:
+    def count(self, output: SchedulerOutput, result: StepResult, requests: Mapping[str, Request]) -> None:
+        """What became of the draft tokens of a step; before it is taken in, while its requests are alive."""
+        for row in output.rows:
+            if not row.samples or (request := requests.get(row.request_id)) is None:
                 continue
-            drafted, accepted = len(row.draft), len(tokens) - 1
+            drafted, accepted = len(row.draft), result.num_accepted.get(row.request_id, 0)
             if self.lengths is not None:
-                self.lengths.add(row.request.request_id, drafted, accepted)
+                self.lengths.add(row.request_id, drafted, accepted)
             if drafted:
                 self.metrics.add(drafted, accepted)
-                row.request.num_drafted_tokens += drafted
-                row.request.num_accepted_tokens += accepted
-                self.trace.count("drafted", drafted, request=row.request.request_id, draft=row.draft)
-                self.trace.count("accepted", accepted, request=row.request.request_id)
+                request.num_drafted_tokens += drafted
+                request.num_accepted_tokens += accepted
+                self.trace.count("drafted", drafted, request=row.request_id, draft=row.draft)
+                self.trace.count("accepted", accepted, request=row.request_id)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """These have ended."""
+        if self.lengths is not None:
+            for request_id in request_ids:
+                self.lengths.forget(request_id)
 
     def _counts(self, ready: list[Request], scheduler: Scheduler) -> list[int]:
-        """How many tokens each may guess: what is left of the budget when every running request has its own token."""
+        """How many tokens each may draft: what is left of the budget when every running request has its own token."""
         left = max(0, scheduler.max_num_batched_tokens - len(scheduler.running))
         counts = []
         limits = [max(0, min(self.num_tokens, request.max_tokens - len(request.output_token_ids) - 1)) for request in ready]
@@ -105,34 +98,6 @@ class Speculation:
             counts.append(min(limit, left))
             left -= counts[-1]
         return counts
-
-    @property
-    def _name(self) -> str:
-        return type(self.drafter).__name__
-
-    def _checked(self, draft: Draft, count: int) -> list[int]:
-        if not isinstance(draft, Draft) or not isinstance(draft.token_ids, (list, tuple)):
-            raise TypeError(f"{self._name} drafted {draft!r:.200}; allowed: a Draft with a list of token ids")
-        token_ids = list(draft.token_ids[:count])
-        for token_id in token_ids:
-            if type(token_id) is not int:
-                raise TypeError(f"{self._name} drafted token id {token_id!r}; allowed: whole numbers")
-            if self.vocab_size is not None and not 0 <= token_id < self.vocab_size:
-                raise ValueError(
-                    f"{self._name} drafted token id {token_id!r}; the vocabulary has {self.vocab_size} tokens, "
-                    f"so 0 to {self.vocab_size - 1} are allowed"
-                )
-        wanted = (len(draft.token_ids), self.vocab_size)
-        if draft.probs is not None and tuple(draft.probs.shape) != wanted:
-            raise ValueError(f"{self._name} gives probs of shape {tuple(draft.probs.shape)} for {wanted[0]} tokens; allowed: {wanted}")
-        return token_ids
-
-    def _forget_finished(self) -> None:
-        for request_id in [request_id for request_id, request in self._known.items() if request.is_finished]:
-            del self._known[request_id]
-            self.drafter.forget(request_id)
-            if self.lengths is not None:
-                self.lengths.forget(request_id)
 
 
 def _takes_draft(request: Request) -> bool:
@@ -152,21 +117,57 @@ def build_speculation(model: Decoder, runner: ModelRunner, kv_cache: KVCacheMana
         return None
     draft_cost = None
     if spec.method == "ngram":
-        drafter = NgramDrafter(spec.prompt_lookup_min, spec.prompt_lookup_max)
+        runner.drafter = NgramDrafter(spec.prompt_lookup_min, spec.prompt_lookup_max)
     else:
         draft, manager = build_draft_runner(model, kv_cache, config, spec)
-        drafter = ModelDrafter(
-            lambda rows, token_ids: draft.forward(rows, token_ids)[0],
+        forward = DraftForward(draft)
+        runner.drafter = ModelDrafter(
+            forward,
             manager,
             model.config.vocab_size,
             draft.model.config.max_position_embeddings,
             model.device,
             config.max_num_batched_tokens,
+            forward.forget,
         )
         draft_cost = measure_steps(draft, config.max_num_seqs) if spec.adaptive else None
     most_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * (1 + spec.num_speculative_tokens))
     lengths = AdaptiveLength(measure_steps(runner, most_tokens), draft_cost) if spec.adaptive else None
-    return Speculation(drafter, spec.num_speculative_tokens, model.config.vocab_size, lengths, trace)
+    return Speculation(runner.draft, spec.num_speculative_tokens, lengths, trace)
+
+
+class DraftForward:
+    """Forward passes of the draft model. Its runner's record of a request shares the drafter's list of tokens, and is told of
+    its length and of new blocks."""
+
+    def __init__(self, runner: ModelRunner):
+        self.runner = runner
+        self.sent: dict[str, list[int]] = {}  # block tables that the runner knows
+
+    def __call__(self, rows: list[DraftRow], token_ids: Tensor | None) -> Tensor:
+        return self.runner.forward([self._told(row) for row in rows], token_ids)[0]
+
+    def forget(self, request_id: str) -> None:
+        self.runner.requests.remove(request_id)
+        self.sent.pop(request_id, None)
+
+    def _told(self, row: DraftRow) -> ScheduledRequest:
+        requests, state = self.runner.requests, row.request
+        name, text = state.request_id, state.token_ids
+        if name not in requests or requests[name].token_ids is not text:
+            self.forget(name)
+            requests.add(NewRequest(name, text, 0, SamplingParams(), 0, 0, frozenset())).token_ids = text
+        slot = requests[name].slot
+        requests.num_known[slot], requests.last_token[slot] = len(text), text[-1]
+        sent = self.sent.setdefault(name, [])
+        first = 0
+        if sent == row.block_ids:
+            first = len(sent)
+        else:
+            while first < min(len(sent), len(row.block_ids)) and sent[first] == row.block_ids[first]:
+                first += 1
+            sent[first:] = row.block_ids[first:]
+        return ScheduledRequest(name, row.start, row.num_tokens, row.block_ids[first:], row.samples, first_block=first)
 
 
 def build_draft_runner(model: Decoder, kv_cache: KVCacheManager, config: EngineConfig, spec: SpeculativeConfig) -> tuple[ModelRunner, KVCacheManager]:
@@ -229,7 +230,7 @@ def _step_of(runner: ModelRunner, size: int) -> Callable[[], object]:
         recorded = next(recorded for recorded in graphs.sizes if recorded >= size)
 
         def replay() -> None:
-            graphs.inputs.fill([], recorded, graphs.block_size)
+            graphs.inputs.pad(recorded)
             graphs.run(graphs.batches[recorded])
 
         return replay

@@ -88,6 +88,14 @@ class BlockPool:
     def lookup(self, block_hash: bytes) -> int | None:
         return self.cached.get(block_hash)
 
+    def forget(self, block: int) -> None:
+        """Let `block` be found no longer. Owners keep it; without an owner it is the next to be handed out."""
+        block_hash, self.block_hash[block] = self.block_hash[block], None
+        if block_hash is not None:
+            del self.cached[block_hash]
+        if block in self.free_queue:
+            self.free_queue.move_to_end(block, last=False)
+
     def evict_all(self) -> None:
         """Forget every hash: nothing is a hit any more. Owners keep their blocks."""
         self.cached.clear()

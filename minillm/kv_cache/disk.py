@@ -59,6 +59,7 @@ class DiskStore:
         self.others: OrderedDict[Path, int] = OrderedDict()  # bytes of blocks that are no use to us, the oldest in front
         self.other_bytes = 0  # of all of them
         self.waiting: dict[bytes, Tensor] = {}  # not written yet
+        self.kept: dict[bytes, Tensor] = {}  # read, and on the way to host memory
         self.skipped: dict[Path, str] = {}  # files that are not ours to use, and why
         self.num_dropped = 0  # blocks that came while too many were waiting
         self.seconds_reading = self.seconds_writing = 0.0
@@ -81,6 +82,14 @@ class DiskStore:
     def fetch(self, block_hash: bytes) -> Future[Tensor | None]:
         """The block's bytes, uint8 [block_bytes], read beside the caller; None where they cannot be read."""
         return self.reader.submit(self._read, block_hash)
+
+    def keep(self, block_hash: bytes, data: Tensor) -> None:
+        """Hold what `fetch` has read until `take` asks for it."""
+        self.kept[block_hash] = data
+
+    def take(self, block_hash: bytes) -> Tensor:
+        """What `keep` holds of this block, which it then holds no longer."""
+        return self.kept.pop(block_hash)
 
     def write(self, block_hash: bytes, data: Tensor) -> None:
         """Keep uint8 [block_bytes] in host memory, which the caller does not change any more."""

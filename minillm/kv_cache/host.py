@@ -79,6 +79,14 @@ class HostPool:
     def lookup(self, block_hash: bytes | None) -> int | None:
         return self.cached.get(block_hash)
 
+    def forget(self, place: int) -> None:
+        """Let `place` be found no longer, and hand it out first if nothing owns it."""
+        block_hash, self.block_hash[place] = self.block_hash[place], None
+        if block_hash is not None:
+            del self.cached[block_hash]
+        if place in self.free_queue:
+            self.free_queue.move_to_end(place, last=False)
+
     def settle(self) -> None:
         """The copies of this step are made."""
         self.in_motion.clear()

@@ -10,13 +10,13 @@ It moves no data. What has to be copied before the next forward pass is listed i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import Protocol
 
 from minillm.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from minillm.kv_cache.host import HostPool
 from minillm.kv_cache.prefix import extend_chain, root_hash
+from minillm.kv_cache.records import BlockMoves, ComputedBlocks, RequestBlocks, Tables
 from minillm.kv_cache.tiers import Disk, Tiers
 
 
@@ -32,30 +32,6 @@ class Request(Protocol):
     def num_tokens(self) -> int: ...
     @property
     def prefix_cache_limit(self) -> int: ...  # of its first tokens, how many may come from a cache
-
-
-@dataclass
-class BlockMoves:
-    """Copies to make before the forward pass, in this order; each pair is (from, to)."""
-
-    to_disk: list[tuple[int, bytes]] = field(default_factory=list)  # host place -> file of that hash
-    swap_out: list[tuple[int, int]] = field(default_factory=list)  # device block -> host place
-    from_disk: list[tuple[Any, int]] = field(default_factory=list)  # what was read of a file -> host place
-    copies: list[tuple[int, int]] = field(default_factory=list)  # device block -> device block, on write
-    swap_in: list[tuple[int, int]] = field(default_factory=list)  # host place -> device block
-
-    def __bool__(self) -> bool:
-        return bool(self.to_disk or self.swap_out or self.from_disk or self.copies or self.swap_in)
-
-
-@dataclass(frozen=True)
-class ComputedBlocks:
-    """The part of a request that need not be computed: `num_tokens` tokens, in blocks that are not owned yet."""
-
-    block_ids: list[int] = field(default_factory=list)
-    num_tokens: int = 0
-    from_host: dict[int, int] = field(default_factory=dict)  # index in block_ids -> host place it is copied from
-    found: dict[str, int] = field(default_factory=dict)  # of a prefix: how many of the tokens each tier had
 
 
 class KVCacheManager:
@@ -84,10 +60,8 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.window, self.num_sink_blocks = window, -(-sinks // block_size)
         self.identity = identity
-        self.tables: dict[str, list[int]] = {}
-        self.chains: dict[str, list[bytes]] = {}  # prefix hashes of a request's full blocks, as far as they were needed
-        self.num_cached_blocks: dict[str, int] = {}  # how many leading blocks of a table the pool can find by hash
-        self.swapped: dict[str, list[int | bytes]] = {}  # of a swapped request: a host place, or the hash to look for
+        self.records: dict[str, RequestBlocks] = {}
+        self.tables = Tables(self.records)
         self.tiers = Tiers(self.pool, self.host, disk, BlockMoves())
 
     @property
@@ -101,16 +75,16 @@ class KVCacheManager:
         Never all of it: the last token is always computed, since its logits are wanted (`prefix_cache_limit`). `wait` for
         blocks on their way from disk, or leave them out.
         """
-        if request.request_id in self.swapped and (computed := self._swapped_blocks(request)) is not None:
+        if (computed := self._swapped_blocks(request)) is not None:
             return computed
         if not self.enable_prefix_caching:
             return ComputedBlocks()
-        chain = self._chain(request, request.prefix_cache_limit // self.block_size)
+        hashes = self._hashes(request, request.prefix_cache_limit // self.block_size)
         if wait:
-            self.tiers.wait_for(chain)
+            self.tiers.wait_for(hashes)
         hits: list[int] = []
         from_host: dict[int, int] = {}
-        for index, block_hash in enumerate(chain):
+        for index, block_hash in enumerate(hashes):
             block = self.pool.lookup(block_hash)
             if block is None and (place := self.host.lookup(block_hash)) is not None:
                 from_host[index] = place
@@ -123,58 +97,68 @@ class KVCacheManager:
         """Give `request` slots for `num_new_tokens` after those it has computed; False, and nothing changed, if the
         free blocks do not suffice. `computed`, for a request without blocks, becomes the head of its table.
         """
-        table = self.tables.get(request.request_id, [])
-        num_computed = request.num_computed_tokens
+        record = self.records.setdefault(request.request_id, RequestBlocks())
+        table, num_computed = record.table or [], request.num_computed_tokens
         if computed is not None:
             table, num_computed = computed.block_ids, computed.num_tokens
         first_written = num_computed // self.block_size
-        shared = [i for i in range(first_written, len(table)) if self.pool.ref_cnt[table[i]] > 1]
         num_blocks = -(-(num_computed + num_new_tokens) // self.block_size)
+        shared = [i for i in range(first_written, len(table)) if self.pool.ref_cnt[table[i]] > 1]
         num_added = max(0, num_blocks - len(table))
-        unused = self._outside_window(table, num_computed) if computed is None else []
+        unused = self._outside_window(table, num_computed) if computed is None and self.window is not None else []
+        if not (num_added or shared or unused or computed):
+            return True  # as in most steps: the last block has room
         if not self._fits(num_added + len(shared), table, unused, computed):
             return False
         if computed is not None:
             table = self._take(request, computed)
+        elif record.table is None:
+            table = record.table = []
         self.pool.free(table[i] for i in unused)
         for i in unused:
-            table[i] = NULL_BLOCK
+            table[i] = NULL_BLOCK  # the runner is not told: nothing reads that entry again
         for i in shared:  # copy on write: another owner still reads what is there
             [copy] = self.pool.allocate(1)
             self.moves.copies.append((table[i], copy))
             self.pool.free([table[i]])
             table[i] = copy
+            record.num_sent = min(record.num_sent, i)
         if num_added:
             table += self.pool.allocate(num_added)
         return True
 
+    def take_changes(self, request: Request) -> tuple[int, list[int]]:
+        """The part of its block table that no step has told the runner yet: from which entry on, and the blocks."""
+        record = self.records[request.request_id]
+        first, record.num_sent = record.num_sent, len(record.table)
+        return first, record.table[first:]
+
     def cache_blocks(self, request: Request) -> None:
         """Make the blocks that are full of computed tokens findable; called after a step."""
-        # The last token of a step in flight has keys and values, but nobody knows yet which one it is: no name for its block.
+        # The last token of a step in flight has keys and values, but which one it is is not known yet: no name for its block.
         num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
-        done = self.num_cached_blocks[request.request_id]
-        if not self.enable_prefix_caching or num_full <= done:
+        record = self.records[request.request_id]
+        if num_full <= record.num_cached or not self.enable_prefix_caching:
             return
-        table, chain = self.tables[request.request_id], self._chain(request, num_full)
-        for index in range(done, num_full):
+        table, hashes = record.table, self._hashes(request, num_full)
+        for index in range(record.num_cached, num_full):
             if table[index] != NULL_BLOCK:
-                self.pool.cache(table[index], chain[index])
-        self.num_cached_blocks[request.request_id] = num_full
+                self.pool.cache(table[index], hashes[index])
+        record.num_cached = num_full
 
     def free(self, request: Request) -> None:
         """Give back all that the request owns, its last block first: heads of texts are what others share."""
-        self.pool.free(reversed(self.tables.pop(request.request_id, [])))
-        self.num_cached_blocks.pop(request.request_id, None)
-        self.chains.pop(request.request_id, None)
-        self._drop_swapped(request)
+        if (record := self.records.pop(request.request_id, None)) is not None:
+            self.pool.free(reversed(record.table or []))
+            self._drop_swapped(record)
 
     def fork(self, parent: Request, child: Request) -> None:
         """Let `child` own every block of `parent` too; whoever writes into a shared block first gets a copy."""
         table = self.tables[parent.request_id]
         self.pool.touch(table)
-        self.tables[child.request_id] = list(table)
-        self.chains[child.request_id] = self.chains.get(parent.request_id, [])[: parent.num_tokens // self.block_size]
-        self.num_cached_blocks[child.request_id] = self.num_cached_blocks[parent.request_id]
+        record = self.records[parent.request_id]
+        hashes = record.hashes[: parent.num_tokens // self.block_size]
+        self.records[child.request_id] = RequestBlocks(list(table), hashes, record.num_cached)
 
     def swap_out(self, request: Request) -> bool:
         """Move what only this request owns to host memory and free the rest; False, and nothing changed, if host
@@ -183,23 +167,21 @@ class KVCacheManager:
         used = -(-request.num_computed_tokens // self.block_size)
         table = self.tables[request.request_id][:used]
         for i in self._outside_window(table, request.num_computed_tokens):
-            table[i] = NULL_BLOCK  # nobody will look at it again
+            table[i] = NULL_BLOCK  # nothing reads it again
         stays = [self.pool.ref_cnt[block] > 1 and self.pool.block_hash[block] is not None for block in table]
         moved = [block for block, kept in zip(table, stays) if block != NULL_BLOCK and not kept]
         if not moved or (places := self.tiers.to_host(moved)) is None:
             return False
-        entries = [self.pool.block_hash[block] if kept else places.get(block, -1) for block, kept in zip(table, stays)]
-        chain = self.chains.get(request.request_id)
+        entries = [self.pool.block_hash[block] if kept else places.get(block) for block, kept in zip(table, stays)]
+        hashes = self.records[request.request_id].hashes
         self.free(request)
-        if chain is not None:
-            self.chains[request.request_id] = chain
-        self.swapped[request.request_id] = entries
+        self.records[request.request_id] = RequestBlocks(hashes=hashes, swapped=entries)
         return True
 
     def prefetch(self, request: Request) -> None:
         """A request is going to wait: have read, meanwhile, what only the disk has of its prefix."""
         if self.tiers.disk is not None and self.enable_prefix_caching:
-            self.tiers.prefetch(self._chain(request, request.prefix_cache_limit // self.block_size))
+            self.tiers.prefetch(self._hashes(request, request.prefix_cache_limit // self.block_size))
 
     def take_moves(self) -> BlockMoves:
         """The copies to make before the next forward pass; asked once a step."""
@@ -207,6 +189,14 @@ class KVCacheManager:
         moves, self.tiers.moves = self.moves, BlockMoves()
         self.host.settle()
         return moves
+
+    def distrust(self, moves: BlockMoves) -> None:
+        """A step failed before it was known that these copies were made: what they should have written is no prefix any more.
+        Every other block that has a hash was full before the step, and no step writes into one."""
+        for _, block in moves.swap_in:
+            self.pool.forget(block)
+        for _, place in (*moves.swap_out, *moves.from_disk):
+            self.host.forget(place)
 
     def blocks_needed(self, num_tokens: int, max_new_tokens: int) -> int:
         """The most blocks a request of `num_tokens` owns at once, when at most `max_new_tokens` come in one step."""
@@ -218,7 +208,7 @@ class KVCacheManager:
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every block, and every host place, is free or owned as often as counted."""
         self.pool.check_integrity(self.tables.values())
-        held = [entry for entries in self.swapped.values() for entry in entries if isinstance(entry, int) and entry >= 0]
+        held = [entry for record in self.records.values() for entry in record.swapped or () if isinstance(entry, int)]
         self.host.check_integrity(held)
 
     def _fits(self, wanted: int, table: list[int], unused: list[int], computed: ComputedBlocks | None) -> bool:
@@ -234,31 +224,36 @@ class KVCacheManager:
         self.pool.touch(table)
         for index, block in zip(computed.from_host, self.tiers.to_device(computed)):
             table[index] = block
-        if computed.found or request.request_id not in self.swapped:
+        record = self.records[request.request_id]
+        if computed.found or record.swapped is None:
             self.tiers.found.add(computed, request.num_tokens)
-        self._drop_swapped(request)
-        self.tables[request.request_id] = table
+        self._drop_swapped(record)
+        record.table, record.num_sent = table, 0
         # Blocks from host memory have lost their hash; cache_blocks finds the others known already.
-        self.num_cached_blocks[request.request_id] = min(computed.from_host, default=computed.num_tokens // self.block_size)
+        record.num_cached = min(computed.from_host, default=computed.num_tokens // self.block_size)
         return table
 
     def _swapped_blocks(self, request: Request) -> ComputedBlocks | None:
-        """All that a swapped request had computed; None if a block that it shared was evicted meanwhile."""
+        """All that a swapped request had computed; None if it is not swapped, or a block that it shared was evicted meanwhile."""
+        record = self.records.get(request.request_id)
+        if record is None or record.swapped is None:
+            return None
         blocks: list[int] = []
         from_host: dict[int, int] = {}
-        for index, entry in enumerate(self.swapped[request.request_id]):
-            block = None if isinstance(entry, int) else self.pool.lookup(entry)
-            place = entry if isinstance(entry, int) else self.host.lookup(entry)
-            if block is None and place is None:
-                return None
-            if block is None and place >= 0:
+        for index, entry in enumerate(record.swapped):
+            block, place = None, entry
+            if isinstance(entry, bytes):
+                block, place = self.pool.lookup(entry), self.host.lookup(entry)
+                if block is None and place is None:
+                    return None
+            if block is None and place is not None:
                 from_host[index] = place
             blocks.append(NULL_BLOCK if block is None else block)
         return ComputedBlocks(blocks, request.num_computed_tokens, from_host)
 
-    def _drop_swapped(self, request: Request) -> None:
-        entries = self.swapped.pop(request.request_id, [])
-        self.host.free([entry for entry in entries if isinstance(entry, int) and entry >= 0])
+    def _drop_swapped(self, record: RequestBlocks) -> None:
+        self.host.free([entry for entry in record.swapped or () if isinstance(entry, int)])
+        record.swapped = None
 
     def _found(self, hits: list[int], from_host: dict[int, int]) -> ComputedBlocks:
         """The blocks of a prefix, and how many of its tokens each tier had."""
@@ -287,9 +282,10 @@ class KVCacheManager:
         held = takewhile(lambda i: table[i] != NULL_BLOCK, range(first - 1, self.num_sink_blocks - 1, -1))
         return list(held)[::-1]  # what lies before them was given back in earlier steps
 
-    def _chain(self, request: Request, num_blocks: int) -> list[bytes]:
-        chain = self.chains.setdefault(request.request_id, [])
-        if len(chain) < num_blocks:
+    def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
+        """The prefix hashes of its first blocks, which have to be full."""
+        hashes = self.records.setdefault(request.request_id, RequestBlocks()).hashes
+        if len(hashes) < num_blocks:
             root = root_hash(identity=self.identity, block_size=self.block_size, salt=request.cache_salt)
-            extend_chain(chain, root, request.token_ids, self.block_size, num_blocks)
-        return chain[:num_blocks]
+            extend_chain(hashes, root, request.token_ids, self.block_size, num_blocks)
+        return hashes[:num_blocks]

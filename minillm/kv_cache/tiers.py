@@ -42,6 +42,8 @@ class Disk(Protocol):
     def __contains__(self, block_hash: bytes) -> bool: ...
     def fetch(self, block_hash: bytes) -> Future[Any]:
         """Read it, beside the caller; the result is None where it cannot be read."""
+    def keep(self, block_hash: bytes, data: Any) -> None:
+        """Hold what was read until the step that puts it into host memory takes it."""
     def touch(self, block_hash: bytes) -> None: ...
 
 
@@ -207,7 +209,8 @@ class Tiers:
             return
         [place] = self.host.allocate(1)
         self.host.cache(place, block_hash)
-        self.moves.from_disk.append((data, place))
+        self.disk.keep(block_hash, data)
+        self.moves.from_disk.append((block_hash, place))
         self.fetched.add(block_hash)
         self.host.free([place])
 

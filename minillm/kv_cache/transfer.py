@@ -59,9 +59,8 @@ class BlockTransfer:
             self.disk.write(block_hash, self.rows[place].clone().view(torch.uint8))
         if moves.swap_out:
             self._swap_out(*zip(*moves.swap_out))
-        for index, (data, place) in enumerate(moves.from_disk):
-            self.rows[place].view(torch.uint8).copy_(data)
-            moves.from_disk[index] = (None, place)  # its memory is free, however long the step is remembered
+        for block_hash, place in moves.from_disk:
+            self.rows[place].view(torch.uint8).copy_(self.disk.take(block_hash))
         if moves.copies:
             self.cache.move(BlockMoves(copies=moves.copies))
         if moves.swap_in:

@@ -57,7 +57,7 @@ class DraftState:
 
 
 class DraftRow(NamedTuple):
-    """A row of a draft step, as `ModelRunner.forward` takes it."""
+    """A row of a draft step: `num_tokens` tokens of a request, from `start` on."""
 
     request: DraftState
     start: int
@@ -72,7 +72,8 @@ class ModelDrafter:
     tokens where only the device knows them (`ModelRunner.forward` of the draft model); `manager` owns the blocks of its cache.
 
     Of prompts it has not read it reads at most `max_num_batched_tokens` in a step, and drafts when it is done. Where its
-    cache is full, or a text is longer than the `max_model_len` it was made for, there is no draft.
+    cache is full, or a text is longer than the `max_model_len` it was made for, there is no draft. `on_forget` is called with
+    the id of a request that has ended.
     """
 
     def __init__(
@@ -83,8 +84,9 @@ class ModelDrafter:
         max_model_len: int,
         device: torch.device | str = "cpu",
         max_num_batched_tokens: int = 8192,
+        on_forget: Callable[[str], object] = lambda request_id: None,
     ):
-        self.forward, self.manager = forward, manager
+        self.forward, self.manager, self.on_forget = forward, manager, on_forget
         self.vocab_size, self.max_model_len, self.device = vocab_size, max_model_len, device
         self.max_num_batched_tokens = max_num_batched_tokens
         self.sampler = Sampler()
@@ -130,6 +132,7 @@ class ModelDrafter:
     def forget(self, request_id: str) -> None:
         if (state := self.states.pop(request_id, None)) is not None:
             self.manager.free(state)
+            self.on_forget(request_id)
 
     def _state(self, request: DraftedRequest) -> DraftState:
         state = self.states.setdefault(request.request_id, DraftState(request.request_id, request.cache_salt))

@@ -16,7 +16,7 @@ from minillm.sampling.params import SamplingParams
 
 
 class DraftedRequest(Protocol):
-    """What a drafter reads of a request (`minillm.engine.request`). When it returns, everything is as it was: a grammar
+    """What a drafter reads of a request (`minillm.engine.input_batch.RequestState`). When it returns, everything is as it was: a grammar
     that it moved on is rolled back."""
 
     request_id: str
@@ -55,3 +55,38 @@ class Drafter(Protocol):
         ...
 
     def forget(self, request_id: str) -> None: ...
+
+
+def checked_drafts(drafter: Drafter, requests: Sequence[DraftedRequest], counts: Sequence[int], vocab_size: int) -> list[Draft]:
+    """What `drafter` proposes, cut to the counts and to what each request's grammar allows. Raises TypeError or ValueError
+    naming the drafter and what is wrong."""
+    name = type(drafter).__name__
+    drafts = drafter.propose(requests, counts)
+    if not isinstance(drafts, list) or len(drafts) != len(requests):
+        raise ValueError(f"{name}.propose returned {drafts!r:.200} for {len(requests)} requests; a list with a Draft for each, in their order")
+    return [_checked(name, *one, vocab_size) for one in zip(requests, counts, drafts)]
+
+
+def _checked(name: str, request: DraftedRequest, count: int, draft: Draft, vocab_size: int) -> Draft:
+    if not isinstance(draft, Draft) or not isinstance(draft.token_ids, (list, tuple)):
+        raise TypeError(f"{name} drafted {draft!r:.200}; allowed: a Draft with a list of token ids")
+    token_ids = list(draft.token_ids[:count])
+    for token_id in token_ids:
+        if type(token_id) is not int:
+            raise TypeError(f"{name} drafted token id {token_id!r}; allowed: whole numbers")
+        if not 0 <= token_id < vocab_size:
+            raise ValueError(
+                f"{name} drafted token id {token_id!r}; the vocabulary has {vocab_size} tokens, so 0 to {vocab_size - 1} are allowed"
+            )
+    wanted = (len(draft.token_ids), vocab_size)
+    if draft.probs is not None and tuple(draft.probs.shape) != wanted:
+        raise ValueError(f"{name} gives probs of shape {tuple(draft.probs.shape)} for {wanted[0]} tokens; allowed: {wanted}")
+    probs = draft.probs if by_chance(request) else None  # else the target's own token decides
+    if request.grammar is not None and (allowed := request.grammar.validate(token_ids)) < len(token_ids):
+        if probs is not None:
+            raise ValueError(
+                f"{name} gives probs for token {token_ids[allowed]}, which the request's grammar forbids; draft inside "
+                f"request.grammar, or leave probs out"
+            )
+        del token_ids[allowed:]
+    return Draft(token_ids, probs)

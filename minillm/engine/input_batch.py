@@ -1,0 +1,230 @@
+"""InputBatch: the runner's own record of every request, one slot each, kept from step to step. Built in chapter 05.
+
+    slot              0     1     2     3          a request keeps its slot until it has ended
+    num_known        [9]   [4]   [-]   [6]         tokens that are known on the host
+    last_token       [17]  [5]   [-]   [88]        the one that a decoding request processes next
+    block_table      [4 7] [2]   [-]   [9 3]       grows by the blocks that a step adds; nothing is sent twice
+
+A step names its requests and what is new. The tensors of the batch are then a few array operations over the slots, whose
+cost hardly depends on how long the texts are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minillm.engine.step import NewRequest, ScheduledRequest
+from minillm.sampling.grammar.mask import Stuck
+from minillm.sampling.grammar.protocol import CompiledGrammar, Grammar
+from minillm.sampling.noise import derive_seed
+from minillm.sampling.params import SamplingParams
+from minillm.staging import upload
+
+NO_SLOT = -1  # of a request that has ended
+Compile = Callable[[SamplingParams], CompiledGrammar | None]
+
+
+class RequestState:
+    """What the runner knows of one request. A drafter reads it too (`minillm.speculative.drafter.DraftedRequest`)."""
+
+    def __init__(self, new: NewRequest, slot: int, grammar: Grammar | None):
+        self.request_id, self.params, self.seed, self.index = new.request_id, new.params, new.seed, new.index
+        self.stop_token_ids, self.cache_salt, self.logprob_start_len = new.stop_token_ids, new.cache_salt, new.logprob_start_len
+        self.token_ids = new.token_ids  # prompt and output, as far as the host knows them
+        self.num_prompt_tokens = new.num_prompt_tokens
+        self.prompt_token_ids = new.token_ids[: new.num_prompt_tokens]
+        self.output_token_ids = new.token_ids[new.num_prompt_tokens :]
+        self.prompt = np.asarray(self.prompt_token_ids, np.int64)
+        self.slot = slot
+        self.grammar = grammar
+        self.stuck: Stuck | None = None  # where in the step under way its grammar could make no mask, and why
+        self.draft_probs: Tensor | None = None  # [num draft tokens, vocab_size], what they were drawn from, if by chance
+
+    def sample_seed(self, index: int | None = None) -> int:
+        """As `minillm.engine.request.Request.sample_seed`."""
+        index = self.index if index is None else index
+        return derive_seed(self.seed, index) if index else self.seed
+
+    def tokens(self, row: ScheduledRequest) -> np.ndarray | list[int]:
+        """The tokens that a row of a step processes, draft tokens last."""
+        end = row.start + row.num_tokens
+        if end <= self.num_prompt_tokens:
+            return self.prompt[row.start : end]
+        return [*self.token_ids[row.start : end - len(row.draft)], *row.draft]
+
+
+@dataclass
+class StepInputs:
+    """One step's numbers on the host, ready to be sent; decode rows stand first."""
+
+    rows: Sequence[ScheduledRequest]
+    states: list[RequestState]  # of each row
+    slots: np.ndarray  # [num_rows]
+    starts: np.ndarray  # [num_rows]
+    counts: np.ndarray  # [num_rows], tokens
+    samples: np.ndarray  # [num_rows]
+    token_ids: np.ndarray  # [num_tokens]; 0 for one that only the device knows
+    positions: np.ndarray  # [num_tokens]
+    slot_mapping: np.ndarray  # [num_tokens]
+    query_start_loc: np.ndarray  # [num_rows + 1]
+    late: np.ndarray  # the rows whose token only the device knows
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def seq_lens(self) -> np.ndarray:
+        return self.starts + self.counts
+
+    @property
+    def has_drafts(self) -> bool:
+        return any(row.draft for row in self.rows) if self.num_tokens > len(self.rows) else False
+
+    def logits_wanted(self) -> np.ndarray:
+        """Of the step's tokens those whose logits are drawn from: the last one of each row that samples, and all its draft
+        tokens. Behind an accepted draft token another token is drawn."""
+        ends = self.query_start_loc[1:]
+        if not self.has_drafts:
+            return ends[self.samples > 0] - 1
+        wanted = [range(end - 1 - len(row.draft), end) for row, end in zip(self.rows, ends.tolist()) if row.samples]
+        return np.fromiter((at for some in wanted for at in some), np.int64)
+
+
+class InputBatch:
+    """One slot a request. The arrays grow with the number of requests and with the longest block table."""
+
+    def __init__(self, block_size: int, device: torch.device | str, num_slots: int = 16, num_blocks: int = 16):
+        self.block_size, self.device = block_size, torch.device(device)
+        self.states: dict[str, RequestState] = {}
+        self.free_slots: list[int] = []
+        self.num_known = np.zeros(0, np.int64)
+        self.last_token = np.zeros(0, np.int64)
+        self.sampled_at = np.zeros(0, np.int64)  # where among the last step's draws the slot's own stands
+        self.block_table = np.zeros((0, num_blocks), np.int32)
+        self.on_device: Tensor | None = None  # the block table there; on a CPU it is the same memory
+        self._changes: list[tuple[int, int, list[int]]] = []  # (slot, first entry, blocks) not sent yet
+        self._grow(num_slots, num_blocks)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self.states
+
+    def __getitem__(self, request_id: str) -> RequestState:
+        return self.states[request_id]
+
+    def add(self, new: NewRequest, compiled: CompiledGrammar | None = None) -> RequestState:
+        """Take a request in; one that is here already keeps its slot and its block table, and gets another text."""
+        grammar = None if compiled is None else compiled.start()
+        known = self.states.get(new.request_id)
+        if known is None and not self.free_slots:
+            self._grow(2 * len(self.num_known), self.block_table.shape[1])
+        slot = self.free_slots.pop() if known is None else known.slot
+        state = self.states[new.request_id] = RequestState(new, slot, grammar)
+        if grammar is not None:
+            for token_id in state.output_token_ids:
+                grammar.accept(token_id)
+        self.num_known[slot], self.last_token[slot] = len(new.token_ids), new.token_ids[-1]
+        return state
+
+    def remove(self, request_id: str) -> None:
+        """Forget a request; nothing happens for one that is not here."""
+        if (state := self.states.pop(request_id, None)) is not None:
+            self.free_slots.append(state.slot)
+            state.slot = NO_SLOT
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        for request_id in list(self.states):
+            self.remove(request_id)
+
+    def extend(self, states: Sequence[RequestState], token_ids: Sequence[int]) -> None:
+        """One more token for each; a state that was removed in the meantime is left out."""
+        for state, token_id in zip(states, token_ids):
+            state.token_ids.append(token_id)
+            state.output_token_ids.append(token_id)
+        slots = np.fromiter((state.slot for state in states), np.int64, len(states))
+        kept = slots != NO_SLOT
+        tokens = np.asarray(token_ids, np.int64)
+        if not kept.all():
+            slots, tokens = slots[kept], tokens[kept]
+        self.num_known[slots] += 1
+        self.last_token[slots] = tokens
+
+    def set_blocks(self, slot: int, first: int, block_ids: Sequence[int]) -> None:
+        """Entries of a block table from `first` on."""
+        end = first + len(block_ids)
+        if end > self.block_table.shape[1]:
+            self._grow(len(self.num_known), max(end, 2 * self.block_table.shape[1]))
+        self.block_table[slot, first:end] = block_ids
+        if self.device.type != "cpu":
+            self._changes.append((slot, first, list(block_ids)))
+
+    def inputs(self, rows: Sequence[ScheduledRequest]) -> StepInputs:
+        """The numbers of a step, after its new blocks are in the tables. One that was asked for twice is the same again."""
+        ids, starts, counts, block_ids, samples, drafts, first_blocks, _ = zip(*rows)
+        states = list(map(self.states.__getitem__, ids))
+        slots = np.fromiter((state.slot for state in states), np.int64, len(rows))
+        for place, new in enumerate(block_ids):
+            if new:
+                self.set_blocks(states[place].slot, first_blocks[place], new)
+        starts, counts, samples = (np.asarray(column, np.int64) for column in (starts, counts, samples))
+        query_start_loc = np.zeros(len(rows) + 1, np.int64)
+        counts.cumsum(out=query_start_loc[1:])
+        known = self.num_known[slots]
+        if query_start_loc[-1] == len(rows):  # one token each
+            positions, owners, token_ids = starts, slots, self.last_token[slots]
+            several = np.flatnonzero(starts < known - 1)
+        else:
+            owners = slots.repeat(counts)
+            positions = np.arange(query_start_loc[-1]) + (starts - query_start_loc[:-1]).repeat(counts)
+            token_ids = self.last_token[owners]
+            several = np.flatnonzero((counts > 1) | (starts < known - 1))
+        for place in several.tolist():
+            begin, end = query_start_loc[place], query_start_loc[place + 1]
+            token_ids[begin:end] = states[place].tokens(rows[place])
+        late = np.flatnonzero(starts >= known)
+        if len(late):
+            token_ids[query_start_loc[late]] = 0
+        blocks = self.block_table[owners, positions // self.block_size].astype(np.int64)
+        slot_mapping = blocks * self.block_size + positions % self.block_size
+        return StepInputs(rows, states, slots, starts, counts, samples, token_ids, positions, slot_mapping, query_start_loc, late)
+
+    def tables(self, slots: np.ndarray, num_blocks: int) -> tuple[np.ndarray, Tensor]:
+        """The first entries of the block tables of `slots`, on the host and on the device: int32 [len(slots), num_blocks]."""
+        on_host = self.block_table[slots, :num_blocks]
+        if self.device.type == "cpu":
+            return on_host, torch.from_numpy(on_host)
+        self.send_changes()
+        return on_host, self.on_device[:, :num_blocks].index_select(0, upload(slots, device=self.device)[0])
+
+    def send_changes(self) -> None:
+        """Write new entries to the table on the device: their places and their blocks are one copy."""
+        if not self._changes:
+            return
+        width = self.block_table.shape[1]
+        places = [np.arange(slot * width + first, slot * width + first + len(ids)) for slot, first, ids in self._changes]
+        blocks = [np.asarray(ids, np.int32) for _, _, ids in self._changes]
+        # The last one wins where an entry changed twice: index_copy_ leaves the order open.
+        target, last = np.unique(np.concatenate(places)[::-1], return_index=True)
+        place, block = upload(target, np.concatenate(blocks)[::-1][last], device=self.device)
+        self.on_device.view(-1).index_copy_(0, place, block)
+        self._changes.clear()
+
+    def _grow(self, num_slots: int, num_blocks: int) -> None:
+        before = len(self.num_known)
+        for name in ("num_known", "last_token", "sampled_at"):
+            array = np.zeros(num_slots, np.int64)
+            array[:before] = getattr(self, name)
+            setattr(self, name, array)
+        table = np.zeros((num_slots, num_blocks), np.int32)
+        table[:before, : self.block_table.shape[1]] = self.block_table
+        self.block_table = table
+        self.free_slots += reversed(range(before, num_slots))
+        if self.device.type != "cpu":
+            [self.on_device] = upload(table, device=self.device)
+            self._changes.clear()  # they are in it

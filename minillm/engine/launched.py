@@ -1,0 +1,128 @@
+"""LaunchedStep: a step on its way, and what its draws mean for each request. Built in chapter 14.
+
+    draws     [x]   [d d x]         [s s s]         one token a row; a draft and the token after it; samples of one prompt
+    result    x     accepted d, x   a token each    and behind each what its grammar forces (chapter 19)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, islice
+from typing import NamedTuple
+
+from minillm.engine.input_batch import NO_SLOT, InputBatch, RequestState
+from minillm.engine.step import ScheduledRequest, StepResult
+from minillm.sampling.grammar.protocol import Grammar
+from minillm.sampling.logprobs import Logprob, LogprobTensors, dictionaries
+from minillm.sampling.sampler import SamplerOutput
+from minillm.staging import Download
+from minillm.trace import Trace
+
+
+class ScoredPrompt(NamedTuple):
+    """The log-probabilities of a part of a prompt, on the device."""
+
+    request_id: str
+    first: int  # token of the prompt
+    counts: list[int]
+    scores: LogprobTensors
+
+
+class LaunchedStep:
+    """All that the host wants of a step is copied as soon as it is there, and waited for together."""
+
+    def __init__(
+        self,
+        rows: Sequence[ScheduledRequest],
+        states: list[RequestState],
+        sampled: SamplerOutput | None,
+        prompts: list[ScoredPrompt],
+        requests: InputBatch,
+        trace: Trace,
+    ):
+        self.rows, self.states, self.sampled, self.prompts, self.requests, self.trace = rows, states, sampled, prompts, requests, trace
+        wanted = (*(sampled.tensors if sampled else ()), *chain.from_iterable(part.scores for part in prompts))
+        self.download = Download(*wanted)
+
+    def wait(self) -> StepResult:
+        """What was generated. The runner's own record of each request goes on with it; one that has ended meanwhile is left out."""
+        with self.trace.span("wait"):
+            tensors = iter(self.download.wait())
+        sampled = self.sampled and self.sampled.read(*islice(tensors, len(self.sampled.tensors)))
+        result = StepResult()
+        for request_id, first, counts, scores in self.prompts:
+            result.prompt_logprobs[request_id] = first, dictionaries(LogprobTensors(*islice(tensors, len(scores))), counts)
+        if sampled is not None:
+            self._read(*sampled, result)
+        return result
+
+    def _read(self, token_ids: list[int], logprobs: list[dict[int, Logprob] | None] | None, result: StepResult) -> None:
+        drawing = [(state, row) for state, row in zip(self.states, self.rows) if row.samples]
+        states = [state for state, _ in drawing]
+        if logprobs is None and len(drawing) == len(token_ids) and all(state.grammar is None for state in states):  # as in most steps
+            result.token_ids = {state.request_id: [token_id] for state, token_id in zip(states, token_ids)}
+            self.requests.extend(states, token_ids)
+            return
+        drawn = zip(token_ids, logprobs or [None] * len(token_ids))
+        for state, row in drawing:
+            of_row = list(islice(drawn, row.samples + len(row.draft)))
+            if state.slot == NO_SLOT:
+                continue
+            # Each sample but the first is a request of its own from now on, which the next step announces with its text.
+            for fork_id, one in zip(row.fork_ids, of_row[1:]):
+                self._put(fork_id, *follow(state, state.grammar and state.grammar.copy(), [one]), result)
+            accepted = num_accepted(of_row, row.draft)
+            if row.draft:
+                result.num_accepted[state.request_id] = accepted
+            taken, ended, error = follow(state, state.grammar, of_row[: accepted + 1])
+            self._put(state.request_id, taken, ended, error, result)
+            for token_id, _ in taken:
+                self.requests.extend([state], [token_id])
+
+    @staticmethod
+    def _put(request_id: str, taken: list[tuple], ended: bool, error: str | None, result: StepResult) -> None:
+        result.token_ids[request_id] = [token_id for token_id, _ in taken]
+        if any(row is not None for _, row in taken):
+            result.logprobs[request_id] = [row for _, row in taken]
+        if ended:
+            result.ended.add(request_id)
+        if error is not None:
+            result.errors[request_id] = error
+
+
+Drawn = list[tuple[int, dict[int, Logprob] | None]]  # token and log-probabilities
+
+
+def num_accepted(drawn: Drawn, draft: Sequence[int]) -> int:
+    """How many draft tokens the target has drawn itself, one after the other: what stands behind the first other one was
+    drawn for a text that does not exist."""
+    same = [token_id == expected for (token_id, _), expected in zip(drawn, draft)]
+    return same.index(False) if False in same else len(same)
+
+
+def follow(state: RequestState, grammar: Grammar | None, drawn: Drawn) -> tuple[Drawn, bool, str | None]:
+    """The tokens that a text goes on with: what was drawn as far as its grammar takes it, and what the grammar forces behind
+    each token. Drawn tokens behind a jump count only if they are that very jump. Also says whether the grammar is complete,
+    and why it cannot go on.
+
+    What was drawn without a mask (`stuck`) is not taken. Whatever a grammar raises ends its own request alone.
+    """
+    if grammar is None:
+        return drawn, False, None
+    taken: Drawn = []
+    left = drawn[::-1]
+    jumps = state.params.structured_outputs.jump_forward
+    try:
+        while left and not grammar.is_terminated:
+            if state.stuck is not None and len(drawn) - len(left) >= state.stuck.num_tokens:
+                return taken, False, str(state.stuck.error)
+            grammar.accept(left[-1][0])
+            taken.append(left.pop())
+            for token_id in grammar.jump_tokens() if jumps and not grammar.is_terminated else ():
+                if left and left[-1][0] != token_id:
+                    left.clear()
+                grammar.accept(token_id)
+                taken.append(left.pop() if left else (token_id, None))
+    except Exception as error:
+        return taken, False, str(error)
+    return taken, grammar.is_terminated, None
