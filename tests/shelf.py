@@ -25,7 +25,7 @@ class Shelf:
     """A disk that is a dictionary, with files that can be lost; what is fetched is there at once, or when it lands."""
 
     def __init__(self, at_once: bool = True):
-        self.files, self.at_once, self.pending, self.touched = {}, at_once, [], []
+        self.files, self.at_once, self.pending, self.touched, self.kept = {}, at_once, [], [], {}
 
     def __contains__(self, block_hash):
         return block_hash in self.files
@@ -42,6 +42,9 @@ class Shelf:
 
     def write(self, block_hash, data):
         self.files[block_hash] = data
+
+    def keep(self, block_hash, data):
+        self.kept[block_hash] = data
 
     def land(self):
         for read, block_hash in self.pending:
@@ -65,6 +68,6 @@ class TieredMemory(BlockMemory):
             self.shelf.write(block_hash, self.host[place])
         for block, place in moves.swap_out:
             self.host[place] = self._block(block)
-        for data, place in moves.from_disk:
-            self.host[place] = data
+        for block_hash, place in moves.from_disk:
+            self.host[place] = self.shelf.kept.pop(block_hash)
         moves.swap_out = []

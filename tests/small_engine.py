@@ -29,7 +29,7 @@ def serve(engine: Engine, *requests: Request) -> list[list[tuple]]:
     steps, execute = [], engine.runner.execute
 
     def recorded(output):
-        steps.append([(row.request.request_id, row.start, row.num_tokens) for row in output.rows])
+        steps.append([(row.request_id, row.start, row.num_tokens) for row in output.rows])
         return execute(output)
 
     engine.runner.execute = recorded

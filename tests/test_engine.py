@@ -55,11 +55,11 @@ def test_an_abort_frees_the_blocks_at_once_and_disturbs_nobody():
     engine.step()
     engine.add_request(waiting)
     used = engine.kv_cache.pool.num_free
-    engine.abort(running)
-    engine.abort(waiting)
+    engine.abort(running.request_id)
+    engine.abort(waiting.request_id)
     assert engine.kv_cache.pool.num_free > used and set(engine.scheduler.requests) == {"other"}
     assert running.finish_reason == waiting.finish_reason == "abort" and waiting.status is RequestStatus.FINISHED
-    engine.abort(running)  # a second time changes nothing
+    engine.abort(running.request_id)  # a second time changes nothing
     serve(engine)
     assert other.finish_reason == "length" and engine.kv_cache.pool.num_free == 20
 

@@ -79,7 +79,7 @@ def test_a_search_whose_request_is_aborted_ends_with_an_error(llm, monkeypatch):
         assert len(steps) < 20, "the search waits for ever"
         deltas = step()
         if len(steps) == 3:
-            llm.engine.abort(next(iter(llm.engine.scheduler.requests.values())))
+            llm.engine.abort(next(iter(llm.engine.scheduler.requests)))
         return deltas
 
     monkeypatch.setattr(llm.engine, "step", aborting)

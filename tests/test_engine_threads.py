@@ -138,7 +138,7 @@ def test_close_ends_the_calls_of_other_threads(llm):
 
 def test_abort_from_another_thread_ends_the_call(llm):
     def other():
-        llm.engine.abort(*llm.engine.scheduler.requests.values())
+        llm.engine.abort(*llm.engine.scheduler.requests)
 
     thread = start_inside_a_step(llm, other)
     outputs = llm.generate(PROMPTS[:3], GREEDY, use_tqdm=False)

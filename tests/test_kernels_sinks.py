@@ -8,7 +8,7 @@ import torch
 from kernel_cases import error, needs_triton, poisoned
 from test_kernels_attention import TOLERANCE, paged, qkv, starts
 from test_kernels_kv_quantized import as_bytes, every_dtype, quantized_pages
-from test_triton_engine import PROMPT, batch_of, load, rows_of, settings_of
+from test_triton_engine import PROMPT, batch_of, load, rows_of, settings_of, step_of, text_of
 from torch import Tensor
 
 from minillm.book.traffic import record_traffic
@@ -160,9 +160,9 @@ def test_recorded_steps_turn_their_queries_anew(tmp_path):
     graphs = DecodeGraphs(model, recorded, 4, 24, [2])
     for lengths in ((9, 14), (12, 7)):
         rows = rows_of(*lengths)
-        got = graphs.run(graphs.fill(rows))
+        got = graphs.run(graphs.fill(*step_of(rows)))
         for index, row in enumerate(rows):
-            batch = batch_of(row.request.token_ids[-1:], row.start, row.block_ids)
+            batch = batch_of(text_of(row)[-1:], row.start, row.block_ids)
             torch.testing.assert_close(got[index : index + 1], model(batch, eager), rtol=1e-4, atol=1e-4)
 
 

@@ -248,9 +248,10 @@ class SinkMemory(BlockMemory):
         self.sinks = sinks
 
     def _read_and_write(self, row):
-        for position in range(min(self.sinks, row.start)):
-            assert self.slots.get(self._slot(row.block_ids, position)) == self._text(row.request, position), "a sink is gone"
         super()._read_and_write(row)
+        for position in range(min(self.sinks, row.start)):
+            request = self.requests[row.request_id]
+            assert self.slots.get(self._slot(row.request_id, position)) == self._text(request, position), "a sink is gone"
 
 
 def test_bad_policies_are_named(models, tmp_path):

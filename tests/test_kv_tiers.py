@@ -68,7 +68,7 @@ def test_what_falls_out_of_the_host_is_found_on_disk():
 
 def test_a_block_from_disk_counts_for_it_once():
     manager = KVCacheManager(3, 4, num_host_blocks=6, disk=(shelf := Shelf()))
-    for block_hash in manager._chain(Text("a", A), 2):
+    for block_hash in manager._hashes(Text("a", A), 2):
         shelf.write(block_hash, "written")
     assert serve_one(manager, A)[0]["disk"] == 8
     serve_one(manager, B)
@@ -94,11 +94,11 @@ def test_the_copies_of_a_step_disturb_each_other_nowhere():
 def test_a_host_that_is_full_of_what_is_wanted_makes_no_room():
     manager = KVCacheManager(3, 4, num_host_blocks=2)
     serve_one(manager, A), serve_one(manager, B)
-    assert set(manager.host.cached) == set(manager._chain(Text("a", A), 2))
+    assert set(manager.host.cached) == set(manager._hashes(Text("a", A), 2))
     found, moves = serve_one(manager, A)
     assert found["host"] == 8 and not moves.swap_out  # B's blocks find no place while A's are read
     # Of what was just used, the tail would go first.
-    chain = manager._chain(Text("a", A), 2)
+    chain = manager._hashes(Text("a", A), 2)
     assert [manager.host.block_hash[place] for place in manager.host.free_queue] == chain[::-1]
 
 
@@ -116,7 +116,7 @@ def test_the_head_of_a_prefix_makes_no_room_for_its_tail():
     manager = KVCacheManager(3, 4, num_host_blocks=3, disk=Shelf())
     for tokens in (A, B, C):
         serve_one(manager, tokens)
-    head, tail = manager._chain(Text("a", A), 2)
+    head, tail = manager._hashes(Text("a", A), 2)
     assert next(iter(manager.host.free_queue)) == manager.host.lookup(head) and tail in manager.tiers.disk
     assert serve_one(manager, A)[0] == {"device": 0, "host": 4, "disk": 4}
 
@@ -181,7 +181,7 @@ def test_the_least_recently_used_goes_first_and_of_a_prefix_the_tail():
     manager = KVCacheManager(3, 4, num_host_blocks=3)
     for tokens in (A, B, C):  # four blocks want three places
         serve_one(manager, tokens)
-    chain = manager._chain(Text("a", A), 2)
+    chain = manager._hashes(Text("a", A), 2)
     assert manager.host.lookup(chain[1]) is None and manager.host.lookup(chain[0]) is not None
 
 
@@ -192,7 +192,7 @@ def test_reading_ahead_waits_for_nobody_and_scheduling_waits_for_its_own():
         serve_one(manager, tokens)
     late = Text("late", A)
     manager.prefetch(late)
-    assert [name for _, name in shelf.pending] == manager._chain(late, 2)
+    assert [name for _, name in shelf.pending] == manager._hashes(late, 2)
     assert manager.get_computed_blocks(late, wait=False).num_tokens == 0
     shelf.land()
     moves = manager.take_moves()  # a step of other requests: what has come is put into host memory with it
@@ -208,21 +208,21 @@ def test_reading_ahead_waits_for_nobody_and_scheduling_waits_for_its_own():
 def test_reading_begins_when_a_request_is_added():
     shelf = Shelf(at_once=False)
     manager = KVCacheManager(3, 4, num_host_blocks=4, disk=shelf)
-    chain = list(manager._chain(Text("a", A), 2))
+    chain = list(manager._hashes(Text("a", A), 2))
     manager.free(Text("a", A))
     for block_hash in chain:
         shelf.write(block_hash, "written")
     engine = Engine(scheduler=Scheduler(manager), runner=TieredMemory(4, shelf), clock=VirtualClock())
     engine.add_request(Request("a", A, SamplingParams(max_tokens=1), 1))
     assert [block_hash for _, block_hash in shelf.pending] == chain
-    engine.abort(*engine.scheduler.requests.values())
+    engine.abort(*engine.scheduler.requests)
     shelf.land()
-    assert len(manager.take_moves().from_disk) == 2 and not manager.chains  # it has gone, what was read for it may serve others
+    assert len(manager.take_moves().from_disk) == 2 and not manager.records  # it has gone, what was read for it may serve others
 
 
 def test_a_lost_file_shortens_the_prefix():
     manager = KVCacheManager(3, 4, num_host_blocks=2, disk=(shelf := Shelf()))
     for tokens in (A, B, C):
         serve_one(manager, tokens)
-    shelf.files[manager._chain(Text("a", A), 2)[1]] = None
+    shelf.files[manager._hashes(Text("a", A), 2)[1]] = None
     assert serve_one(manager, A)[0] == {"device": 0, "host": 0, "disk": 4}

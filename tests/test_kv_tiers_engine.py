@@ -38,8 +38,8 @@ def test_a_block_comes_back_as_it_went_by_every_way(kv_dtype, shape, tmp_path):
     # In one step: a place goes to disk and takes another block, and what was there comes back to the device.
     transfer.move(BlockMoves(to_disk=[(2, bytes(32))], swap_out=[(3, 2)], copies=[(3, 1)], swap_in=[(0, 3), (2, 2)]))
     assert content(1) == third and content(3) == second and content(2) == third
-    data = store.fetch(bytes(32)).result()
-    transfer.move(BlockMoves(from_disk=[(data, 1)], swap_in=[(1, 4)]))
+    store.keep(bytes(32), store.fetch(bytes(32)).result())
+    transfer.move(BlockMoves(from_disk=[(bytes(32), 1)], swap_in=[(1, 4)]))
     assert content(4) == first and not any(map(any, content(0)))
     counts = {"swap_out": 3, "to_disk": 1, "from_disk": 1, "swap_in": 3}
     assert transfer.bytes_moved == {kind: count * cache.bytes_per_block for kind, count in counts.items()}

@@ -54,7 +54,7 @@ class Tiered(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data):
         if alive := list(self.engine.scheduler.requests.values()):
-            self.engine.abort(data.draw(st.sampled_from(alive)))
+            self.engine.abort(data.draw(st.sampled_from(alive)).request_id)
 
     @rule()
     def evict(self):
@@ -85,7 +85,7 @@ class Tiered(RuleBasedStateMachine):
         assert not self.engine.has_unfinished
         host = self.kv_cache.host
         assert self.kv_cache.pool.num_free == self.kv_cache.pool.num_blocks and host.num_free == host.num_blocks
-        assert not self.kv_cache.chains
+        assert not self.kv_cache.records
 
 
 TestTiered = Tiered.TestCase

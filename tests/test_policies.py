@@ -10,7 +10,8 @@ from minillm.engine.config import EngineConfig
 from minillm.engine.engine import Engine
 from minillm.engine.policies import FCFS, Fair, LongestPrefixMatch, cached_tokens_of, make_policy, priority, sjf
 from minillm.engine.request import Request, RequestStatus
-from minillm.engine.scheduler import SampledToken, Scheduler
+from minillm.engine.scheduler import Scheduler
+from minillm.engine.step import StepResult
 from minillm.engine.simulator import CostModel, SimulatedRunner, VirtualClock
 from minillm.kv_cache.manager import KVCacheManager
 
@@ -109,7 +110,7 @@ def test_recomputed_tokens_are_never_charged():
     scheduler.add(request)
     runner = BlockMemory(4)
     for step in range(4):
-        output = scheduler.schedule()
+        output = runner.next_step(scheduler)
         scheduler.update(output, runner.execute(output))
         if step == 1:
             scheduler.preempt(request)
@@ -167,7 +168,7 @@ def test_finished_requests_are_skipped_wherever_they_wait():
 
 def run(scheduler: Scheduler, runner) -> None:
     while scheduler.requests:
-        output = scheduler.schedule()
+        output = runner.next_step(scheduler)
         scheduler.update(output, runner.execute(output))
         scheduler.check_integrity()
 
@@ -181,13 +182,13 @@ def test_nothing_waiting_is_admitted_while_anything_is_preempted():
     runner, preempted = BlockMemory(2), []
     while scheduler.requests:
         before = {request.request_id for request in scheduler.running}
-        output = scheduler.schedule()
+        output = runner.next_step(scheduler)
         if output.preempted:
             preempted += output.preempted
-            served = {row.request.request_id for row in output.rows}
-            assert served <= before - {request.request_id for request in output.preempted}
-        for request in output.preempted:
-            assert request.num_computed_tokens == 0 and request.request_id not in kv_cache.tables
+            served = {row.request_id for row in output.rows}
+            assert served <= before - set(output.preempted)
+        for request_id in output.preempted:
+            assert scheduler.requests[request_id].num_computed_tokens == 0 and request_id not in kv_cache.tables
         scheduler.update(output, runner.execute(output))
     assert preempted
 
@@ -198,8 +199,8 @@ def test_what_was_aborted_while_its_step_ran_gets_nothing_of_it():
     scheduler.add(aborted), scheduler.add(other)
     output = scheduler.schedule()
     scheduler.finish(aborted, "abort")
-    added = scheduler.update(output, [[SampledToken(1)], [SampledToken(2)]])
-    assert [(request.request_id, token.token_id) for request, token in added] == [("other", 2)]
+    added = scheduler.update(output, StepResult({"aborted": [1], "other": [2]}))
+    assert [(request.request_id, token_id) for request, token_id in added] == [("other", 2)]
     assert aborted.output_token_ids == [] and aborted.num_computed_tokens == 0
     scheduler.check_integrity()
 
@@ -212,7 +213,7 @@ def test_a_prompt_that_may_not_be_cut_waits_for_a_step_with_room():
     steps = []
     runner = BlockMemory(4)
     while scheduler.requests:
-        output = scheduler.schedule()
-        steps.append([(row.request.request_id, row.num_tokens) for row in output.rows])
+        output = runner.next_step(scheduler)
+        steps.append([(row.request_id, row.num_tokens) for row in output.rows])
         scheduler.update(output, runner.execute(output))
     assert steps[:2] == [[("a", 8)], [("a", 1), ("b", 8)]]

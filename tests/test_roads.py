@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import sha256
-from itertools import takewhile
 
 import pytest
 from typer.testing import CliRunner
@@ -13,13 +12,14 @@ from minillm.book.roads import check as checker
 from minillm.book.roads.check import RoadCheck
 from minillm.book.roads.draw import draw
 from minillm.book.roads.road import Arrival, Road, simpler
-from minillm.engine import runner
+from minillm.engine import launched
 from minillm.engine.runner import ModelRunner
 from minillm.kernels import language
 from minillm.kv_cache import manager
 from minillm.kv_cache.block_pool import NULL_BLOCK
 from minillm.kv_cache.manager import ComputedBlocks, KVCacheManager
 from minillm.kv_cache.paged import PagedKVCache
+from minillm.kv_cache.records import RequestBlocks
 from minillm.kv_cache.tiers import Tiers
 from minillm.kv_cache.transfer import BlockTransfer
 
@@ -59,9 +59,9 @@ def writes_the_last_token_into_the_null_block(monkeypatch):
     """Of a step with three requests or more, that is: the plain engine has one."""
     build_batch = ModelRunner.build_batch
 
-    def wrong(self, rows):
-        batch, scored = build_batch(self, rows)
-        if len(rows) > 2:
+    def wrong(self, step):
+        batch, scored = build_batch(self, step)
+        if len(step.rows) > 2:
             batch.slot_mapping[-1] = 0
         return batch, scored
 
@@ -69,12 +69,8 @@ def writes_the_last_token_into_the_null_block(monkeypatch):
 
 
 def takes_a_guess_that_was_rejected(monkeypatch):
-    def wrong(tokens, draft):
-        drawn = [next(tokens) for _ in range(len(draft) + 1)]
-        right = sum(1 for _ in takewhile(lambda pair: pair[0].token_id == pair[1], zip(drawn, draft)))
-        return drawn[: 2 + right]
-
-    monkeypatch.setattr(runner, "_accepted", wrong)
+    right = launched.num_accepted
+    monkeypatch.setattr(launched, "num_accepted", lambda drawn, draft: min(len(draft), right(drawn, draft) + 1))
 
 
 def finds_a_prefix_whatever_stands_before_it(monkeypatch):
@@ -102,9 +98,12 @@ def resumes_a_swapped_request_where_its_window_is_gone(monkeypatch):
     """A fault that the engine once had, and that a table of all pairs of settings missed."""
     def wrong(self, request):
         blocks, from_host = [], {}
-        for index, entry in enumerate(self.swapped[request.request_id]):
-            if isinstance(entry, int):
-                from_host |= {index: entry} if entry >= 0 else {}
+        record = self.records.get(request.request_id)
+        if record is None or record.swapped is None:
+            return None
+        for index, entry in enumerate(record.swapped):
+            if not isinstance(entry, bytes):
+                from_host |= {} if entry is None else {index: entry}
                 blocks.append(NULL_BLOCK)
             elif (block := self.pool.lookup(entry)) is None:
                 return ComputedBlocks(blocks, index * self.block_size, from_host)
@@ -119,10 +118,10 @@ def keeps_the_hashes_of_finished_requests(monkeypatch):
     free = KVCacheManager.free
 
     def wrong(self, request):
-        chain = self.chains.get(request.request_id)
+        record = self.records.get(request.request_id)
         free(self, request)
-        if chain:
-            self.chains[request.request_id] = chain
+        if record is not None and record.hashes:
+            self.records[request.request_id] = RequestBlocks(hashes=record.hashes)
 
     monkeypatch.setattr(KVCacheManager, "free", wrong)
 
@@ -131,11 +130,10 @@ def feeds_the_token_of_another_request(monkeypatch):
     """Where the next step is scheduled ahead."""
     feed = ModelRunner._feed_sampled
 
-    def wrong(self, token_ids, rows):
-        feed(self, token_ids, rows)
-        late = sum(row.start >= len(row.request.token_ids) for row in rows)
-        if late > 1:
-            token_ids[late - 1] = token_ids[0]
+    def wrong(self, token_ids, step):
+        feed(self, token_ids, step)
+        if len(step.late) > 1:
+            token_ids[step.late[-1]] = token_ids[0]
 
     monkeypatch.setattr(ModelRunner, "_feed_sampled", wrong)
 
@@ -165,10 +163,13 @@ BROKEN = {   # each with the roads that it can be seen on
 }
 
 
+FURTHER = (309, 412)   # a shared block that is evicted while its request is swapped out is rare
+
+
 @pytest.mark.parametrize("break_it", BROKEN, ids=lambda function: function.__name__)
 def test_a_broken_engine_is_found_out(break_it: Callable, roads, monkeypatch):
     break_it(monkeypatch)
-    seeds = [seed for seed in range(1, NUM_ROADS) if BROKEN[break_it](draw(seed))]
+    seeds = [seed for seed in (*range(1, NUM_ROADS), *FURTHER) if BROKEN[break_it](draw(seed))]
     assert any(roads.problem(draw(seed)) for seed in seeds)
 
 

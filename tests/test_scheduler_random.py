@@ -48,6 +48,7 @@ class Operations(RuleBasedStateMachine):
     def start(self, budget, chunked, **settings):
         self.engine = build(budget=budget if chunked else max(budget, 24), chunked=chunked, **settings)
         self.added: list[Request] = []
+        self.num_split = 0
 
     @property
     def alive(self) -> list[Request]:
@@ -84,7 +85,7 @@ class Operations(RuleBasedStateMachine):
     def abort(self, data):
         if self.alive:
             request = data.draw(st.sampled_from(self.alive))
-            self.engine.abort(request)
+            self.engine.abort(request.request_id)
             assert request.is_finished and request.request_id not in self.engine.kv_cache.tables
 
     @rule(data=st.data())
@@ -97,7 +98,8 @@ class Operations(RuleBasedStateMachine):
         """A sample splits off somewhere in the middle, as beams do."""
         if candidates := [r for r in self.alive if r.output_token_ids and not r.num_forks and len(self.alive) < 8]:
             parent = data.draw(st.sampled_from(candidates))
-            self.engine.scheduler.fork(parent, 1000 + len(self.added) + self.engine.num_steps * 50 + len(self.alive))
+            self.num_split += 1
+            self.engine.scheduler.fork(parent, 1000 + self.num_split)
 
     @rule()
     def evict(self):
@@ -121,7 +123,7 @@ class Operations(RuleBasedStateMachine):
         for request in self.added:
             assert request.finish_reason == "abort" or len(request.output_token_ids) == request.max_tokens
         pool = self.engine.kv_cache.pool
-        assert pool.num_free == pool.num_blocks and not self.engine.kv_cache.swapped and not self.engine.kv_cache.chains
+        assert pool.num_free == pool.num_blocks and not self.engine.kv_cache.records
         assert self.engine.kv_cache.host.num_free == self.engine.kv_cache.host.num_blocks
         assert list(self.engine.scheduler.waiting) == []
 

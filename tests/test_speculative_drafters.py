@@ -53,7 +53,7 @@ def test_bad_guesses_change_nothing(folder, settings):
     assert engine.speculation.metrics.num_draft_tokens > 10
     assert settings or len(engine.speculation.metrics.drafted_per_position) == 6
     say(llm, params[:1], PROMPTS[:1])
-    assert len(engine.speculation.drafter.forgotten) >= 8
+    assert len(engine.runner.drafter.forgotten) >= 8
 
 
 def test_guesses_do_not_preempt_anybody(folder):
@@ -78,7 +78,7 @@ def test_a_drafter_that_breaks_the_rules_is_named(folder):
     with pytest.raises(ValueError, match="BadDrafter drafted token id .* the vocabulary has 300 tokens"):
         say(llm, params)
     assert not llm.engine.has_unfinished
-    drafter = llm.engine.speculation.drafter
+    drafter = llm.engine.runner.drafter
     for given, error, says in (
         (lambda requests: [], ValueError, r"BadDrafter.propose returned \[\] for"),
         (lambda requests: None, ValueError, "BadDrafter.propose returned None for"),
@@ -90,7 +90,7 @@ def test_a_drafter_that_breaks_the_rules_is_named(folder):
         with pytest.raises(error, match=says):
             say(llm, params)
         assert not llm.engine.has_unfinished
-    llm.engine.speculation.drafter.propose = lambda requests, counts: [Draft() for _ in requests]
+    llm.engine.runner.drafter.propose = lambda requests, counts: [Draft() for _ in requests]
     assert tokens(say(llm, params)) == tokens(say(make(folder, None), params))
 
 
@@ -118,13 +118,13 @@ def test_probs_of_a_draft_count_for_unseeded_requests_only(folder):
 def test_a_drafter_that_fails_or_an_id_used_again_leaves_nothing_behind(folder):
     params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)
     llm = make(folder, "perfect")
-    drafter = llm.engine.speculation.drafter
+    drafter = llm.engine.runner.drafter
     forward = drafter.forward
     drafter.forward = lambda rows, token_ids: 1 / 0
     with pytest.raises(ZeroDivisionError):
         say(llm, params)
     drafter.forward = forward
-    llm.engine.speculation.propose(llm.engine.scheduler)
+    llm.engine.step()
     assert not drafter.states and drafter.manager.pool.num_free == drafter.manager.pool.num_blocks
     for speculation in ("ngram", "perfect"):
         engine = make(folder, speculation).engine
@@ -142,7 +142,7 @@ def test_guesses_are_waited_for_once_a_step(tmp_path, backend, monkeypatch):
     save_tiny_llama(tmp_path / "target", head_dim=16)
     llm, waits, asked = make(tmp_path, "perfect", attention_backend=backend), [], []
     monkeypatch.setattr(Download, "wait", lambda self, wait=Download.wait: (waits.append(self), wait(self))[1])
-    drafter = llm.engine.speculation.drafter
+    drafter = llm.engine.runner.drafter
     propose = drafter.propose
 
     def watched(requests, counts):
@@ -162,21 +162,21 @@ def test_guesses_are_waited_for_once_a_step(tmp_path, backend, monkeypatch):
 def test_a_draft_model_without_room_drafts_for_whom_it_can(folder):
     params = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.0)
     llm = make(folder, "perfect", block_size=4, num_kv_blocks=60)
-    drafter = llm.engine.speculation.drafter
+    drafter = llm.engine.runner.drafter
     assert isinstance(drafter, ModelDrafter)
     taken = drafter.manager.pool.allocate(45)
     assert tokens(say(llm, params)) == tokens(say(make(folder, None), params))
     assert 0 < llm.engine.speculation.metrics.num_draft_tokens < 4 * 29
     drafter.manager.pool.free(taken)
     say(llm, params)
-    llm.engine.speculation.propose(llm.engine.scheduler)  # whoever has finished is forgotten before the next step
+    llm.engine.step()  # whoever has finished is forgotten before the next step
     assert not drafter.states and drafter.manager.pool.num_free == 60
 
 
 def test_a_draft_model_shares_prefixes_too(folder):
     """The second request reads only what is new of its prompt, and guesses as well as the first."""
     llm = make(folder, "perfect", block_size=4)
-    runner_rows, drafter = [], llm.engine.speculation.drafter
+    runner_rows, drafter = [], llm.engine.runner.drafter
     forward = drafter.forward
 
     def counted(rows, token_ids):
@@ -219,7 +219,7 @@ def test_memory_is_shared_with_the_draft_model(folder, monkeypatch):
     weights = alone.model.config.num_parameters() * 4
     assert alone.engine.kv_cache.pool.num_blocks == 10**6 // block
     assert both.engine.kv_cache.pool.num_blocks == (10**6 - weights) // (2 * block)
-    drafter = both.engine.speculation.drafter
+    drafter = both.engine.runner.drafter
     assert drafter.manager.pool.num_blocks == both.engine.kv_cache.pool.num_blocks
 
 

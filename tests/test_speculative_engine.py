@@ -104,7 +104,7 @@ def test_ngrams_and_retention(folder):
 def test_a_draft_is_what_the_draft_model_says_from_scratch(folder, settings):
     """After rejections, full acceptances, preemptions and steps in which a request was left out."""
     llm, alone = make(folder, "noisy", **settings), LLM(folder / "noisy", device="cpu", dtype="float32")
-    drafter, lengths = llm.engine.speculation.drafter, []
+    drafter, lengths = llm.engine.runner.drafter, []
     propose = drafter.propose
 
     def compared(requests, counts):

@@ -72,7 +72,7 @@ def test_a_stream_whose_request_is_aborted_ends(llm):
     stream = llm.stream(PROMPT, PARAMS)
     next(stream)
     [request] = llm.engine.scheduler.requests.values()
-    llm.engine.abort(request)
+    llm.engine.abort(request.request_id)
     assert [delta.finish_reason for delta in stream] == ["abort"]
     assert not (llm.outputs.collectors or llm.outputs.submissions)
 
@@ -84,7 +84,7 @@ def test_whoever_is_aborted_hears_of_it_at_once(llm, num_steps):
     other = llm.submit(OTHER, PARAMS)
     for _ in range(num_steps):
         llm.step()
-    llm.engine.abort(first.request, first.request)
+    llm.engine.abort(first.request.request_id, first.request.request_id)
     assert first.is_finished and heard == [None] * 2 * num_steps + ["abort"]
     assert [*llm.outputs.collectors] == [*llm.outputs.submissions] == [other.request.group_id]
     with pytest.raises(RuntimeError, match="it was withdrawn or aborted"):
@@ -98,7 +98,7 @@ def test_a_prompt_of_generate_that_somebody_aborts_does_not_keep_the_others_wait
 
     def abort(submission, delta):
         request = next(one for one in llm.engine.scheduler.requests.values() if one.prompt_token_ids == [5, 6, 7])
-        llm.engine.abort(request)
+        llm.engine.abort(request.request_id)
 
     llm.submit("a", SamplingParams(max_tokens=1), on_delta=abort)
     aborted, whole = llm.generate([PROMPT, OTHER], PARAMS, use_tqdm=False)

@@ -12,9 +12,9 @@ from tiny import save_tiny_llama
 
 from minillm import LLM, SamplingParams
 from minillm.engine.graphs import DecodeGraphs, bucket_sizes
-from minillm.engine.request import Request
+from minillm.engine.input_batch import InputBatch, StepInputs
 from minillm.engine.runner import ModelRunner
-from minillm.engine.scheduler import ScheduledRequest
+from minillm.engine.step import NewRequest, ScheduledRequest
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.triton_attention import TritonAttention
 from minillm.model.batch import ForwardBatch
@@ -86,11 +86,27 @@ def rows_of(*lengths: int) -> list[ScheduledRequest]:
     """Sequences whose last token is to be computed, with tables that do not meet."""
     rows, first = [], 1
     for index, length in enumerate(lengths):
-        request = Request(str(index), PROMPT[:length], SamplingParams(), max_tokens=4)
         blocks = list(range(first, first + -(-length // 4)))
         first += len(blocks)
-        rows.append(ScheduledRequest(request, length - 1, 1, blocks, 1))
+        rows.append(ScheduledRequest(f"{index} {length}", length - 1, 1, blocks, 1))
     return rows
+
+
+def text_of(row: ScheduledRequest) -> list[int]:
+    """The prompt of a request that `rows_of` made."""
+    return PROMPT[: int(row.request_id.split()[1])]
+
+
+def step_of(rows: list[ScheduledRequest], **params) -> tuple[StepInputs, InputBatch]:
+    """The step that a runner makes of them."""
+    requests = InputBatch(4, "cpu")
+    announce(requests, rows, **params)
+    return requests.inputs(rows), requests
+
+
+def announce(requests: InputBatch, rows: list[ScheduledRequest], **params) -> None:
+    for row in rows:
+        requests.add(NewRequest(row.request_id, text_of(row), len(text_of(row)), SamplingParams(**params), 0, 0, frozenset()))
 
 
 def test_a_step_in_a_larger_bucket_computes_the_same_and_writes_nothing_else(tmp_path):
@@ -104,11 +120,11 @@ def test_a_step_in_a_larger_bucket_computes_the_same_and_writes_nothing_else(tmp
     attentions = [TritonAttention(cache, model.config.layer_windows, model.config.num_heads) for cache in caches]
     graphs = DecodeGraphs(model, attentions[0], 4, 24, [1, 2, 4, 8])
     caches[0].keys[0][0] = 5.0  # a write to the null block would show
-    assert graphs.serves(rows) and not graphs.serves(rows * 3)
-    recorded = graphs.run(graphs.fill(rows))
+    assert graphs.serves(step_of(rows)[0]) and not graphs.serves(step_of(rows * 3)[0])
+    recorded = graphs.run(graphs.fill(*step_of(rows)))
     assert recorded.shape[0] == 4
     for index, row in enumerate(rows):
-        batch = batch_of(row.request.token_ids[-1:], row.start, row.block_ids)
+        batch = batch_of(text_of(row)[-1:], row.start, row.block_ids)
         torch.testing.assert_close(recorded[index : index + 1], model(batch, attentions[1]), rtol=1e-4, atol=1e-4)
     assert (caches[0].keys[0][0] == 5.0).all() and torch.equal(caches[0].values[0][0], caches[1].values[0][0])
     for ours, theirs in zip(caches[0].keys + caches[0].values, caches[1].keys + caches[1].values):
@@ -122,9 +138,9 @@ def test_a_smaller_step_after_a_larger_one_leaves_no_row_behind(tmp_path):
         layer[1:] = 0
     graphs = DecodeGraphs(model, TritonAttention(cache, model.config.layer_windows, model.config.num_heads), 4, 24, [4])
     for _ in range(2):  # the host's two buffers both
-        graphs.run(graphs.fill(rows_of(9, 3, 14, 6)))
+        graphs.run(graphs.fill(*step_of(rows_of(9, 3, 14, 6))))
     before = [layer.clone() for layer in cache.keys]
-    graphs.run(graphs.fill(rows_of(10)))
+    graphs.run(graphs.fill(*step_of(rows_of(10))))
     batch = graphs.batches[4]
     assert batch.slot_mapping.tolist() == [3 * 4 + 1, -1, -1, -1] and batch.seq_lens.tolist() == [10, 0, 0, 0]
     changed = (cache.keys[0] != before[0]).any(dim=(1, 2)).nonzero().tolist()
@@ -143,16 +159,20 @@ def test_prompts_and_samples_are_not_recorded(tmp_path):
     _, model = load(tmp_path, **settings_of("llama-mha"))
     graphs = DecodeGraphs(model, TritonAttention(pages(model), model.config.layer_windows, 4), 4, 24, [2])
     (row,) = rows_of(9)
-    assert graphs.serves([row])
-    assert not graphs.serves([row._replace(samples=3)])
+
+    def serves(*rows: ScheduledRequest, **params) -> bool:
+        return graphs.serves(step_of(list(rows), **params)[0])
+
+    assert serves(row)
+    assert not serves(row._replace(samples=3))
     chunk = row._replace(start=4, num_tokens=5)
-    assert not graphs.serves([row, chunk]) and not graphs.serves([chunk, row])
+    assert not serves(row, chunk) and not serves(chunk, row)
     two = row._replace(num_tokens=2, draft=(7,))
-    assert not graphs.serves([two])  # these graphs are not for guesses
+    assert not serves(two)  # these graphs are not for drafts
     graphs.tokens_each = 2
-    assert graphs.serves([two]) and not graphs.serves([row, two])  # three tokens do not fit
-    row.request.prompt_logprobs = [None]
-    assert not graphs.serves([row._replace(start=row.start - 1, num_tokens=2)])  # it needs the logits of both
+    assert serves(two) and not serves(row, two)  # three tokens do not fit
+    both = row._replace(start=row.start - 1, num_tokens=2)
+    assert serves(both) and not serves(both, prompt_logprobs=0)  # it needs the logits of both
 
 
 def test_guesses_are_rows_of_a_recorded_step(tmp_path):
@@ -175,6 +195,8 @@ def test_guesses_are_rows_of_a_recorded_step(tmp_path):
     graphs = DecodeGraphs(model, attentions[0], 4, 24, [2, 16], tokens_each=3)
     recorded, flat = ModelRunner(model, cache, attentions[0], graphs=graphs), ModelRunner(model, cache, attentions[1])
     for _ in range(2):  # the host has two buffers
+        for runner in (recorded, flat):
+            announce(runner.requests, rows)
         got, expected = recorded.forward(rows)[0], flat.forward(rows)[0]
         assert got.shape[0] == 3 + 1 + 2 + 1
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
@@ -199,9 +221,9 @@ def test_all_steps_with_guesses_are_recorded(speculation, tmp_path, monkeypatch)
     params = SamplingParams(temperature=0.0, max_tokens=14, ignore_eos=True)
     eager, build = [], ModelRunner.build_batch  # lengths of the rows that are computed without a graph
 
-    def counted(runner, rows):
-        eager.append([row.num_tokens for row in rows])
-        return build(runner, rows)
+    def counted(runner, step):
+        eager.append(step.counts.tolist())
+        return build(runner, step)
 
     llm = LLM(tmp_path / "target", attention_backend="triton", speculative_config=config, **settings)
     monkeypatch.setattr(ModelRunner, "build_batch", counted)

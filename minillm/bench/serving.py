@@ -12,7 +12,8 @@ from ..device import resolve_device
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
 from ..engine.request import Request
-from ..engine.scheduler import SampledToken, Scheduler
+from ..engine.scheduler import Scheduler
+from ..engine.step import StepResult
 from ..engine.simulator import CostModel, SimulatedRunner, StepRecorder, VirtualClock, WallClock, replay
 from ..engine.workload import poisson_trace, to_requests
 from ..kv_cache.manager import KVCacheManager
@@ -71,7 +72,7 @@ class _Free:
     """A runner that costs nothing: what is left is the engine."""
 
     def execute(self, output):
-        return [[SampledToken(1)] * row.samples for row in output.rows]
+        return StepResult({row.request_id: [1] for row in output.rows if row.samples})
 
 
 def run_scheduler(repeats: int = measure.MIN_REPEATS, command: str = "minillm bench scheduler", steps: int = STEPS,

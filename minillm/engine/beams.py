@@ -80,7 +80,7 @@ class BeamRequests:
         # The search decides what comes next; all the engine is asked for is what it needs to decide.
         params = replace(request.params, logprobs=min(2 * beam_width, vocab_size), ignore_eos=True, stop_token_ids=None)
         request.params, request.stop_token_ids = params, frozenset()
-        request.takes_drafts = False  # the search says what comes next
+        request.takes_drafts, request.needs_host = False, True  # the search decides what comes next
         self.request_id = request.request_id
         self.live: dict[Beam, Request] = {(): request}
         self.rows: dict[str, Tensor] = {}

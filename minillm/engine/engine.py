@@ -115,7 +115,7 @@ class Engine:
         self.overlap = on_gpu if config.async_scheduling is None else config.async_scheduling
         self.announcer = Announcer()
         self.in_flight: tuple[SchedulerOutput, Launched] | None = None  # a step whose tokens are not known on the host yet
-        self.on_abort: Callable[[Request], None] | None = None  # is told of every request that was aborted from outside
+        self.on_abort: Callable[[str], None] | None = None  # is told of every request id that was aborted from outside
         self.num_steps = 0
         self.is_closed = False
         self.lock = FairLock()
@@ -154,13 +154,16 @@ class Engine:
             self.prefetch(request)
 
     @locked
-    def abort(self, *requests: Request) -> None:
-        """End requests at any moment, their samples too; their blocks are free once no step in flight writes into them."""
-        groups = {request.group_id for request in requests}
+    def abort(self, *request_ids: str) -> None:
+        """End requests at any moment, their samples too, wherever an id is that of a request or of a sample; their blocks are free
+        once no step in flight writes into them. An id that is not under way changes nothing."""
+        requests, samples = self.scheduler.requests, getattr(self.scheduler, "samples", {})
+        groups = dict.fromkeys(requests[name].group_id if name in requests else name for name in request_ids)
+        ending = [one for group in groups for one in (requests.get(group), *samples.get(group, {}).values()) if one is not None]
         with ExitStack() as afterwards:  # all are told, whatever one of them raises
-            for request in requests if self.on_abort is not None else ():
-                afterwards.callback(self.on_abort, request)
-            self.finish("abort", *[r for r in self.scheduler.requests.values() if r.group_id in groups])
+            for group in groups if self.on_abort is not None else ():
+                afterwards.callback(self.on_abort, group)
+            self.finish("abort", *ending)
 
     @locked
     def finish(self, reason: str, *requests: Request) -> None:
@@ -193,7 +196,7 @@ class Engine:
             return
         self.is_closed = True
         try:
-            self.abort(*self.scheduler.requests.values())
+            self.abort(*self.scheduler.requests)
         finally:
             close_tiers(self.kv_cache, getattr(self.runner, "transfer", None))
 

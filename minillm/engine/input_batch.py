@@ -137,11 +137,6 @@ class InputBatch:
             self.free_slots.append(state.slot)
             state.slot = NO_SLOT
 
-    def clear(self) -> None:
-        """Forget all requests."""
-        for request_id in list(self.states):
-            self.remove(request_id)
-
     def extend(self, states: Sequence[RequestState], token_ids: Sequence[int]) -> None:
         """One more token for each; a state that was removed in the meantime is left out."""
         for state, token_id in zip(states, token_ids):

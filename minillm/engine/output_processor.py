@@ -61,7 +61,7 @@ class OutputProcessor:
         """Nobody waits for these any more: end them, whatever they are at."""
         for request in requests:
             self._forget(request.group_id)
-        self.engine.abort(*requests)
+        self.engine.abort(*(request.group_id for request in requests))
 
     def leave(self, requests: list[Request]) -> None:
         """`withdraw` without waiting: in the middle of a step, which may be where Python drops a generator, it waits for the end."""
@@ -103,7 +103,7 @@ class OutputProcessor:
                 submission.fail(error)
             except Exception as another:
                 error.add_note(f"and a caller that was told of it raised {another!r}")
-        self.engine.abort(*self.engine.scheduler.requests.values())  # none is left where the step itself has failed
+        self.engine.abort(*self.engine.scheduler.requests)  # none is left where the step itself has failed
 
     def decode(self, token_ids: list[int]) -> str:
         # The tokenizer's Rust core: its Python wrapper takes longer than a tiny model's whole step.
@@ -112,10 +112,10 @@ class OutputProcessor:
     def decode_all(self, token_ids: list[int]) -> str:
         return self.tokenizer.backend_tokenizer.decode(token_ids, skip_special_tokens=False)
 
-    def _hear_of_abort(self, request: Request) -> None:
-        """Somebody has aborted it, and not by `withdraw`, which forgets it first."""
-        collector, submission = self.collectors.get(request.group_id), self.submissions.get(request.group_id)
-        self._forget(request.group_id)
+    def _hear_of_abort(self, group: str) -> None:
+        """It was aborted, and not by `withdraw`, which forgets it first."""
+        collector, submission = self.collectors.get(group), self.submissions.get(group)
+        self._forget(group)
         if collector is not None:
             collector.abort()
         if submission is not None:

@@ -153,9 +153,7 @@ class ModelRunner:
 
     def _hear(self, output: SchedulerOutput) -> None:
         """Who came and who went since the last step."""
-        if output.reset:
-            self.requests.clear()
-        for request_id in output.finished:
+        for request_id in list(self.requests.states) if output.reset else output.finished:
             self.requests.remove(request_id)
             if self.drafter is not None:
                 self.drafter.forget(request_id)

@@ -59,6 +59,7 @@ class Scheduler:
         self.trace = trace or Trace(enabled=False)
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}  # all that have not finished
+        self.samples: dict[str, dict[str, Request]] = {}  # of those, the samples split off a request, by its id
         self.leaving: dict[str, Request] = {}  # finished, but a step in flight still writes to their blocks
 
     def add(self, request: Request) -> None:
@@ -116,23 +117,12 @@ class Scheduler:
         """
         added: list[tuple[Request, int | None]] = []
         for row in output.rows:
-            if (request := self.requests.get(row.request_id) or self.leaving.get(row.request_id)) is None:
-                continue  # it ended while the step ran
-            request.num_in_flight = max(0, request.num_in_flight - row.samples)
-            request.steps_in_flight = max(0, request.steps_in_flight - 1)
-            request.spec_token_ids = []
-            num_computed = row.start + row.num_tokens - len(row.draft)
-            if request.is_finished:
-                self._leave(request)  # it ended while the step ran, and what the step made of it is dropped
-                continue
-            request.max_computed_tokens = max(request.max_computed_tokens, num_computed)
-            if request.status is RequestStatus.RUNNING:  # else it was preempted while the step ran
-                # The next step may have been launched already, but never behind a draft that may be rejected.
-                request.num_computed_tokens = num_computed if row.draft else max(request.num_computed_tokens, num_computed)
-                self.kv_cache.cache_blocks(request)
+            if (request := self._landed(row)) is None:
+                continue  # it ended while the step ran, and what the step made of it is dropped
+            self._catch_up(request, row)
             if row.request_id in result.prompt_logprobs:
                 first, scores = result.prompt_logprobs[row.request_id]
-                request.prompt_logprobs[first : first + len(scores)] = scores  # computed again after a preemption: the same again
+                request.prompt_logprobs[first : first + len(scores)] = scores  # after a preemption: the same again
             if not row.samples:
                 continue
             owners = [request, *(self.fork(request, index) for index in range(1, row.samples))]
@@ -158,6 +148,10 @@ class Scheduler:
         self.move(request, RequestStatus.FINISHED)
         request.finish_reason = reason
         del self.requests[request.request_id]
+        if (samples := self.samples.get(request.group_id)) is not None:
+            samples.pop(request.request_id, None)
+            if not samples:
+                del self.samples[request.group_id]
         self.waiting.leave(request)
         self.leaving[request.request_id] = request
         self._leave(request)
@@ -176,6 +170,7 @@ class Scheduler:
         """
         child = parent.fork(index)
         self.requests[child.request_id] = child
+        self.samples.setdefault(child.group_id, {})[child.request_id] = child
         self.waiting.join(child)
         if parent.status is RequestStatus.RUNNING and len(self.running) < self.max_num_seqs:
             self.kv_cache.fork(parent, child)
@@ -214,6 +209,27 @@ class Scheduler:
             raise RuntimeError(f"running {sorted(running)} and waiting {sorted(waiting)} are not {sorted(self.requests)}")
         if set(self.kv_cache.tables) != (owners := running | set(self.leaving)):
             raise RuntimeError(f"blocks are owned by {sorted(self.kv_cache.tables)}, running are {sorted(owners)}")
+
+    def _landed(self, row: ScheduledRequest) -> Request | None:
+        """The row's request, one step less of it in flight; None if it has ended."""
+        request = self.requests.get(row.request_id)
+        known = request or self.leaving.get(row.request_id)
+        if known is not None:
+            known.num_in_flight = max(0, known.num_in_flight - row.samples)
+            known.steps_in_flight = max(0, known.steps_in_flight - 1)
+            if known.is_finished:
+                self._leave(known)
+        return request
+
+    def _catch_up(self, request: Request, row: ScheduledRequest) -> None:
+        """Keys and values of the row's tokens are in the cache, but for those of the draft, which may be rejected."""
+        num_computed = row.start + row.num_tokens - len(row.draft)
+        request.spec_token_ids = []
+        request.max_computed_tokens = max(request.max_computed_tokens, num_computed)
+        if request.status is RequestStatus.RUNNING:  # else it was preempted while the step ran
+            # The next step may have been launched already, but never behind a draft.
+            request.num_computed_tokens = num_computed if row.draft else max(request.num_computed_tokens, num_computed)
+            self.kv_cache.cache_blocks(request)
 
     def _keep_accepted(self, row: ScheduledRequest, request: Request) -> None:
         """The draft tokens that the text now goes on with are computed; the KV slots of the others are written again."""

@@ -105,7 +105,7 @@ typedef struct {
 // A whole decoder layer, in place on x [tokens, hidden]: what `DecoderLayer.forward` says, in one call. Returns 1 if memory
 // ran out.
 int decoder_layer(const Layer *w, T *x, const T *cosines, const T *sines, const Pages *pages, const int64_t *starts,
-                  const int64_t *seq_lens, const int64_t *table, const int64_t *slots, const float *turn, long num_seqs, long tokens,
+                  const int64_t *seq_lens, const int32_t *table, const int64_t *slots, const float *turn, long num_seqs, long tokens,
                   long max_blocks, long max_seq_len) {
     long q_size = w->heads * w->dim, kv_size = w->kv_heads * w->dim, qkv_size = q_size + 2 * kv_size;
     long wide = w->hidden > w->intermediate ? w->hidden : w->intermediate;

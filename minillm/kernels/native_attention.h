@@ -13,7 +13,7 @@ typedef struct {
 // numbered as if they lay side by side, and scores stand in that order.
 typedef struct {
     const Pages *pages;
-    const int64_t *table;
+    const int32_t *table;
     long kv_head, sink_blocks, skipped;
 } Past;
 
@@ -170,7 +170,7 @@ static _Thread_local Workspace for_scores;
 // [num_tokens, dim], is what turns a query before it meets the sinks; NULL if it meets them as it is. Returns 1 if
 // memory ran out.
 int paged_attention(const Pages *p, const T *q, const T *k, const T *v, long q_stride, long k_stride, long v_stride,
-                    const int64_t *starts, const int64_t *seq_lens, const int64_t *table, const int64_t *slots,
+                    const int64_t *starts, const int64_t *seq_lens, const int32_t *table, const int64_t *slots,
                     const float *turn, T *out, long num_seqs, long num_tokens, long heads, long max_blocks,
                     long max_seq_len, float scale) {
     const long dim = p->dim, size = p->size, half = dim / 2, group = heads / p->kv_heads;

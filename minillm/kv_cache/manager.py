@@ -102,8 +102,8 @@ class KVCacheManager:
         if computed is not None:
             table, num_computed = computed.block_ids, computed.num_tokens
         first_written = num_computed // self.block_size
-        num_blocks = -(-(num_computed + num_new_tokens) // self.block_size)
         shared = [i for i in range(first_written, len(table)) if self.pool.ref_cnt[table[i]] > 1]
+        num_blocks = -(-(num_computed + num_new_tokens) // self.block_size)
         num_added = max(0, num_blocks - len(table))
         unused = self._outside_window(table, num_computed) if computed is None and self.window is not None else []
         if not (num_added or shared or unused or computed):

@@ -59,7 +59,8 @@ class NativeAttention:
 
 
 def _index(batch: ForwardBatch) -> tuple[Tensor, ...]:
-    return tuple(map(_plain, (batch.query_start_loc, batch.seq_lens, batch.block_table, batch.slot_mapping)))
+    columns = (batch.query_start_loc, batch.seq_lens, batch.block_table, batch.slot_mapping)
+    return tuple(map(_plain, columns, (torch.int64, torch.int64, torch.int32, torch.int64)))
 
 
 def _heads_side_by_side(x: Tensor) -> Tensor:
@@ -68,5 +69,5 @@ def _heads_side_by_side(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 and x.stride(1) == head_dim else x.contiguous()
 
 
-def _plain(index: Tensor) -> Tensor:
-    return index if index.dtype is torch.int64 and index.is_contiguous() else index.long().contiguous()
+def _plain(index: Tensor, dtype: torch.dtype) -> Tensor:
+    return index if index.dtype is dtype and index.is_contiguous() else index.to(dtype).contiguous()

@@ -83,7 +83,7 @@ def admit(waiting, budget, free_slots, min_chunk):
 """), expect="Running requests first"),
         Mutant("num_computed_tokens stands still", replace=("            request.num_computed_tokens = row.start + row.num_tokens\n", ""), expect="num_computed_tokens is wrong"),
         Mutant("num_computed_tokens moves only where a token is sampled", replace=("            request.num_computed_tokens = row.start + row.num_tokens\n",
-               "            request.num_computed_tokens = row.start + row.num_tokens if tokens else row.start\n"), expect="update() moves it on to the end of the row"),
+               "            request.num_computed_tokens = row.start + row.num_tokens if row.samples else row.start\n"), expect="update() moves it on to the end of the row"),
         Mutant("a finished request keeps running", replace=("for queue in (self.running, self.waiting):", "for queue in (self.waiting,):"), expect="without those that finished"),
         Mutant("an aborted request keeps waiting", replace=("for queue in (self.running, self.waiting):", "for queue in (self.running,):"), expect="who is admitted, or aborted, leaves"),
         Mutant("a finished request keeps its blocks", replace=("RequestStatus.FINISHED, reason\n        self.kv_cache.free(request)\n", "RequestStatus.FINISHED, reason\n"), expect="Blocks go back"),
@@ -114,7 +114,7 @@ def admit(waiting, budget, free_slots, min_chunk):
                expect="scheduler: edges"),
         Mutant("forgets computed", replace=("self.kv_cache.allocate_slots(request, count, computed)", "self.kv_cache.allocate_slots(request, count)"), expect="call of allocate_slots gets `computed` too"),
         Mutant("does not say who runs", replace=("request.num_computed_tokens, request.status = computed.num_tokens, RequestStatus.RUNNING", "request.num_computed_tokens = computed.num_tokens"), expect="Who is admitted becomes RUNNING"),
-        Mutant("gives a token to an aborted request", replace=("            if request.is_finished:\n                continue\n", ""), expect="may have been aborted between schedule and update"),
+        Mutant("gives a token to an aborted request", replace=("            if request is None:\n                continue\n", ""), expect="may have been aborted between schedule and update"),
         Mutant("does not tell the cache", replace=("            self.kv_cache.cache_blocks(request)\n", ""), expect="scheduler: edges"),
     ],
     "repair_scheduler": [

@@ -174,9 +174,9 @@ def watched(runner):
 
 
 def phase_of(output, before: list) -> str:
-    rows = [(row.request.request_id, row.samples, bool(row.draft)) for row in output.rows]
+    rows = [(row.request_id, row.samples, bool(row.draft)) for row in output.rows]
     last, before[0] = before[0], rows
-    if any(row.num_tokens > 1 + len(row.draft) or row.start + 1 < row.request.num_prompt_tokens for row in output.rows):
+    if output.arrived or any(row.num_tokens > 1 + len(row.draft) or not row.samples for row in output.rows):
         return "prompt"
     return "changed" if rows != last or moved(output.moves) else "steady"
 

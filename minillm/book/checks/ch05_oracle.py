@@ -13,7 +13,8 @@ from typing import Any
 from minillm.book.checks import Case
 from minillm.engine.policies import FCFS
 from minillm.engine.request import Request, RequestStatus
-from minillm.engine.scheduler import SampledToken, Scheduler, SchedulerOutput
+from minillm.engine.scheduler import Scheduler
+from minillm.engine.step import SchedulerOutput, StepResult
 from minillm.kv_cache.manager import KVCacheManager
 from minillm.sampling.params import SamplingParams
 
@@ -109,13 +110,14 @@ def drive(case: Case, asks: Sequence[Ask], *, blocks: int, block_size: int, seqs
         told = f"step {step} (at most {budget} tokens and {seqs} requests)\n  {'before:':<9} {_scene(reference)}"
         ran = [request.request_id for request in reference.scheduler.running]
         expected = reference.scheduler.schedule()
-        expected.rows.sort(key=lambda row: reference.scheduler.running.index(row.request))
+        names = [request.request_id for request in reference.scheduler.running]
+        expected.rows.sort(key=lambda row: names.index(row.request_id))
         output = call(case, student.scheduler.schedule, f"in {told}")
         _sound(case, student, output, told, budget, seqs)
         _as_planned(case, output, expected, ran, told)
         preempted += len(expected.preempted)
         _hang_up(case, asks, "aborted_inside", step, reference, student)
-        _updated(case, student, output, reference.scheduler.update(expected, _said(expected, size)), size, told)
+        _updated(case, student, output, reference.scheduler.update(expected, _said(expected, size, reference.requests)), size, told)
         _alike(case, student, reference, f"after {told}")
     case.equal(theirs.pool.num_free, blocks, "the number of free blocks when everybody has finished", hint="Every block goes back: kv_cache.free(request).")
     return preempted
@@ -144,15 +146,17 @@ def _hang_up(case: Case, asks: Sequence[Ask], when: str, step: int, reference: W
 def _sound(case: Case, world: World, output: SchedulerOutput, told: str, budget: int, seqs: int) -> None:
     """What must hold of a step under any policy."""
     case.true(isinstance(output, SchedulerOutput), f"schedule() returned a {type(output).__name__}, not a SchedulerOutput, in {told}")
-    names = [row.request.request_id for row in output.rows]
+    names = [row.request_id for row in output.rows]
     case.true(len(set(names)) == len(names), f"a request has two rows in {told}: {names}", hint="One row a request and step.")
     total = sum(row.num_tokens for row in output.rows)
     case.true(total <= budget, f"{total} tokens are planned in {told}", hint="Every row takes its tokens from the budget, a waiting request's and a running one's alike.")
     running = world.scheduler.running
     case.true(len(running) <= seqs, f"{len(running)} requests run in {told}", hint="A request may join while fewer than max_num_seqs run.")
     for row in output.rows:
-        request, name = row.request, row.request.request_id
-        case.true(any(request is one for one in running), f"{name} has a row, but is not in `running`, in {told}",
+        name = row.request_id
+        case.true(isinstance(name, str), f"a row's request_id is a {type(name).__name__} in {told}", hint="A row is plain data: it names its request by request.request_id.")
+        request = next((one for one in running if one.request_id == name), None)
+        case.true(request is not None, f"{name} has a row, but is not in `running`, in {told}",
                   hint="A row is for a request that runs now, not for one that was preempted, aborted or finished.")
         case.true(request.status is RequestStatus.RUNNING, f"{name} has a row with the status {request.status.name} in {told}",
                   hint="Who is admitted becomes RUNNING.")
@@ -171,10 +175,10 @@ def _sound(case: Case, world: World, output: SchedulerOutput, told: str, budget:
 
 def _as_planned(case: Case, output: SchedulerOutput, expected: SchedulerOutput, ran: Sequence[str], told: str) -> None:
     """The student's step is the one that the statement's rules ask for."""
-    gone, should = ([request.request_id for request in out.preempted] for out in (output, expected))
+    gone, should = (list(out.preempted) for out in (output, expected))
     case.equal(gone, should, f"the list of preempted requests in {told}\n  preempted",
-               hint="Only where allocate_slots says False for a running request, and as often as it does: the last of `running` goes.")
-    got, plan = ([(row.request.request_id, row.num_tokens) for row in out.rows] for out in (output, expected))
+               hint="Only where allocate_slots says False for a running request, and as often as it does: the last of `running` goes, and its request_id into the list.")
+    got, plan = ([(row.request_id, row.num_tokens) for row in out.rows] for out in (output, expected))
     if gone and len(got) > len(plan):
         newcomers = sorted(set(dict(got)) - set(dict(plan)))
         case.fail(f"{gone} preempted and {newcomers} admitted in {told}", hint="While anybody is preempted, nobody is admitted: the memory would go in circles.")
@@ -187,20 +191,20 @@ def _as_planned(case: Case, output: SchedulerOutput, expected: SchedulerOutput, 
     case.equal(got, plan, f"the list of (request, tokens) in {told}\n  the list", hint=hint)
 
 
-def _said(output: SchedulerOutput, asks: dict[str, Ask]) -> list[list[SampledToken]]:
+def _said(output: SchedulerOutput, asks: dict[str, Ask], requests: dict[str, Request]) -> StepResult:
     """A made-up token for every row that wants one; the last of a request that stops early is a stop token."""
-    said = []
+    result = StepResult()
     for row in output.rows:
-        ask, number = asks[row.request.request_id], len(row.request.output_token_ids) + 1
-        token = STOP if ask.stops_early and number == ask.outputs else 100 + number
-        said.append([SampledToken(token)] * row.samples)
-    return said
+        if row.samples:
+            ask, number = asks[row.request_id], len(requests[row.request_id].output_token_ids) + 1
+            result.token_ids[row.request_id] = [STOP if ask.stops_early and number == ask.outputs else 100 + number]
+    return result
 
 
 def _updated(case: Case, student: World, output: SchedulerOutput, expected: list, asks: dict[str, Ask], told: str) -> None:
-    added = call(case, student.scheduler.update, f"in {told}", output, _said(output, asks))
-    pairs, wanted = ([(request.request_id, token.token_id) for request, token in one] for one in (added, expected))
-    case.equal(pairs, wanted, f"what update() returns, a list of (request, token), in {told}\n  the list",
+    added = call(case, student.scheduler.update, f"in {told}", output, _said(output, asks, student.requests))
+    pairs, wanted = ([(request.request_id, token_id) for request, token_id in one] for one in (added, expected))
+    case.equal(pairs, wanted, f"what update() returns, a list of (request, token id), in {told}\n  the list",
                hint="One pair for every row that sampled, but none for a request that was aborted meanwhile.")
 
 

@@ -179,7 +179,7 @@ def steps_of(engine: Engine, requests: list[Request], abort: Callable[[int], str
             engine.clock.wait_until(todo[0].arrival_time)
             continue
         if (name := abort(len(told))) in engine.scheduler.requests:
-            engine.abort(engine.scheduler.requests[name])
+            engine.abort(name)
         if not engine.has_unfinished:
             continue
         engine.step()

@@ -98,18 +98,17 @@ def settings_of(road: Road, models: Path, disk: str | Path) -> dict[str, Any]:
 def check_idle(llm: LLM) -> None:
     """Raise RuntimeError unless nothing is left of the requests: no block, no place, no state of theirs."""
     engine = llm.engine
-    if engine.speculation is not None:
-        engine.speculation.propose(engine.scheduler)   # what a drafter remembers of finished requests it drops here
+    engine.step()   # what the runner and a drafter remember of finished requests they drop here
     engine.scheduler.check_integrity()
     managers = {"": engine.kv_cache}
-    if hasattr(drafter := getattr(engine.speculation, "drafter", None), "manager"):
+    if hasattr(drafter := engine.runner.drafter, "manager"):
         managers["draft model's "] = drafter.manager
     scheduler, outputs = engine.scheduler, llm.outputs
     left = {"requests": scheduler.requests, "leaving": scheduler.leaving, "waiting": list(scheduler.waiting),
-            "collectors": outputs.collectors, "submissions": outputs.submissions, "step": engine.in_flight}   # fmt: skip
+            "runner's requests": engine.runner.requests.states, "collectors": outputs.collectors, "submissions": outputs.submissions, "step": engine.in_flight}   # fmt: skip
     for owner, manager in managers.items():
         manager.check_integrity()
-        left |= {owner + name: getattr(manager, name) for name in ("tables", "chains", "num_cached_blocks", "swapped")}
+        left |= {owner + "records": manager.records}
         left |= {f"{owner}blocks": manager.pool.num_blocks - manager.pool.num_free}
         left |= {f"{owner}host places": manager.host.num_blocks - manager.host.num_free}
     if left := {name: found for name, found in left.items() if found}:
@@ -136,7 +135,7 @@ def _arrive(llm: LLM, road: Road) -> list[Served]:
         for index, arrival in enumerate(road.requests):
             if arrival.abort_at == step and index in found and not found[index][0].is_finished:
                 submission = found[index][0]
-                submission.withdraw() if arrival.withdrawn else llm.engine.abort(submission.request)
+                submission.withdraw() if arrival.withdrawn else llm.engine.abort(submission.request.request_id)
                 found[index][1].is_aborted = True
         try:
             is_working = llm.step()
