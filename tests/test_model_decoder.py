@@ -115,6 +115,22 @@ def test_forward_keeps_no_graph(checkpoints):
     assert logits.is_inference() and not any(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_a_backend_is_called_by_what_it_declares(checkpoints):
+    """Methods of those names are not a declaration: without one there is `attend`, and nothing else is called."""
+
+    class Undeclared(NoCacheAttention):
+        run_layer = rotate_and_store = attend_stored = None
+
+    class Declared(Undeclared):
+        fused_store = True
+
+    _, model, _ = checkpoints("llama-mha")
+    batch, windows = ForwardBatch.single(prompt(length=9)), model.config.layer_windows
+    assert torch.equal(model(batch, Undeclared(windows)), model(batch, NoCacheAttention(windows)))
+    with pytest.raises(TypeError, match="not callable"):
+        model(batch, Declared(windows))
+
+
 def test_a_tied_head_is_the_embedding(checkpoints):
     _, model, _ = checkpoints("qwen2-full")
     assert torch.equal(model.lm_head.weight, model.embed_tokens)

@@ -26,7 +26,7 @@ from minillm.engine.runner import LaunchedStep, ModelRunner
 from minillm.engine.scheduler import KVCache, SampledToken, Scheduler, SchedulerOutput
 from minillm.engine.speculation import DEFAULT_LENGTH, Speculation, build_speculation
 from minillm.engine.warmup import warm_up
-from minillm.kv_cache.triton_attention import TritonAttention
+from minillm.model.attention import can
 from minillm.model.decoder import Decoder
 from minillm.sampling.logprobs import Logprob
 from minillm.sampling.sampler import Sampler
@@ -98,7 +98,7 @@ class Engine:
             sampler = sampler or (RejectionSampler() if drafter is not None or config.speculative_config else Sampler())
             transfer, pieces = build_transfer(cache, self.kv_cache), build_pieces(model, graphs, config)
             runner = ModelRunner(model, cache, attention, sampler, self.trace, graphs, transfer, pieces)
-            if model.device.type == "cuda" and isinstance(attention, TritonAttention):
+            if model.device.type == "cuda" and can(attention, "graph_safe"):
                 warm_up(model, attention, sampler)
         self.runner = runner
         if drafter is None and model is not None and isinstance(runner, ModelRunner):

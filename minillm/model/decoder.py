@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.kernels import native
-from minillm.model.attention import AttentionBackend
+from minillm.model.attention import AttentionBackend, can
 from minillm.model.batch import ForwardBatch
 from minillm.model.config import ModelConfig
 from minillm.model.fused import run_layers
@@ -55,7 +55,7 @@ class Decoder(nn.Module):
         """Logits of the tokens in `batch.logits_indices`: [num_logits, vocab_size] float32, in `out` where it is given."""
         rotary = self.rotary(batch.positions)
         hidden = self.embed(batch.token_ids)
-        if hasattr(attention, "rotate_and_store"):  # on a GPU: the same in fewer launches, chapter 14
+        if can(attention, "fused_store"):  # on a GPU: the same in fewer launches, chapter 14
             return self.logits(run_layers(self, hidden, rotary, attention, batch), out)
         for layer in self.in_order():
             hidden = layer(hidden, rotary, attention, batch)
@@ -154,7 +154,7 @@ class DecoderLayer(nn.Module):
 
     def forward(self, hidden: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
         """[num_tokens, hidden_size] in and out; the input may be overwritten."""
-        if self.whole is not None and hidden.shape[0] <= WHOLE_UP_TO and hasattr(attention, "run_layer"):
+        if self.whole is not None and hidden.shape[0] <= WHOLE_UP_TO and can(attention, "fused_layer"):
             attention.run_layer(self.whole, hidden, rotary, self.self_attn.index, batch)  # the same, in one call: chapter 14
             return hidden
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, attention, batch)
