@@ -131,6 +131,19 @@ def test_a_backend_is_called_by_what_it_declares(checkpoints):
         model(batch, Declared(windows))
 
 
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_linears_are_the_matrices_of_the_checkpoint_by_name(checkpoints, name):
+    """Every product of `transformers`, once, as the rows of one of ours."""
+    oracle, model, _ = checkpoints(name)
+    theirs = {place: module.weight for place, module in oracle.named_modules() if isinstance(module, torch.nn.Linear)}
+    ours = {}
+    for place, linear in model.linears().items():
+        prefix = "" if place == "lm_head" else "model."
+        ours |= {matrix: linear.weight[rows] for matrix, rows in linear.checkpoint_rows(prefix + place).items()}
+    assert list(model.layers[1].linears()) == ["self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"]
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[matrix], theirs[matrix]) for matrix in theirs)
+
+
 def test_a_tied_head_is_the_embedding(checkpoints):
     _, model, _ = checkpoints("qwen2-full")
     assert torch.equal(model.lm_head.weight, model.embed_tokens)
