@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from minillm.device import pin_memory
+from minillm.rounding import round_up
 
 if TYPE_CHECKING:
     from minillm.model.decoder import DecoderLayer
@@ -37,7 +38,7 @@ class LayerStream:
         first = list(layers[0].linears().values())
         starts = [0]
         for linear in first:
-            starts.append(starts[-1] + -(-linear.plain.numel() // ALIGNMENT) * ALIGNMENT)
+            starts.append(starts[-1] + round_up(linear.plain.numel(), ALIGNMENT))
         dtype = first[0].plain.dtype
         self.host = torch.zeros(len(layers), starts[-1], dtype=dtype)
         self.slots = torch.zeros(2, starts[-1], dtype=dtype, device=device)

@@ -27,6 +27,7 @@ from minillm.model.layers import Linear
 from minillm.quantization.config import QuantizationConfig, resolve
 from minillm.quantization.formats import FORMATS, QuantizedWeight, pack_codes, unpack_codes
 from minillm.quantization.linear import QuantizedLinear
+from minillm.rounding import ceil_div
 
 QUANT_METHOD = "minillm"  # in config.json: who can read the tensors
 PARTS = ("codes", "scales", "zeros", "activation_scale", "outlier_columns", "outlier_weights")
@@ -125,7 +126,7 @@ def differences(asked: QuantizationConfig, stored: QuantizationConfig) -> str:
 def assemble(name: str, linear: Linear, parts: dict[str, Tensor], config: QuantizationConfig, format: str) -> QuantizedLinear:
     """One matrix from its stored parts."""
     bits, (out, width) = FORMATS[format].bits, (linear.out_features, linear.in_features)
-    shape = [out, -(-width * bits // 8)]
+    shape = [out, ceil_div(width * bits, 8)]
     if not {"codes", "scales"} <= parts.keys():
         raise ValueError(f"{name}.codes or {name}.scales is missing, which {format} weights need")
     if list(parts["codes"].shape) != shape or parts["scales"].shape[0] != out:
