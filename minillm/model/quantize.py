@@ -145,6 +145,7 @@ def awq_rescale(layer: DecoderLayer, config: QuantizationConfig, statistics: Sta
     inputs = torch.arange(attn.o_proj.in_features, device=attn.o_proj.plain.device)
     value_head, channel = inputs // attn.head_dim // queries_per_value, inputs % attn.head_dim
     o_source = value_head * attn.head_dim + channel
+    # The product that makes the inputs, and which of its rows.
     makers = {"self_attn.o_proj": (attn.qkv_proj, "v_proj"), "mlp.down_proj": (mlp.gate_up_proj, "up_proj")}
     for name, linear in layer.linears().items():
         source = o_source if linear is attn.o_proj else None
