@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from minillm.model.calibration import corpus_sequences, perplexity
 from minillm.model.checkpoint import load_config, load_model, load_tokenizer, read_model, read_tensors, resolve_model, weight_files
 from minillm.model.decoder import Decoder
-from minillm.model.quantized_folder import check_new, linears_of, save_quantized
+from minillm.model.quantized_folder import check_new, save_quantized
 from minillm.quantization.config import QuantizationConfig, resolve
 from minillm.quantization.outliers import plant_outliers
 from minillm.zoo import corpus
@@ -102,7 +102,7 @@ def report(result: Quantized) -> str:
 
 def bits_per_weight(decoder: Decoder) -> float:
     """Of all matrices that are in few bits; before `prepare` or after."""
-    quantized = [linear.quantized for linear in linears_of(decoder).values() if linear.quantized is not None]
+    quantized = [linear.quantized for linear in decoder.linears().values() if linear.quantized is not None]
     return 8 * sum(q.num_bytes for q in quantized) / sum(q.out_features * q.in_features for q in quantized)
 
 

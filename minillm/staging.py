@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from minillm.rounding import round_up
+
 ALIGNMENT = 16  # bytes; a kernel compiled for an aligned pointer serves every column
 
 
@@ -34,7 +36,7 @@ def upload(*columns: np.ndarray | Sequence[int], device: torch.device | str) -> 
 
 def layout(arrays: Sequence[np.ndarray]) -> tuple[list[int], int]:
     """Where each array begins when they lie side by side, in bytes, and how many bytes they take."""
-    ends = list(accumulate((-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays), initial=0))
+    ends = list(accumulate((round_up(array.nbytes, ALIGNMENT) for array in arrays), initial=0))
     return ends[:-1], max(ends[-1], ALIGNMENT)
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minillm.model.attention import NoCacheAttention, causal_attention, causal_mask
+from minillm.kv_cache.native_attention import NativeAttention
+from minillm.kv_cache.torch_attention import TorchAttention
+from minillm.kv_cache.triton_attention import TritonAttention
+from minillm.model.attention import NoCacheAttention, can, causal_attention, causal_mask
 from minillm.model.batch import ForwardBatch
 
 
@@ -66,6 +69,28 @@ def test_sequences_of_one_batch_do_not_see_each_other():
 def test_without_a_cache_nothing_can_be_cached():
     with pytest.raises(ValueError, match="positions start at 0"):
         NoCacheAttention((None,)).attend(torch.ones(1, 1, 2), torch.ones(1, 1, 2), torch.ones(1, 1, 2), 0, ragged([1], [5]))
+
+
+class OnlyAttend:
+    """What a notebook writes."""
+
+    def attend(self, q, k, v, layer, batch):
+        return q
+
+
+@pytest.mark.parametrize("backend, declared", [
+    (OnlyAttend, set()), (NoCacheAttention, set()), (TorchAttention, set()),
+    (NativeAttention, {"fused_layer"}), (TritonAttention, {"fused_store", "graph_safe"}),
+])  # fmt: skip
+def test_backends_declare_what_they_can_do(backend, declared):
+    methods = {"fused_layer": ["run_layer"], "fused_store": ["rotate_and_store", "attend_stored"], "graph_safe": ["attend"]}
+    assert {name for name in methods if can(backend, name)} == declared
+    assert all(callable(getattr(backend, method)) for name in declared for method in methods[name])
+
+
+def test_a_capability_that_the_protocol_does_not_have_is_not_a_no():
+    with pytest.raises(AttributeError, match="graph_save"):
+        can(OnlyAttend(), "graph_save")
 
 
 def test_single_batch():

@@ -115,6 +115,35 @@ def test_forward_keeps_no_graph(checkpoints):
     assert logits.is_inference() and not any(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_a_backend_is_called_by_what_it_declares(checkpoints):
+    """Methods of those names are not a declaration: without one there is `attend`, and nothing else is called."""
+
+    class Undeclared(NoCacheAttention):
+        run_layer = rotate_and_store = attend_stored = None
+
+    class Declared(Undeclared):
+        fused_store = True
+
+    _, model, _ = checkpoints("llama-mha")
+    batch, windows = ForwardBatch.single(prompt(length=9)), model.config.layer_windows
+    assert torch.equal(model(batch, Undeclared(windows)), model(batch, NoCacheAttention(windows)))
+    with pytest.raises(TypeError, match="not callable"):
+        model(batch, Declared(windows))
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_linears_are_the_matrices_of_the_checkpoint_by_name(checkpoints, name):
+    """Every product of `transformers`, once, as the rows of one of ours."""
+    oracle, model, _ = checkpoints(name)
+    theirs = {place: module.weight for place, module in oracle.named_modules() if isinstance(module, torch.nn.Linear)}
+    ours = {}
+    for place, linear in model.linears().items():
+        prefix = "" if place == "lm_head" else "model."
+        ours |= {matrix: linear.weight[rows] for matrix, rows in linear.checkpoint_rows(prefix + place).items()}
+    assert list(model.layers[1].linears()) == ["self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"]
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[matrix], theirs[matrix]) for matrix in theirs)
+
+
 def test_a_tied_head_is_the_embedding(checkpoints):
     _, model, _ = checkpoints("qwen2-full")
     assert torch.equal(model.lm_head.weight, model.embed_tokens)

@@ -9,7 +9,7 @@ from test_quantization_methods import random_weight, seen
 from minillm.model.attention import NoCacheAttention
 from minillm.model.calibration import CalibrationWalk, calibration_sequences, perplexity, whole_sequences
 from minillm.model.checkpoint import load_tokenizer, read_model, resolve_model
-from minillm.model.quantize import products_of, quantize_decoder, quantize_linear, rescale
+from minillm.model.quantize import quantize_decoder, quantize_linear, rescale
 from minillm.quantization.config import QuantizationConfig, resolve
 from minillm.quantization.outliers import plant_outliers
 
@@ -35,14 +35,14 @@ def test_folding_preserves_the_function(tmp_path, monkeypatch, family, method):
     walk = CalibrationWalk(decoder, SEQUENCES)
     group = decoder.config.num_heads // decoder.config.num_kv_heads
     for layer in decoder.layers:
-        products = products_of(layer)
+        products = layer.linears()
         before = {name: linear.plain.clone() for name, linear in products.items()}
         with torch.no_grad():
-            statistics = walk.observe(layer, products)
+            statistics = walk.observe(layer)
             rescale(layer, config, statistics, group)
         changed = {name for name, linear in products.items() if not torch.allclose(linear.plain, before[name])}
-        assert changed == set(products) if method == "awq" else changed == {"qkv_proj", "gate_up_proj"}
-        for name, again in walk.observe(layer, products).items():  # the statistics were divided as the inputs were
+        assert changed == set(products) if method == "awq" else changed == {"self_attn.qkv_proj", "mlp.gate_up_proj"}
+        for name, again in walk.observe(layer).items():  # the statistics were divided as the inputs were
             torch.testing.assert_close(statistics[name].hessian, again.hessian, rtol=1e-3, atol=1e-3)
         walk.advance(layer)
     torch.testing.assert_close(logits(decoder), expected, rtol=1e-3, atol=1e-3)
@@ -61,7 +61,7 @@ def test_planted_outliers_preserve_the_function_to_the_last_bit(tmp_path, family
     torch.testing.assert_close(logits(decoder), expected, rtol=1e-5, atol=1e-5)
     walk = CalibrationWalk(decoder, SEQUENCES)
     for layer in decoder.layers:
-        largest = walk.observe(layer, products_of(layer))["qkv_proj"].largest.sort().values
+        largest = walk.observe(layer)["self_attn.qkv_proj"].largest.sort().values
         assert (largest > 20 * largest.median()).sum() in (2, 3)  # one may have hardly any weight in its norm
         walk.advance(layer)
 
@@ -85,7 +85,7 @@ def test_a_layer_is_calibrated_with_the_errors_before_it(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, "llama-mha")
     decoder, inputs = read_model(tmp_path, "float32", "cpu"), []
     observe = CalibrationWalk.observe
-    monkeypatch.setattr(CalibrationWalk, "observe", lambda walk, layer, products: (inputs.append([h.clone() for h in walk.hidden]), observe(walk, layer, products))[1])
+    monkeypatch.setattr(CalibrationWalk, "observe", lambda walk, layer: (inputs.append([h.clone() for h in walk.hidden]), observe(walk, layer))[1])
     quantize_decoder(decoder, QuantizationConfig("gptq", "int2", 16, lm_head=None), SEQUENCES)
     assert len(inputs) == 3
     batch = whole_sequences(SEQUENCES)
@@ -99,7 +99,7 @@ def test_a_layer_is_calibrated_with_the_errors_before_it(tmp_path, monkeypatch):
 def test_what_cannot_be_calibrated_is_named(tmp_path):
     save_checkpoint(tmp_path, "llama-mha")
     decoder = read_model(tmp_path, "float32", "cpu")
-    with pytest.raises(ValueError, match=r"layer 0, qkv_proj: group_size=64 does not divide in_features=48"):
+    with pytest.raises(ValueError, match=r"layer 0, self_attn.qkv_proj: group_size=64 does not divide in_features=48"):
         quantize_decoder(decoder, resolve("gptq"), SEQUENCES)
     with pytest.raises(ValueError, match="method='gptq' is calibrated: it needs texts"):
         quantize_decoder(decoder, QuantizationConfig("gptq", group_size=16))

@@ -74,7 +74,7 @@ def test_a_folder_that_is_not_empty_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize("arguments, message", [
     (["--method", "gtpq"], "method='gtpq' is not allowed"),
-    (["--group-size", "48"], "layer 0, qkv_proj: group_size=48 does not divide in_features=256"),
+    (["--group-size", "48"], "layer 0, self_attn.qkv_proj: group_size=48 does not divide in_features=256"),
     (["--method", "smoothquant", "--bits", "4"], "--bits 8 or --format fp8"),
     (["--method", "awq", "--act-order"], "act_order=True with method='awq' is not allowed: gptq alone reads it"),
     (["--bits", "4", "--format", "fp8"], "give one of them"),

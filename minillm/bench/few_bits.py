@@ -22,7 +22,6 @@ from ..device import resolve_device, resolve_dtype
 from ..model.checkpoint import load_config, load_model
 from ..model.config import ModelConfig
 from ..model.decoder import Decoder
-from ..model.layers import Linear
 from ..quantization.linear import QuantizedLinear
 from . import decode, ladder, llama_cpp, measure
 from .record import Record, release
@@ -131,7 +130,7 @@ def _engines(path: Path, config: ModelConfig, workload: Workload, record: Record
 
 def weight_bytes_of(model: Decoder) -> int:
     """What the matrices of a model take as they are kept, packed and with their scales."""
-    linears = [module for module in model.modules() if isinstance(module, Linear)]
+    linears = model.linears().values()
     return sum(x.quantized.held_bytes if x.quantized is not None else x.weight.numel() * x.weight.element_size() for x in linears)
 
 

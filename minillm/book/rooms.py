@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 FLOORS = {
+    "rounding": 0,
     "device": 1, "staging": 1, "trace": 1, "zoo": 1,
     "kernels": 2,
     "quantization": 3,

@@ -29,7 +29,7 @@ from minillm.engine.scheduler import KVCache, Scheduler
 from minillm.engine.speculation import DEFAULT_LENGTH, Speculation, build_speculation
 from minillm.engine.step import Announcer, SchedulerOutput, StepResult
 from minillm.engine.warmup import warm_up
-from minillm.kv_cache.triton_attention import TritonAttention
+from minillm.model.attention import can
 from minillm.model.decoder import Decoder
 from minillm.sampling.logprobs import Logprob
 from minillm.sampling.sampler import Sampler
@@ -103,7 +103,7 @@ class Engine:
             sampler = sampler or (RejectionSampler() if drafter is not None or config.speculative_config else Sampler())
             transfer, pieces = build_transfer(cache, self.kv_cache), build_pieces(model, graphs, config)
             runner = ModelRunner(model, cache, attention, sampler, self.trace, graphs, transfer, pieces, drafter)
-            if model.device.type == "cuda" and isinstance(attention, TritonAttention):
+            if model.device.type == "cuda" and can(attention, "graph_safe"):
                 warm_up(model, attention, sampler)
         self.executor = executor or InProcessExecutor(runner)
         if drafter is None and model is not None and isinstance(runner, ModelRunner):

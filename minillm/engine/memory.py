@@ -23,7 +23,7 @@ from minillm.kv_cache.retention import RetentionPolicy, SinkTurn
 from minillm.kv_cache.torch_attention import TorchAttention
 from minillm.kv_cache.transfer import BlockTransfer
 from minillm.kv_cache.triton_attention import TritonAttention
-from minillm.model.attention import AttentionBackend
+from minillm.model.attention import AttentionBackend, can
 from minillm.model.batch import ForwardBatch
 from minillm.model.checkpoint import load_config, resolve_model
 from minillm.model.config import ModelConfig
@@ -120,7 +120,7 @@ def build_graphs(
 ) -> DecodeGraphs | None:
     """The recorded decode steps, of at most `tokens_each` tokens a request, where the backend can be recorded and
     `enforce_eager` does not forbid it."""
-    if config.enforce_eager or not isinstance(attention, TritonAttention):
+    if config.enforce_eager or not can(attention, "graph_safe"):
         return None
     if model.stream is not None:
         warnings.warn("steps are not recorded (CUDA graphs) with cpu_offload_bytes: enforce_eager=True says so beforehand", stacklevel=2)
@@ -264,7 +264,7 @@ def _free_on_gpu(model: Decoder, config: EngineConfig) -> int:
 def _recorded_bytes(model: Decoder, attention: AttentionBackend, config: EngineConfig, longest: int, drawn: int) -> int:
     """Bytes that the recorded steps will take. The largest are recorded and measured; every other graph is taken to add as
     much as the smallest does, since all share the memory between their kernels."""
-    if config.enforce_eager or not isinstance(attention, TritonAttention) or model.stream is not None:
+    if config.enforce_eager or not can(attention, "graph_safe") or model.stream is not None:
         return 0
     recorder, kept, taken = Recorder(model.device), [], []
     sizes, pieces = bucket_sizes(drawn), piece_sizes(config.max_num_batched_tokens)

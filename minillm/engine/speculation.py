@@ -21,7 +21,7 @@ from minillm.engine.scheduler import Scheduler
 from minillm.engine.step import NewRequest, ScheduledRequest, SchedulerOutput, StepResult
 from minillm.engine.warmup import warm_up
 from minillm.kv_cache.manager import KVCacheManager
-from minillm.kv_cache.triton_attention import TritonAttention
+from minillm.model.attention import can
 from minillm.model.batch import ForwardBatch
 from minillm.model.checkpoint import load_config, load_model, load_tokenizer, resolve_model
 from minillm.model.decoder import Decoder
@@ -180,7 +180,7 @@ def build_draft_runner(model: Decoder, kv_cache: KVCacheManager, config: EngineC
     attention = build_attention(draft, cache, config.attention_backend)
     graphs = build_graphs(draft, attention, manager, config, tokens_each=2)  # two to catch up on after a full acceptance
     runner = ModelRunner(draft, cache, attention, graphs=graphs)
-    if draft.device.type == "cuda" and isinstance(attention, TritonAttention):
+    if draft.device.type == "cuda" and can(attention, "graph_safe"):
         warm_up(draft, attention, runner.sampler)
     return runner, manager
 

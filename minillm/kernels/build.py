@@ -26,6 +26,7 @@ from pathlib import Path
 from minillm.kernels.gpus import GPU
 from minillm.kernels.language import triton
 from minillm.kernels.shipping import last_line, literal, pack, plain, run_module, unpack
+from minillm.rounding import round_up
 
 
 @dataclass(frozen=True)
@@ -140,11 +141,6 @@ def occupancy(report: Report, gpu: GPU) -> Occupancy:
     limited_by = min(limits, key=limits.get)
     warps = limits[limited_by] * report.num_warps
     return Occupancy(limits[limited_by], warps, warps / gpu.max_warps_per_sm, limited_by)
-
-
-def round_up(n: int, unit: int) -> int:
-    """The smallest multiple of `unit` that is at least n."""
-    return -(-n // unit) * unit
 
 
 def without_comments(ptx: str) -> str:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from minillm.kernels.language import next_power_of_2, tl, triton
+from minillm.rounding import ceil_div
 
 MIN_SPLIT = 256  # positions; a shorter split would spend its time on starting and merging
 PROGRAMS_PER_SM = 4  # how finely a batch is cut: enough to even out programs of different length
@@ -192,7 +193,7 @@ def torch_plan_decode(
             while tokens < tokens_each and index[row + tokens : row + tokens + 1] == [index[row] + tokens]:
                 tokens += 1
             sequences.append((row, tokens, max(length - (window or length), 0), length + tokens - 1 if length else 0))
-    size = max(-(-sum(end - first for *_, first, end in sequences) // target), MIN_SPLIT)
+    size = max(ceil_div(sum(end - first for *_, first, end in sequences), target), MIN_SPLIT)
     listed, slot = [], 0
     for row, tokens, first, end in sequences:
         splits = max((end - first + size // 2) // size, 1)

@@ -15,6 +15,8 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from minillm.rounding import round_up
+
 ALIGNMENT = 64  # a line of the cache
 CHUNK = 64 * 2**20  # taken from the system at once, and used from front to back; what is never written takes no memory
 
@@ -48,7 +50,7 @@ class Arena:
             if self._chunk is None or self._used + num_bytes > len(self._chunk):
                 self._chunk, self._used = _mapping(max(num_bytes, CHUNK)), 0
             piece = self._chunk[self._used : self._used + num_bytes]
-            self._used += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+            self._used += round_up(num_bytes, ALIGNMENT)
             return piece
 
 
@@ -57,7 +59,7 @@ _arena = Arena()
 
 def _mapping(num_bytes: int) -> Tensor:
     """uint8, zeros by the system's promise: at least `num_bytes`."""
-    num_bytes = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+    num_bytes = round_up(num_bytes, ALIGNMENT)
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(num_bytes, dtype=torch.uint8)
     # Not shared with other processes, which is what mmap means by default: shared memory has small pages only.

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from minillm.kernels import huge_pages, native
 from minillm.kernels.native import LANES
+from minillm.rounding import ceil_div
 
 STEP = 8  # inputs that are decoded together; the kinds of native_quant.h
 NIBBLES, BYTES, FLOATS, W8A8 = 1, 2, 3, 4
@@ -84,7 +85,7 @@ def pack(
     """
     out_features, in_features = codes.shape
     num_groups = scales.shape[1]
-    group = -(-in_features // num_groups)
+    group = ceil_div(in_features, num_groups)
     if num_groups > 1 and group % STEP:
         raise ValueError(f"groups of {group} inputs cannot be multiplied here; allowed: multiples of {STEP}, or whole rows")
     if activations == "int8" and (num_groups > 1 or zeros is not None or in_features > MOST_INPUTS):

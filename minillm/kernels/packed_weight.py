@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minillm.kernels.language import MODE, tl, triton
+from minillm.rounding import ceil_div
 
 WORDS = 16  # words of one output in a unit
 OPERAND = 32  # inputs that come out of a unit at once
@@ -118,7 +119,7 @@ def pack(codes: Tensor, scales: Tensor, zeros: Tensor | None = None, format: str
     if codes.dtype is not torch.uint8 or scales.shape[0] != out_features or (zeros is not None and zeros.shape != scales.shape):
         shapes = [list(x.shape) for x in (codes, scales, zeros) if x is not None]
         raise ValueError(f"codes ({codes.dtype}), scales and zeros of {shapes} do not fit; give uint8 [out, in] and [out, groups]")
-    group_size = -(-in_features // num_groups)
+    group_size = ceil_div(in_features, num_groups)
     bits = carrier_bits(format)
     unit = WORDS * 32 // bits
     pairs = F.pad(codes, (0, -in_features % unit)).view(out_features, -1, unit // OPERAND, WORDS, 2).int()
@@ -132,7 +133,7 @@ def pack(codes: Tensor, scales: Tensor, zeros: Tensor | None = None, format: str
         format,
         in_features,
         group_size,
-        torch.zeros(-(-out_features // 16), dtype=torch.int32, device=codes.device),
+        torch.zeros(ceil_div(out_features, 16), dtype=torch.int32, device=codes.device),
     )
 
 

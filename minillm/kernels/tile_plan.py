@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from minillm.kernels.language import tl, triton
+from minillm.rounding import ceil_div
 
 BLOCK = 64  # tiles, and sequences, that a program compares at once
 
@@ -38,7 +39,7 @@ def plan_tiles(query_start_loc: Tensor, seq_lens: Tensor | None, num_tokens: int
 
 def most_tiles(num_tokens: int, num_seqs: int, max_query_len: int, tile: int) -> int:
     """The most tiles that sequences with so many tokens together can have: each ends in a tile with one token."""
-    return min((num_tokens + num_seqs * (tile - 1)) // tile, num_seqs * (-(-max_query_len // tile)))
+    return min((num_tokens + num_seqs * (tile - 1)) // tile, num_seqs * ceil_div(max_query_len, tile))
 
 
 @triton.jit(do_not_specialize=["num_seqs", "num_places"], do_not_specialize_on_alignment=["query_start_loc", "seq_lens"])

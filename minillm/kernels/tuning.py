@@ -27,6 +27,7 @@ from minillm.kernels.language import MODE, capability
 from minillm.kernels.native_build import cache_folder, is_ours
 from minillm.kernels.paged_prefill import paged_prefill
 from minillm.kernels.tiles import TUNED, Tiles, candidate_tiles
+from minillm.rounding import ceil_div
 
 MARGIN = 0.97  # of the builds' time: what is not faster than this is noise
 NUM_SEQS, LENGTH = 2, 2048  # of the prompts that are timed
@@ -137,7 +138,7 @@ def cuda_seconds(launch: Callable[[], object], rounds: int = 5, launches: int = 
 def prompts_like(keys: Tensor, values: Tensor, num_heads: int, dtype: torch.dtype) -> Callable[[Tiles], Tensor]:
     """Attention of a few prompts over pages of these shapes, as a function of the tiles."""
     block_size, device = keys.shape[3], keys.device
-    per_seq = -(-LENGTH // block_size)
+    per_seq = ceil_div(LENGTH, block_size)
     generator = torch.Generator(device).manual_seed(0)  # numbers, as zeros take less power, and the user's stream untouched
 
     def some(*shape: int) -> Tensor:

@@ -18,6 +18,7 @@ from minillm.kv_cache.host import HostPool
 from minillm.kv_cache.prefix import extend_chain, root_hash
 from minillm.kv_cache.records import BlockMoves, ComputedBlocks, RequestBlocks, Tables
 from minillm.kv_cache.tiers import Disk, Tiers
+from minillm.rounding import ceil_div
 
 
 class Request(Protocol):
@@ -58,7 +59,7 @@ class KVCacheManager:
         self.host = HostPool(num_host_blocks)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.window, self.num_sink_blocks = window, -(-sinks // block_size)
+        self.window, self.num_sink_blocks = window, ceil_div(sinks, block_size)
         self.identity = identity
         self.records: dict[str, RequestBlocks] = {}
         self.tables = Tables(self.records)
@@ -103,7 +104,7 @@ class KVCacheManager:
             table, num_computed = computed.block_ids, computed.num_tokens
         first_written = num_computed // self.block_size
         shared = [i for i in range(first_written, len(table)) if self.pool.ref_cnt[table[i]] > 1]
-        num_blocks = -(-(num_computed + num_new_tokens) // self.block_size)
+        num_blocks = ceil_div(num_computed + num_new_tokens, self.block_size)
         num_added = max(0, num_blocks - len(table))
         unused = self._outside_window(table, num_computed) if computed is None and self.window is not None else []
         if not (num_added or shared or unused or computed):
@@ -164,7 +165,7 @@ class KVCacheManager:
         """Move what only this request owns to host memory and free the rest; False, and nothing changed, if host
         memory is full. Blocks that others share stay with them, and are looked for by hash on the way back.
         """
-        used = -(-request.num_computed_tokens // self.block_size)
+        used = ceil_div(request.num_computed_tokens, self.block_size)
         table = self.tables[request.request_id][:used]
         for i in self._outside_window(table, request.num_computed_tokens):
             table[i] = NULL_BLOCK  # nothing reads it again
@@ -200,7 +201,7 @@ class KVCacheManager:
 
     def blocks_needed(self, num_tokens: int, max_new_tokens: int) -> int:
         """The most blocks a request of `num_tokens` owns at once, when at most `max_new_tokens` come in one step."""
-        num_blocks = -(-num_tokens // self.block_size)
+        num_blocks = ceil_div(num_tokens, self.block_size)
         if self.window is None:
             return num_blocks
         return min(num_blocks, self.num_sink_blocks - (-(self.window + max_new_tokens + self.block_size) // self.block_size))

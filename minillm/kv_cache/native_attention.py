@@ -24,6 +24,8 @@ class NativeAttention:
     gathered copy, no score matrix; 8-bit pages are read as they are. Raises ValueError where there are no kernels for
     the cache."""
 
+    fused_layer = True
+
     def __init__(self, cache: PagedKVCache, layer_windows: Sequence[int | None], sink_turn: SinkTurn | None = None):
         if not self.serves(cache):
             where = f"{cache.model_dtype} on {cache.keys[0].device}"

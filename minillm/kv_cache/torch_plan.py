@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from minillm.kv_cache.paged import PagedKVCache
+from minillm.rounding import ceil_div
 from minillm.staging import upload
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Plan:
         size = self.block_size
         first = np.zeros_like(seq_lens) if self.window is None else np.maximum(seq_lens - self.window, 0)
         first_block = first // size
-        counts = -(-seq_lens // size) - first_block  # blocks that each sequence reads
+        counts = ceil_div(seq_lens, size) - first_block  # blocks that each sequence reads
         if self.window is None:
             blocks = table[: len(seq_lens), : counts.max()]
         else:
@@ -116,14 +117,14 @@ class Plan:
 
     def _tile_groups(self, seqs: range, starts: np.ndarray, seq_lens: np.ndarray, table: np.ndarray) -> list[TileGroup]:
         """Tiles of these sequences. A tile reads the blocks of the sinks, and from block `first` on those of its windows."""
-        groups, sink_blocks = defaultdict(list), -(-self.sinks // self.block_size)
+        groups, sink_blocks = defaultdict(list), ceil_div(self.sinks, self.block_size)
         for seq in seqs:
             before = seq_lens[seq] - (starts[seq + 1] - starts[seq])  # positions computed in earlier steps
             for row in range(starts[seq], starts[seq + 1], QUERY_TILE):
                 count = min(QUERY_TILE, starts[seq + 1] - row)
                 position = before + row - starts[seq]
                 first = 0 if self.window is None else max(0, position + 1 - self.window) // self.block_size
-                first, end = max(first, sink_blocks), -(-(position + count) // self.block_size)
+                first, end = max(first, sink_blocks), ceil_div(position + count, self.block_size)
                 num_blocks = min(end, sink_blocks) + max(0, end - first)
                 groups[int(num_blocks).bit_length()].append((seq, row, count, position, first, num_blocks))
         planned = []

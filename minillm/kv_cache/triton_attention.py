@@ -44,6 +44,8 @@ class TritonAttention:
     can run.
     """
 
+    fused_store = graph_safe = True
+
     def __init__(
         self,
         cache: PagedKVCache,

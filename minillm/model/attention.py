@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 
 
 class AttentionBackend(Protocol):
-    """Owns the KV cache of every layer and attends over it."""
+    """Owns the KV cache of every layer and attends over it.
+
+    `attend` is all that a backend needs. What it can do beyond that, its class declares by setting one of the attributes
+    below to True, and `can` reads it. A class that declares nothing is called through `attend` alone.
+    """
+
+    fused_layer: bool = False  # `run_layer` computes a whole DecoderLayer in one call: NativeAttention
+    fused_store: bool = False  # rotates, stores and attends from the projection on: `minillm.model.fused.FusedAttention`
+    graph_safe: bool = False  # decodes without waiting for the device, and takes padding (slot -1, length 0): CUDA graphs record it
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
         """Store k and v of this step's tokens, then attend with q over all positions up to its own.
@@ -26,6 +34,11 @@ class AttentionBackend(Protocol):
         Returns [num_tokens, num_heads, head_dim]. None of the three may be assumed contiguous.
         """
         ...
+
+
+def can(attention: AttentionBackend, capability: str) -> bool:
+    """Whether a backend declares a capability of the protocol; where it does not say, the protocol's default holds."""
+    return getattr(attention, capability, getattr(AttentionBackend, capability))
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None = None, scale: float | None = None) -> Tensor:

@@ -17,7 +17,6 @@ import torch
 from minillm.model.attention import NoCacheAttention
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder, DecoderLayer
-from minillm.model.layers import Linear
 from minillm.quantization.statistics import InputStatistics
 from minillm.zoo import corpus
 
@@ -70,8 +69,9 @@ class CalibrationWalk:
         self.rotary = [decoder.rotary(batch.positions) for batch in self.batches]
         self.hidden = [decoder.embed(batch.token_ids) for batch in self.batches]  # each [num_tokens, hidden_size]
 
-    def observe(self, layer: DecoderLayer, products: dict[str, Linear]) -> dict[str, InputStatistics]:
-        """Compute the layer, and watch what its products get."""
+    def observe(self, layer: DecoderLayer) -> dict[str, InputStatistics]:
+        """Compute the layer, and watch what its products get; by their places in it."""
+        products = layer.linears()
         statistics = {name: InputStatistics(linear.in_features, self.hidden[0].device) for name, linear in products.items()}
         hooks = [
             linear.register_forward_pre_hook(lambda _, arguments, seen=statistics[name]: seen.add(arguments[0]))

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.kernels import native
-from minillm.model.attention import AttentionBackend
+from minillm.model.attention import AttentionBackend, can
 from minillm.model.batch import ForwardBatch
 from minillm.model.config import ModelConfig
 from minillm.model.fused import run_layers
 from minillm.model.layers import CosSin, Linear, RMSNorm, Rotary, SwiGLU, apply_rotary, empty_parameter
-from minillm.model.offload import LayerStream, move_to, offload
+from minillm.model.offload import LayerStream, offload
 from minillm.quantization.linear import QuantizedLinear
 
 WHOLE_UP_TO = 256  # tokens; with more the calls cost nothing beside the work, and the memory between them would grow
@@ -55,7 +55,7 @@ class Decoder(nn.Module):
         """Logits of the tokens in `batch.logits_indices`: [num_logits, vocab_size] float32, in `out` where it is given."""
         rotary = self.rotary(batch.positions)
         hidden = self.embed(batch.token_ids)
-        if hasattr(attention, "rotate_and_store"):  # on a GPU: the same in fewer launches, chapter 14
+        if can(attention, "fused_store"):  # on a GPU: the same in fewer launches, chapter 14
             return self.logits(run_layers(self, hidden, rotary, attention, batch), out)
         for layer in self.in_order():
             hidden = layer(hidden, rotary, attention, batch)
@@ -85,11 +85,11 @@ class Decoder(nn.Module):
         self.fingerprint = self._fingerprint()
         if cpu_offload_bytes:
             self.stream = offload(self.layers, cpu_offload_bytes, self.device)
-            move_to(self.lm_head, self.device)
+            self.lm_head.move_to(self.device)
         in_cache = self.config.num_parameters() * self.dtype.itemsize <= CACHE_BYTES
-        for module in self.modules():
-            if isinstance(module, Linear) and (self.stream is None or module not in self.stream.linears):
-                module.prepare(in_cache)
+        for linear in self.linears().values():
+            if self.stream is None or linear not in self.stream.linears:
+                linear.prepare(in_cache)
         for layer in self.layers:
             layer.prepare(self.config)
         return self
@@ -109,6 +109,13 @@ class Decoder(nn.Module):
             sample = tensor.flatten()[places if tensor.numel() else []].float().cpu()
             digest.update(name.encode() + sample.numpy().tobytes())
         return digest.hexdigest()
+
+    def linears(self) -> dict[str, Linear]:
+        """Every matrix but the embedding, by its place, such as layers.0.mlp.down_proj; and lm_head."""
+        linears = {}
+        for index, layer in enumerate(self.layers):
+            linears |= {f"layers.{index}.{place}": linear for place, linear in layer.linears().items()}
+        return linears | {"lm_head": self.lm_head}
 
     def checkpoint_views(self) -> dict[str, Tensor]:
         """Where each tensor of a Hugging Face checkpoint goes: its name to a view of our (fused) weight."""
@@ -135,8 +142,7 @@ class DecoderLayer(nn.Module):
 
     def prepare(self, config: ModelConfig) -> None:
         """After the weights are packed: where the CPU's kernels have them all, the layer can run as a whole."""
-        attn, mlp = self.self_attn, self.mlp
-        linears = {"qkv": attn.qkv_proj, "o": attn.o_proj, "gate_up": mlp.gate_up_proj, "down": mlp.down_proj}
+        attn, linears = self.self_attn, dict(zip(native.Layer.MATRICES, self.linears().values()))
         matrices = {name: _matrix(linear) for name, linear in linears.items()}
         if any(matrix is None or matrix.in_features != linears[name].in_features for name, matrix in matrices.items()):
             return
@@ -154,19 +160,28 @@ class DecoderLayer(nn.Module):
 
     def forward(self, hidden: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
         """[num_tokens, hidden_size] in and out; the input may be overwritten."""
-        if self.whole is not None and hidden.shape[0] <= WHOLE_UP_TO and hasattr(attention, "run_layer"):
+        if self.whole is not None and hidden.shape[0] <= WHOLE_UP_TO and can(attention, "fused_layer"):
             attention.run_layer(self.whole, hidden, rotary, self.self_attn.index, batch)  # the same, in one call: chapter 14
             return hidden
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, attention, batch)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
-    def checkpoint_views(self) -> dict[str, Tensor]:
-        views = {
-            "input_layernorm.weight": self.input_layernorm.weight,
-            "post_attention_layernorm.weight": self.post_attention_layernorm.weight,
+    def linears(self) -> dict[str, Linear]:
+        """The four matrices by their places, in the order in which they compute. Whatever goes through a layer's weights
+        (loading, quantizing, streaming, packing) goes through these; `Linear.checkpoint_rows` names what a checkpoint has."""
+        attn, mlp = self.self_attn, self.mlp
+        return {
+            "self_attn.qkv_proj": attn.qkv_proj,
+            "self_attn.o_proj": attn.o_proj,
+            "mlp.gate_up_proj": mlp.gate_up_proj,
+            "mlp.down_proj": mlp.down_proj,
         }
-        views |= {f"self_attn.{name}": view for name, view in self.self_attn.checkpoint_views().items()}
-        return views | {f"mlp.{name}": view for name, view in self.mlp.checkpoint_views().items()}
+
+    def checkpoint_views(self) -> dict[str, Tensor]:
+        views = {f"{name}.weight": norm.weight for name, norm in self.named_modules() if isinstance(norm, RMSNorm)}
+        for place, linear in self.linears().items():
+            views |= linear.checkpoint_views(place)
+        return views
 
 
 def _matrix(linear: Linear) -> native.Matrix | None:
@@ -186,7 +201,8 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.index, self.head_dim = index, config.head_dim
         self.heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]  # of q, k and v
-        self.qkv_proj = Linear(config.hidden_size, sum(self.heads) * self.head_dim, config.qkv_bias, dtype, device, matrices)
+        parts = {name: heads * self.head_dim for name, heads in zip(("q_proj", "k_proj", "v_proj"), self.heads)}
+        self.qkv_proj = Linear(config.hidden_size, sum(parts.values()), config.qkv_bias, dtype, device, matrices, parts)
         self.o_proj = Linear(config.num_heads * self.head_dim, config.hidden_size, config.o_bias, dtype, device, matrices)
         self.q_norm = self.k_norm = None
         if config.qk_norm:
@@ -203,12 +219,3 @@ class SelfAttention(nn.Module):
         q, k = apply_rotary(qk, *rotary).split_with_sizes(self.heads[:2], dim=1)  # both at once: half the kernels
         out = attention.attend(q, k, v, self.index, batch)  # [num_tokens, num_heads, head_dim]
         return self.o_proj(out.flatten(1))
-
-    def checkpoint_views(self) -> dict[str, Tensor]:
-        views = self.qkv_proj.checkpoint_views(
-            **{name: heads * self.head_dim for name, heads in zip(("q_proj", "k_proj", "v_proj"), self.heads)}
-        )
-        views |= self.o_proj.checkpoint_views(o_proj=self.o_proj.out_features)
-        if self.q_norm is not None:
-            views |= {"q_norm.weight": self.q_norm.weight, "k_norm.weight": self.k_norm.weight}
-        return views

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class FusedAttention(Protocol):
-    """A backend that takes the projection as it is; see `minillm.kv_cache.triton_attention.TritonAttention`."""
+    """What a backend has that declares `fused_store`: it takes the projection as it is. See
+    `minillm.kv_cache.triton_attention.TritonAttention`."""
 
     def rotate_and_store(
         self,

@@ -20,6 +20,8 @@ from typing import Any
 import gguf  # the library, for the sizes of its types
 import numpy as np
 
+from minillm.rounding import round_up
+
 VERSIONS = (2, 3)
 STRING, ARRAY = 8, 9  # types of values
 NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
@@ -63,7 +65,7 @@ class Container:
             self.reading = f"the name of tensor {index + 1} of {num_tensors}"
             found.append(self._tensor_info())
         alignment = self.metadata.get("general.alignment", 32)
-        start = -(-self.at // alignment) * alignment
+        start = round_up(self.at, alignment)
         self.tensors = {name: self._tensor(name, shape, kind, start + offset) for name, shape, kind, offset in found}
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:

@@ -25,6 +25,7 @@ from torch import Tensor
 from minillm.model.decoder import Decoder
 from minillm.model.parts import QuantizedPart, install
 from minillm.quantization.formats import FORMATS, Format, QuantizedWeight, group_size_of, unpack_codes
+from minillm.rounding import ceil_div
 
 AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # output j of eight is at this place of its word
 IGNORED = ("input_scale", "input_zero_point", "k_scale", "v_scale")  # of activations and of the KV cache
@@ -116,7 +117,7 @@ class GPTQ(HubFormat):
         in_features = qweight.shape[0] * 32 // bits
         if self.varies or group_size == -1:
             group_size = in_features if group_size == -1 else group_size_of(in_features, max(1, scales.shape[0]))
-        num_groups = -(-in_features // group_size)  # the last one may be shorter
+        num_groups = ceil_div(in_features, group_size)  # the last one may be shorter
         side = dict(qzeros=[num_groups, out_features * bits // 32], scales=[num_groups, out_features])
         self.check_shapes(module, pieces, bits, self.group_size, in_features, **side)
         groups = pieces.get("g_idx", torch.arange(in_features) // group_size)
@@ -184,7 +185,7 @@ class FP8(HubFormat):
         if scales.numel() == 1:
             return grouped(format, codes, scales.expand(out_features, 1), zeros)
         rows, columns = (1, group_size_of(in_features, scales.shape[1])) if not self.block else self.block
-        expected = [-(-out_features // rows), -(-in_features // columns)]
+        expected = [ceil_div(out_features, rows), ceil_div(in_features, columns)]
         if list(scales.shape) != expected or (self.block is None and in_features % columns):
             blocks = f"blocks of {rows} x {columns}" if self.block else "equal groups"
             raise ValueError(
@@ -227,7 +228,7 @@ class CompressedTensors(FP8):
             raise ValueError(f"{module} has weight_packed, but no weight_shape")
         out_features, in_features = pieces["weight_shape"].tolist()
         bits = self.one_of(f"{module} num_bits", words.shape[1] * 32 // in_features, tuple(range(2, 9)))
-        if list(words.shape) != [out_features, -(-in_features * bits // 32)]:
+        if list(words.shape) != [out_features, ceil_div(in_features * bits, 32)]:
             raise ValueError(f"{module}.weight_packed is {_told(words)}; weight_shape says {out_features} x {in_features} codes")
         format, codes = FORMATS[f"int{bits}"], unpack_words(words, bits, in_features)
         if zeros is not None:  # packed along the outputs, or bytes as they are in old files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -63,9 +64,12 @@ class Linear(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         weight_device: torch.device | None = None,  # where it waits to be quantized: see Decoder
+        parts: dict[str, int] | None = None,  # matrices of a checkpoint that this one is fused of, and their rows
     ):
         super().__init__()
         self.in_features, self.out_features, self.dtype = in_features, out_features, dtype
+        parts = parts or {}
+        self.parts = {name: slice(end - parts[name], end) for name, end in zip(parts, accumulate(parts.values()))}
         self.plain = empty_parameter(out_features, in_features, dtype=dtype, device=weight_device or device)
         self.panels: Tensor | None = None  # packed for our own kernel
         self.packed: Tensor | None = None  # packed for oneDNN
@@ -124,14 +128,28 @@ class Linear(nn.Module):
             return self.packed_linear(x.expand(4, -1), self.packed, self.bias, "none", [], "")[:1]
         return self.packed_linear(x, self.packed, self.bias, "none", [], "")
 
-    def checkpoint_views(self, **rows: int) -> dict[str, Tensor]:
-        """Where the parts of a fused weight go: each checkpoint name takes its number of rows, in order."""
-        views = {}
-        if self.plain is not None:
-            views = {f"{name}.weight": part for name, part in zip(rows, self.plain.split(list(rows.values())))}
-        if self.bias is not None:
-            views |= {f"{name}.bias": part for name, part in zip(rows, self.bias.split(list(rows.values())))}
-        return views
+    def move_to(self, device: torch.device) -> None:
+        """Take the weight, not packed yet, to `device`. From "meta", where there are no numbers, it comes unset."""
+        if self.plain.device != device:
+            moved = torch.empty_like(self.plain, device=device) if self.plain.is_meta else self.plain.to(device)
+            self.plain = nn.Parameter(moved, requires_grad=False)
+
+    def checkpoint_rows(self, place: str) -> dict[str, slice]:
+        """The matrices of a checkpoint that lie here one under the other, by name, if this Linear stands at `place`:
+
+        "mlp.gate_up_proj" -> {"mlp.gate_proj": slice(0, 96), "mlp.up_proj": slice(96, 192)}
+        "mlp.down_proj"    -> {"mlp.down_proj": slice(0, 48)}
+        """
+        if not self.parts:
+            return {place: slice(0, self.out_features)}
+        module = place[: place.rfind(".") + 1]
+        return {module + name: rows for name, rows in self.parts.items()}
+
+    def checkpoint_views(self, place: str) -> dict[str, Tensor]:
+        """Where the tensors of a checkpoint go, by name, if this Linear stands at `place`."""
+        tensors = {kind: tensor for kind, tensor in (("weight", self.plain), ("bias", self.bias)) if tensor is not None}
+        named = self.checkpoint_rows(place).items()
+        return {f"{name}.{kind}": tensor[rows] for kind, tensor in tensors.items() for name, rows in named}
 
 
 class SwiGLU(nn.Module):
@@ -147,7 +165,8 @@ class SwiGLU(nn.Module):
         weight_device: torch.device | None = None,
     ):
         super().__init__()
-        self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size, bias, dtype, device, weight_device)
+        halves = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
+        self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size, bias, dtype, device, weight_device, halves)
         self.down_proj = Linear(intermediate_size, hidden_size, bias, dtype, device, weight_device)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -156,11 +175,6 @@ class SwiGLU(nn.Module):
             return self.down_proj(native.silu_mul(gate_up))
         gate, up = gate_up.chunk(2, dim=-1)
         return self.down_proj(F.silu(gate).mul_(up))
-
-    def checkpoint_views(self) -> dict[str, Tensor]:
-        size = self.down_proj.in_features
-        views = self.gate_up_proj.checkpoint_views(gate_proj=size, up_proj=size)
-        return views | self.down_proj.checkpoint_views(down_proj=self.down_proj.out_features)
 
 
 class Rotary(nn.Module):

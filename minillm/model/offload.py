@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from minillm.device import pin_memory
-from minillm.model.layers import Linear
+from minillm.rounding import round_up
 
 if TYPE_CHECKING:
     from minillm.model.decoder import DecoderLayer
@@ -34,11 +34,11 @@ class LayerStream:
 
     def __init__(self, layers: Sequence[DecoderLayer], device: torch.device):
         self.index = {layer: index for index, layer in enumerate(layers)}
-        self.linears = {linear for layer in layers for linear in matrices_of(layer)}
-        first = matrices_of(layers[0])
+        self.linears = {linear for layer in layers for linear in layer.linears().values()}
+        first = list(layers[0].linears().values())
         starts = [0]
         for linear in first:
-            starts.append(starts[-1] + -(-linear.plain.numel() // ALIGNMENT) * ALIGNMENT)
+            starts.append(starts[-1] + round_up(linear.plain.numel(), ALIGNMENT))
         dtype = first[0].plain.dtype
         self.host = torch.zeros(len(layers), starts[-1], dtype=dtype)
         self.slots = torch.zeros(2, starts[-1], dtype=dtype, device=device)
@@ -46,7 +46,7 @@ class LayerStream:
         self.holds: list[int | None] = [None, None]  # which layer a slot has, or is being given
         self.bytes_streamed = 0
         for index, layer in enumerate(layers):
-            for linear, start in zip(matrices_of(layer), starts):
+            for linear, start in zip(layer.linears().values(), starts):
                 part = slice(start, start + linear.plain.numel())
                 self.host[index, part] = linear.plain.flatten()
                 linear.plain = nn.Parameter(self.slots[index % 2, part].view(linear.plain.shape), requires_grad=False)
@@ -88,9 +88,9 @@ class LayerStream:
 def offload(layers: Sequence[DecoderLayer], num_bytes: int, device: torch.device) -> LayerStream:
     """Keep as many of the last layers on the host as `num_bytes` hold, and stream them; the matrices of the others go to
     `device`, if they are not there. Raises ValueError when that saves nothing, or for weights in few bits."""
-    if any(linear.quantized is not None for layer in layers for linear in matrices_of(layer)):
+    if any(linear.quantized is not None for layer in layers for linear in layer.linears().values()):
         raise ValueError(f"cpu_offload_bytes={num_bytes} streams plain weights, this model's are quantized; leave one of the two out")
-    layer_bytes = sum(linear.plain.numel() * linear.plain.element_size() for linear in matrices_of(layers[0]))
+    layer_bytes = sum(linear.plain.numel() * linear.plain.element_size() for linear in layers[0].linears().values())
     count = min(len(layers), num_bytes // layer_bytes)
     if len(layers) < FEWEST:
         raise ValueError(f"cpu_offload_bytes={num_bytes} saves nothing: the model has {len(layers)} layers, and two stay on the device; leave it out")
@@ -100,15 +100,6 @@ def offload(layers: Sequence[DecoderLayer], num_bytes: int, device: torch.device
             f"room stays on the device to stream through: fewer than {FEWEST} save nothing; raise it to {FEWEST * layer_bytes} or leave it out"
         )
     for layer in layers[: len(layers) - count]:
-        for linear in matrices_of(layer):
-            move_to(linear, device)
+        for linear in layer.linears().values():
+            linear.move_to(device)
     return LayerStream(layers[len(layers) - count :], device)
-
-
-def matrices_of(layer: DecoderLayer) -> list[Linear]:
-    return [layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj]
-
-
-def move_to(linear: Linear, device: torch.device) -> None:
-    if linear.plain.device != device:
-        linear.plain = nn.Parameter(linear.plain.to(device), requires_grad=False)

@@ -19,17 +19,11 @@ import torch
 from torch import Tensor
 
 from minillm.model.decoder import Decoder
-from minillm.model.layers import Linear, empty_parameter
+from minillm.model.layers import Linear
 from minillm.quantization.formats import QuantizedWeight, concatenate
 from minillm.quantization.linear import QuantizedLinear
 
 EMBEDDING = "model.embed_tokens.weight"
-FUSED = {  # a matrix of a decoder layer, and the checkpoint's names of its parts
-    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "self_attn.o_proj": ("self_attn.o_proj",),
-    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
-    "mlp.down_proj": ("mlp.down_proj",),
-}
 
 
 @dataclass(frozen=True)
@@ -70,16 +64,16 @@ def install(decoder: Decoder, parts: dict[str, QuantizedPart]) -> Iterator[tuple
             linear.quantize(QuantizedLinear(whole.weight.to(decoder.device), order=order))
             for name in names:
                 del parts[name]
-        elif linear.plain is not None and linear.plain.is_meta:
-            linear.plain = empty_parameter(*linear.plain.shape, dtype=decoder.dtype, device=decoder.device)
+        elif linear.plain is not None:
+            linear.move_to(decoder.device)
     return ((name, part.dequantize()) for name, part in parts.items())
 
 
 def _matrices(decoder: Decoder) -> Iterator[tuple[Linear, list[str]]]:
     """Every product of the decoder, with the checkpoint's names of its weight, in the order of its rows."""
     for index, layer in enumerate(decoder.layers):
-        for fused, names in FUSED.items():
-            yield layer.get_submodule(fused), [f"model.layers.{index}.{name}.weight" for name in names]
+        for place, linear in layer.linears().items():
+            yield linear, [f"model.layers.{index}.{name}.weight" for name in linear.checkpoint_rows(place)]
     if not decoder.config.tie_word_embeddings:
         yield decoder.lm_head, ["lm_head.weight"]
 

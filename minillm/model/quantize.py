@@ -13,7 +13,6 @@ from torch import Tensor
 
 from minillm.model.calibration import CalibrationWalk
 from minillm.model.decoder import Decoder, DecoderLayer
-from minillm.model.layers import Linear
 from minillm.quantization.activations import LARGEST
 from minillm.quantization.awq import round_clipped, search_scales
 from minillm.quantization.config import QuantizationConfig
@@ -25,7 +24,7 @@ from minillm.quantization.rtn import in_groups, round_to_nearest
 from minillm.quantization.smoothquant import smoothing_scales
 from minillm.quantization.statistics import InputStatistics
 
-Statistics = dict[str, InputStatistics]  # by the name of the product
+Statistics = dict[str, InputStatistics]  # by the place of the product in its layer
 
 
 @torch.no_grad()
@@ -46,12 +45,11 @@ def quantize_decoder(
     quantize_head(decoder, config)  # first: where the embedding is the same matrix, the texts walk in through it
     walk = CalibrationWalk(decoder, calibration) if config.is_calibrated else None
     for index, layer in enumerate(decoder.layers):
-        products = products_of(layer)
-        for linear in products.values():
-            move(linear, decoder.device)
-        statistics = walk.observe(layer, products) if walk else {}
+        for linear in layer.linears().values():  # in full, only one layer at a time is on the device
+            linear.move_to(decoder.device)
+        statistics = walk.observe(layer) if walk else {}
         rescale(layer, config, statistics, decoder.config.num_heads // decoder.config.num_kv_heads)
-        for name, linear in products.items():
+        for name, linear in layer.linears().items():
             linear.quantize(quantize_linear(linear.plain, config, statistics.get(name), behind_norm=name in norms_before(layer)))
         if walk:
             walk.advance(layer)
@@ -61,7 +59,7 @@ def quantize_decoder(
 def quantize_head(decoder: Decoder, config: QuantizationConfig) -> None:
     """The output matrix, whole rows at a time; where the embedding is the same matrix, it is kept once."""
     head = decoder.lm_head
-    move(head, decoder.device)
+    head.move_to(decoder.device)
     if config.lm_head is None:
         return
     head.quantize(QuantizedLinear(round_to_nearest(head.plain, config.lm_head, group_size=None)))
@@ -69,21 +67,9 @@ def quantize_head(decoder: Decoder, config: QuantizationConfig) -> None:
         decoder.embed_tokens = None
 
 
-def move(linear: Linear, device: torch.device) -> None:
-    """The weight has waited on the host until its turn came: in full, only one layer at a time is on the device."""
-    if linear.plain.device != device:
-        linear.plain = torch.nn.Parameter(linear.plain.to(device), requires_grad=False)
-
-
-def products_of(layer: DecoderLayer) -> dict[str, Linear]:
-    """The four matrices of a layer, in the order in which they compute."""
-    attn, mlp = layer.self_attn, layer.mlp
-    return {"qkv_proj": attn.qkv_proj, "o_proj": attn.o_proj, "gate_up_proj": mlp.gate_up_proj, "down_proj": mlp.down_proj}
-
-
 def check_groups(decoder: Decoder, config: QuantizationConfig) -> None:
     for index, layer in enumerate(decoder.layers):
-        for name, linear in products_of(layer).items():
+        for name, linear in layer.linears().items():
             try:
                 in_groups(linear.plain, config.group_size)
             except ValueError as error:
@@ -127,7 +113,7 @@ def rescale(layer: DecoderLayer, config: QuantizationConfig, statistics: Statist
     """
     if config.method == "smoothquant":
         for name, norm in norms_before(layer).items():
-            linear = products_of(layer)[name]
+            linear = layer.linears()[name]
             scales = fold_into_norm(norm.weight, smoothing_scales(statistics[name].largest, linear.plain, config.alpha))
             scale_columns(linear.plain, scales)
             statistics[name].divide(scales)
@@ -155,23 +141,20 @@ def awq_rescale(layer: DecoderLayer, config: QuantizationConfig, statistics: Sta
     that had its turn before.
     """
     attn, mlp, grid = layer.self_attn, layer.mlp, (config.weights, config.group_size, config.symmetric)
-    products, norms = products_of(layer), norms_before(layer)
+    norms = norms_before(layer)
     inputs = torch.arange(attn.o_proj.in_features, device=attn.o_proj.plain.device)
     value_head, channel = inputs // attn.head_dim // queries_per_value, inputs % attn.head_dim
     o_source = value_head * attn.head_dim + channel
-    num_values = attn.heads[2] * attn.head_dim
-    makers = {  # the earlier product, and the first of its rows that make the inputs
-        "o_proj": (attn.qkv_proj, attn.qkv_proj.out_features - num_values),
-        "down_proj": (mlp.gate_up_proj, mlp.down_proj.in_features),
-    }
-    for name, linear in products.items():
-        source = o_source if name == "o_proj" else None
+    # The product that makes the inputs, and which of its rows.
+    makers = {"self_attn.o_proj": (attn.qkv_proj, "v_proj"), "mlp.down_proj": (mlp.gate_up_proj, "up_proj")}
+    for name, linear in layer.linears().items():
+        source = o_source if linear is attn.o_proj else None
         scales = search_scales(linear.plain, statistics[name], *grid, source=source)
         if name in norms:
             scales = fold_into_norm(norms[name].weight, scales)
         else:
-            maker, first_row = makers[name]
-            fold_into_rows(maker.plain, maker.bias, first_row, scales)
+            maker, part = makers[name]
+            fold_into_rows(maker.plain, maker.bias, maker.parts[part].start, scales)
         of_inputs = scales if source is None else scales[source]
         scale_columns(linear.plain, of_inputs)
         statistics[name].divide(of_inputs)
@@ -179,4 +162,4 @@ def awq_rescale(layer: DecoderLayer, config: QuantizationConfig, statistics: Sta
 
 def norms_before(layer: DecoderLayer) -> dict[str, torch.nn.Module]:
     """The products whose inputs come out of a norm, and that norm."""
-    return {"qkv_proj": layer.input_layernorm, "gate_up_proj": layer.post_attention_layernorm}
+    return {"self_attn.qkv_proj": layer.input_layernorm, "mlp.gate_up_proj": layer.post_attention_layernorm}

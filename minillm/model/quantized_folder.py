@@ -23,10 +23,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from minillm.model.decoder import Decoder
-from minillm.model.layers import Linear, empty_parameter
+from minillm.model.layers import Linear
 from minillm.quantization.config import QuantizationConfig, resolve
 from minillm.quantization.formats import FORMATS, QuantizedWeight, pack_codes, unpack_codes
 from minillm.quantization.linear import QuantizedLinear
+from minillm.rounding import ceil_div
 
 QUANT_METHOD = "minillm"  # in config.json: who can read the tensors
 PARTS = ("codes", "scales", "zeros", "activation_scale", "outlier_columns", "outlier_weights")
@@ -40,7 +41,7 @@ def save_quantized(decoder: Decoder, config: QuantizationConfig, source: str | P
     """
     source, folder = Path(source), check_new(folder)
     tensors = {name: as_stored(view) for name, view in decoder.checkpoint_views().items()}
-    for name, linear in linears_of(decoder).items():
+    for name, linear in decoder.linears().items():
         if linear.quantized is not None:
             tensors |= {f"{name}.{part}": tensor for part, tensor in parts_of(linear.quantized).items()}
     folder.mkdir(parents=True, exist_ok=True)  # only now: half a folder would be in the way of the next attempt
@@ -59,11 +60,6 @@ def check_new(folder: str | Path) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists and is not empty; name a new folder, or remove it first")
     return folder
-
-
-def linears_of(decoder: Decoder) -> dict[str, Linear]:
-    """Every matrix by its place in the decoder, such as layers.0.mlp.down_proj; and lm_head."""
-    return {name: module for name, module in decoder.named_modules() if isinstance(module, Linear)}
 
 
 def as_stored(tensor: Tensor) -> Tensor:
@@ -97,7 +93,7 @@ def read_quantized(
     known, or a matrix that is missing or misshapen.
     """
     config = stored_config(settings)
-    linears = linears_of(decoder)
+    linears = decoder.linears()
     parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
     rest = []
     for name, tensor in tensors:
@@ -109,8 +105,7 @@ def read_quantized(
     for name, linear in linears.items():
         format = config.lm_head if name == "lm_head" else config.weights
         if format is None:
-            if linear.plain.is_meta:
-                linear.plain = empty_parameter(linear.out_features, linear.in_features, dtype=decoder.dtype, device=decoder.device)
+            linear.move_to(decoder.device)
             continue
         linear.quantize(assemble(name, linear, parts[name], config, format))
     if config.lm_head is not None and decoder.config.tie_word_embeddings:
@@ -131,7 +126,7 @@ def differences(asked: QuantizationConfig, stored: QuantizationConfig) -> str:
 def assemble(name: str, linear: Linear, parts: dict[str, Tensor], config: QuantizationConfig, format: str) -> QuantizedLinear:
     """One matrix from its stored parts."""
     bits, (out, width) = FORMATS[format].bits, (linear.out_features, linear.in_features)
-    shape = [out, -(-width * bits // 8)]
+    shape = [out, ceil_div(width * bits, 8)]
     if not {"codes", "scales"} <= parts.keys():
         raise ValueError(f"{name}.codes or {name}.scales is missing, which {format} weights need")
     if list(parts["codes"].shape) != shape or parts["scales"].shape[0] != out:

@@ -20,6 +20,8 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
+from minillm.rounding import ceil_div
+
 E4M3_MAX = 448.0  # the largest e4m3 value; 0x7f and 0xff are NaN (Micikevicius et al. 2022, arXiv:2209.05433)
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # the fourth bit is the sign (OCP Microscaling Formats 1.0)
 
@@ -119,7 +121,7 @@ class QuantizedWeight:
     @property
     def num_bytes(self) -> int:
         """What the weight takes when its codes are packed."""
-        return int(-(-self.bits_per_weight * self.codes.numel() // 8))
+        return int(ceil_div(self.bits_per_weight * self.codes.numel(), 8))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """[out_features, in_features]"""
@@ -140,7 +142,7 @@ class QuantizedWeight:
 
 def group_size_of(in_features: int, num_groups: int) -> int:
     """Groups are as even as they go: all of `group_size`, but for the last one."""
-    return -(-in_features // num_groups)
+    return ceil_div(in_features, num_groups)
 
 
 def spread(per_group: Tensor, in_features: int) -> Tensor:

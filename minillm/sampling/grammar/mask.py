@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from minillm.rounding import ceil_div
 from minillm.sampling.filters import NEVER
 from minillm.sampling.grammar.protocol import Grammar, GrammarError
 from minillm.staging import upload
@@ -37,7 +38,7 @@ class GrammarMasks:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self._on_cpu = self.device.type == "cpu"
-        self.num_words = -(-vocab_size // 32)
+        self.num_words = ceil_div(vocab_size, 32)
         self.num_rows = 0  # of the logits
         self.rows: list[int] = []  # those with a grammar
         self.stuck: dict[int, Stuck] = {}  # by the place in what was given to `fill`

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minillm.rounding import ceil_div
 from minillm.sampling.grammar.characters import Ranges, written_with
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Vocabulary:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos_token_ids: Collection[int]):
         self.tokenizer = tokenizer
         self.size = vocab_size
-        self.num_words = -(-vocab_size // 32)  # int32 words of a mask
+        self.num_words = ceil_div(vocab_size, 32)  # int32 words of a mask
         self.eos_token_ids = frozenset(token_id for token_id in eos_token_ids if token_id < vocab_size)
         if not self.eos_token_ids:
             raise ValueError("structured_outputs needs an end-of-sequence token to end a text, and the model has none")
