@@ -22,7 +22,7 @@ from minillm.engine.lock import FairLock, locked
 from minillm.engine.outputs import RequestOutput
 from minillm.engine.policies import cached_tokens_of
 from minillm.engine.request import Request
-from minillm.engine.submission import Submission
+from minillm.engine.sink import OutputSink
 from minillm.engine.transcript import Transcript, kept_tokens
 from minillm.sampling.params import SamplingParams, check_int
 from minillm.sampling.selection import Selection
@@ -67,9 +67,9 @@ class State:
         self._names: list[str] = []  # of values, there or to come
         self._num_inherited = 0  # the first of them are the parent's
         self._values: dict[str, tuple[Any, Any]] = {}  # name -> what `[name]` and `output(name)` are
-        self._operations: deque[Iterator[Sequence[Submission | State]]] = deque()  # the first has begun
-        self._awaited: Sequence[Submission | State] = ()  # what it waits for
-        self._submissions: list[Submission] = []  # all that were asked for and have not ended
+        self._operations: deque[Iterator[Sequence[OutputSink | State]]] = deque()  # the first has begun
+        self._awaited: Sequence[OutputSink | State] = ()  # what it waits for
+        self._submissions: list[OutputSink] = []  # all that were asked for and have not ended
         self._branches: list[State] = []
         self._joining: State | None = None  # who waits for this branch to be done
         self._has_begun = True  # a branch begins when its parent comes to the fork
@@ -222,7 +222,7 @@ class State:
             yield [prefill]
             prefill.output()
 
-    def _submit(self, token_ids: list[int], params: SamplingParams, logprob_start_len: int = 0) -> Submission:
+    def _submit(self, token_ids: list[int], params: SamplingParams, logprob_start_len: int = 0) -> OutputSink:
         if not token_ids:
             raise ValueError("there is no text to go on from; write some first: state += '...'")
         prompt = {"prompt_token_ids": token_ids, "logprob_start_len": logprob_start_len}

@@ -34,5 +34,5 @@ def prefill_of(llm: LLM) -> int:
 
 def is_clean(llm: LLM) -> bool:
     llm.engine.scheduler.check_integrity()
-    left = (llm.engine.has_unfinished, llm.outputs.collectors, llm.outputs.submissions, llm.engine.kv_cache.records)
+    left = (llm.engine.has_unfinished, llm.outputs.sinks, llm.engine.kv_cache.records)
     return not any(left)

@@ -10,7 +10,7 @@ import pytest
 from tiny import save_tiny_llama
 
 from minillm import LLM, SamplingParams
-from minillm.engine.collector import OutputCollector
+from minillm.engine.sink import OutputSink
 from minillm.engine.lock import FairLock
 from minillm.programs import State, gen
 
@@ -87,7 +87,7 @@ def test_two_threads_generate_in_the_same_steps(llm):
     assert generate(llm, halves[0]) == expected[0]
     thread.join()
     assert found == [expected[1]] and llm.engine.num_steps == before + 13  # the second call joins in the second step
-    assert not (llm.engine.has_unfinished or llm.outputs.collectors)
+    assert not (llm.engine.has_unfinished or llm.outputs.sinks)
 
 
 def test_every_call_gets_its_own_whatever_other_threads_ask_for(llm):
@@ -95,14 +95,14 @@ def test_every_call_gets_its_own_whatever_other_threads_ask_for(llm):
     with ThreadPoolExecutor(2 * len(CALLS)) as pool:
         together = [(name, pool.submit(call, llm)) for name, call in [*CALLS.items()] * 2]
     assert [(name, found.result()) for name, found in together] == [*alone.items()] * 2
-    assert not (llm.engine.has_unfinished or llm.outputs.collectors or llm.outputs.submissions or llm.outputs.waiting_deltas)
+    assert not (llm.engine.has_unfinished or llm.outputs.sinks or llm.outputs.raw)
 
 
 def test_a_failed_step_is_told_to_the_callers_of_all_threads(llm):
     execute, caught = llm.engine.runner.execute, []
 
     def fail_when_both_run(output):
-        return 1 / 0 if len(llm.outputs.collectors) == 32 else execute(output)
+        return 1 / 0 if len(llm.outputs.sinks) == 32 else execute(output)
 
     def call(prompts):
         try:
@@ -117,7 +117,7 @@ def test_a_failed_step_is_told_to_the_callers_of_all_threads(llm):
     own, told = sorted(caught, key=lambda error: isinstance(error, RuntimeError))
     assert isinstance(own, ZeroDivisionError) and told.__cause__ is own and "another caller's step" in str(told)
     llm.engine.runner.execute = execute
-    assert not llm.outputs.collectors and len(generate(llm)) == 32
+    assert not llm.outputs.sinks and len(generate(llm)) == 32
 
 
 def test_close_ends_the_calls_of_other_threads(llm):
@@ -133,7 +133,7 @@ def test_close_ends_the_calls_of_other_threads(llm):
     llm.step()
     llm.close()
     thread.join()
-    assert len(failures) == 1 and not llm.outputs.collectors
+    assert len(failures) == 1 and not llm.outputs.sinks
 
 
 def test_abort_from_another_thread_ends_the_call(llm):
@@ -168,20 +168,20 @@ def test_the_lock_goes_to_the_thread_that_has_waited_longest():
 @pytest.mark.parametrize("prompt", [0, 1])
 def test_an_interrupt_while_tokens_are_handed_out_leaves_no_thread_without_its_own(llm, monkeypatch, prompt):
     """It hits the step's first token, or its last: then nothing is under way any more that another step could bring."""
-    expected, add, main = generate(llm, PROMPTS[:2]), OutputCollector.add, threading.get_ident()
+    expected, add, main = generate(llm, PROMPTS[:2]), OutputSink.take, threading.get_ident()
 
     def interrupted(self, delta):
         if threading.get_ident() == main and self.request.prompt_token_ids == PROMPTS[prompt]["prompt_token_ids"]:
             raise KeyboardInterrupt
         return add(self, delta)
 
-    monkeypatch.setattr(OutputCollector, "add", interrupted)
+    monkeypatch.setattr(OutputSink, "take", interrupted)
     with ThreadPoolExecutor(1) as pool:
         with llm.lock:
             other = pool.submit(generate, llm, PROMPTS[1:2])
             while not llm.lock.num_waiting:
                 time.sleep(0.01)
-            llm.submit(PROMPTS[0], GREEDY)
+            mine = llm.submit(PROMPTS[0], GREEDY)
         while True:
             try:
                 if not llm.step():
@@ -192,8 +192,9 @@ def test_an_interrupt_while_tokens_are_handed_out_leaves_no_thread_without_its_o
             assert other.result(timeout=60) == expected[1:]
         except RuntimeError as error:
             assert "KeyboardInterrupt" in str(error) and "call again" in str(error)
+    mine.withdraw()
     monkeypatch.undo()
-    assert not llm.outputs.collectors and not llm.engine.has_unfinished
+    assert not llm.outputs.sinks and not llm.engine.has_unfinished
     assert generate(llm, PROMPTS[:2]) == expected
 
 
@@ -206,12 +207,12 @@ def test_a_stream_that_is_dropped_within_a_step_is_withdrawn_after_it(llm, monke
     def collect(*args):
         if not dropped:
             dropped.append(reader.close())
-            assert llm.engine.has_unfinished and len(llm.outputs.submissions) == 1, "in the middle of the step"
+            assert llm.engine.has_unfinished and len(llm.outputs.sinks) == 33, "in the middle of the step"
         return allocate(*args)
 
     monkeypatch.setattr(llm.engine.kv_cache, "allocate_slots", collect)
     assert generate(llm) == expected
-    assert dropped and not llm.outputs.submissions and not llm.outputs.collectors and not llm.engine.has_unfinished
+    assert dropped and not llm.outputs.sinks and not llm.engine.has_unfinished
 
 
 def test_what_a_finalizer_asks_for_waits_for_nothing():

@@ -29,15 +29,21 @@ def test_a_callback_that_raises_ends_its_own_request_only(llm):
     first = llm.submit(OTHER, PARAMS, on_delta=bad)
     stream, said = llm.stream(PROMPT, PARAMS), []
     second = llm.submit(PROMPT, PARAMS)
-    with pytest.raises(KeyError, match="the caller's own"):
-        for delta in stream:
-            said += delta.token_ids
+    for delta in stream:
+        said += delta.token_ids
     while not second.is_finished:
         llm.step()
-    assert first.is_finished and len(heard) == 4
+    assert first.is_finished and len(heard) == 4 and isinstance(first.error, KeyError)
+    with pytest.raises(RuntimeError, match="ended by KeyError.*the caller's own"):
+        first.output()
     assert second.output().outputs[0].token_ids == expected
-    assert said == expected[:3] and not llm.engine.has_unfinished  # whoever asked for the step that failed has been told
-    assert not (llm.outputs.collectors or llm.outputs.submissions or llm.outputs.waiting_deltas)
+    assert said == expected and not llm.engine.has_unfinished
+    heard[:] = heard[:3]
+    third = llm.submit(PROMPT, PARAMS, on_delta=bad)
+    with pytest.raises(KeyError, match="the caller's own"):  # of a step that no other call asked for
+        llm.step()
+    assert third.is_finished
+    assert not (llm.outputs.sinks or llm.outputs.raw)
 
 
 def test_all_hear_of_a_failed_step_although_one_of_them_fails(llm):
@@ -74,7 +80,7 @@ def test_a_stream_whose_request_is_aborted_ends(llm):
     [request] = llm.engine.scheduler.requests.values()
     llm.engine.abort(request.request_id)
     assert [delta.finish_reason for delta in stream] == ["abort"]
-    assert not (llm.outputs.collectors or llm.outputs.submissions)
+    assert not (llm.outputs.sinks)
 
 
 @pytest.mark.parametrize("num_steps", [0, 3])
@@ -86,11 +92,11 @@ def test_whoever_is_aborted_hears_of_it_at_once(llm, num_steps):
         llm.step()
     llm.engine.abort(first.request.request_id, first.request.request_id)
     assert first.is_finished and heard == [None] * 2 * num_steps + ["abort"]
-    assert [*llm.outputs.collectors] == [*llm.outputs.submissions] == [other.request.group_id]
+    assert [*llm.outputs.sinks] == [other.request.group_id]
     with pytest.raises(RuntimeError, match="it was withdrawn or aborted"):
         first.output()
     other.withdraw()
-    assert not (llm.engine.has_unfinished or llm.outputs.collectors or llm.outputs.submissions) and other.error is None
+    assert not (llm.engine.has_unfinished or llm.outputs.sinks) and other.error is None
 
 
 def test_a_prompt_of_generate_that_somebody_aborts_does_not_keep_the_others_waiting(llm):
@@ -103,4 +109,4 @@ def test_a_prompt_of_generate_that_somebody_aborts_does_not_keep_the_others_wait
     llm.submit("a", SamplingParams(max_tokens=1), on_delta=abort)
     aborted, whole = llm.generate([PROMPT, OTHER], PARAMS, use_tqdm=False)
     assert aborted.outputs[0].finish_reason == "abort" and len(aborted.outputs[0].token_ids) <= 1
-    assert whole.outputs[0].token_ids == expected and not llm.outputs.collectors
+    assert whole.outputs[0].token_ids == expected and not llm.outputs.sinks

@@ -88,18 +88,22 @@ class BeamRequests:
 
     def next_logprobs(self, beams: list[Beam]) -> Tensor:
         """Log-probabilities of the next token of each beam, [num_beams, vocab_size]; -inf but for the best."""
+        self._check_alive()
         if beams != [()]:
             self._continue(beams)
         self.rows = {}
         while len(self.rows) < len(beams):
-            if any(request.finish_reason == "abort" for request in self.live.values()):
-                raise RuntimeError(f"request {self.request_id!r} was aborted in the middle of its beam search")
+            self._check_alive()
             arrived = self.wait()
             for delta in arrived:
                 self._take(delta)
             if not arrived:
                 self._make_room()
         return torch.stack([self.rows[self.live[beam].request_id] for beam in beams])
+
+    def _check_alive(self) -> None:
+        if any(request.finish_reason == "abort" for request in self.live.values()):
+            raise RuntimeError(f"request {self.request_id!r} was aborted in the middle of its beam search")
 
     def _take(self, delta: TokenDelta) -> None:
         """Keep the log-probabilities and put the drawn token back: with nothing left to compute, the beam rests."""

@@ -115,7 +115,8 @@ class Engine:
         self.overlap = on_gpu if config.async_scheduling is None else config.async_scheduling
         self.announcer = Announcer()
         self.in_flight: tuple[SchedulerOutput, Launched] | None = None  # a step whose tokens are not known on the host yet
-        self.on_abort: Callable[[str], None] | None = None  # is told of every request id that was aborted from outside
+        # Hears of every request id that ended without a delta: aborted from outside, or in a step that failed with an error.
+        self.on_end: Callable[[str, BaseException | None], None] = lambda request_id, error: None
         self.num_steps = 0
         self.is_closed = False
         self.lock = FairLock()
@@ -154,15 +155,16 @@ class Engine:
             self.prefetch(request)
 
     @locked
-    def abort(self, *request_ids: str) -> None:
+    def abort(self, *request_ids: str, error: BaseException | None = None) -> None:
         """End requests at any moment, their samples too, wherever an id is that of a request or of a sample; their blocks are free
-        once no step in flight writes into them. An id that is not under way changes nothing."""
+        once no step in flight writes into them. An id that is not under way changes nothing. `error` is why, where their callers
+        have to hear it."""
         requests, samples = self.scheduler.requests, getattr(self.scheduler, "samples", {})
         groups = dict.fromkeys(requests[name].group_id if name in requests else name for name in request_ids)
         ending = [one for group in groups for one in (requests.get(group), *samples.get(group, {}).values()) if one is not None]
-        with ExitStack() as afterwards:  # all are told, whatever one of them raises
-            for group in groups if self.on_abort is not None else ():
-                afterwards.callback(self.on_abort, group)
+        with ExitStack() as afterwards:  # all are notified, whatever one of them raises
+            for group in groups:
+                afterwards.callback(self.on_end, group, error)
             self.finish("abort", *ending)
 
     @locked
@@ -196,7 +198,7 @@ class Engine:
             return
         self.is_closed = True
         try:
-            self.abort(*self.scheduler.requests)
+            self.abort(*self.scheduler.requests, error=RuntimeError("the LLM was closed"))
         finally:
             close_tiers(self.kv_cache, getattr(self.runner, "transfer", None))
 
@@ -283,15 +285,23 @@ class Engine:
             except BaseException as error:
                 self._abandon_all(error)
                 raise
-        now, logprobs, deltas = self.clock(), result.logprobs, []
-        rows = {name: iter(scores) for name, scores in logprobs.items()}
-        for place, (request, token_id) in enumerate(added):
+        now = self.clock()
+        for request, token_id in added:
             if token_id is not None:
                 request.token_times.append(now)
-            scores = next(rows[request.request_id], None) if request.request_id in rows else None
-            ends = place + 1 == len(added) or added[place + 1][0] is not request
-            deltas.append(TokenDelta(request, token_id, scores, request.finish_reason if ends else None))
-        return deltas
+        if len(added) <= len(result.token_ids) and not result.logprobs:  # as in most steps: one token a request
+            return [TokenDelta(request, token_id, None, request.finish_reason) for request, token_id in added]
+        scores = {name: iter(rows) for name, rows in result.logprobs.items()}
+        following = [request for request, _ in added[1:]] + [None]
+        return [
+            TokenDelta(
+                request,
+                token_id,
+                next(scores[request.request_id], None) if request.request_id in scores else None,
+                request.finish_reason if request is not after else None,
+            )
+            for (request, token_id), after in zip(added, following)
+        ]
 
     def _abandon(self, error: BaseException, *outputs: SchedulerOutput) -> None:
         """A step failed. End the requests in it and in the one in flight, whose blocks it may have written in part; the
@@ -299,7 +309,8 @@ class Engine:
         if self.in_flight is not None:
             outputs += (self.in_flight[0],)
         names = {name for output in outputs for name in (*(row.request_id for row in output.rows), *output.preempted)}
-        ending = [request for name in names if (request := self.scheduler.requests.get(name)) is not None]
+        groups = {request.group_id for name in names if (request := self.scheduler.requests.get(name)) is not None}
+        ending = [request for request in self.scheduler.requests.values() if request.group_id in groups]
         distrust = getattr(self.kv_cache, "distrust", None)
         forget = [self.kv_cache.pool.evict_all] if distrust is None else [partial(distrust, output.moves) for output in outputs]
         self._put_away(error, ending, forget)
@@ -312,7 +323,9 @@ class Engine:
         self.in_flight = None
         self.announcer.forget_all()
         ends = [self.scheduler.drop_in_flight] if self.overlap else []  # with none in flight too: waiting may have failed
-        for action in (*ends, *(partial(self.scheduler.finish, request, "abort") for request in ending), *others):
+        ends += [partial(self.scheduler.finish, request, "abort") for request in ending]
+        notify = [partial(self.on_end, group, error) for group in dict.fromkeys(request.group_id for request in ending)]
+        for action in (*ends, *others, *notify):
             try:
                 action()
             except Exception as another:

@@ -29,7 +29,8 @@ class ScoredPrompt(NamedTuple):
 
 
 class LaunchedStep:
-    """All that the host wants of a step is copied as soon as it is there, and waited for together."""
+    """All that the host wants of a step is copied as soon as it is there, and waited for together. `rows` and `states` are those
+    that sample; `is_plain` says that each does so once, and that none has a grammar."""
 
     def __init__(
         self,
@@ -39,8 +40,10 @@ class LaunchedStep:
         prompts: list[ScoredPrompt],
         requests: InputBatch,
         trace: Trace,
+        is_plain: bool = False,
     ):
         self.rows, self.states, self.sampled, self.prompts, self.requests, self.trace = rows, states, sampled, prompts, requests, trace
+        self.is_plain = is_plain
         wanted = (*(sampled.tensors if sampled else ()), *chain.from_iterable(part.scores for part in prompts))
         self.download = Download(*wanted)
 
@@ -57,14 +60,12 @@ class LaunchedStep:
         return result
 
     def _read(self, token_ids: list[int], logprobs: list[dict[int, Logprob] | None] | None, result: StepResult) -> None:
-        drawing = [(state, row) for state, row in zip(self.states, self.rows) if row.samples]
-        states = [state for state, _ in drawing]
-        if logprobs is None and len(drawing) == len(token_ids) and all(state.grammar is None for state in states):  # as in most steps
-            result.token_ids = {state.request_id: [token_id] for state, token_id in zip(states, token_ids)}
-            self.requests.extend(states, token_ids)
+        if self.is_plain and logprobs is None:  # as in most steps
+            result.token_ids = {state.request_id: [token_id] for state, token_id in zip(self.states, token_ids)}
+            self.requests.extend(self.states, token_ids)
             return
         drawn = zip(token_ids, logprobs or [None] * len(token_ids))
-        for state, row in drawing:
+        for state, row in zip(self.states, self.rows):
             of_row = list(islice(drawn, row.samples + len(row.draft)))
             if state.slot == NO_SLOT:
                 continue

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minillm.engine.beams import search_beams
-from minillm.engine.collector import OutputCollector
 from minillm.engine.config import EngineConfig
 from minillm.engine.engine import Engine, TokenDelta
 from minillm.engine.inputs import InputProcessor, Prompt, default_sampling_params, refuse_later
@@ -23,7 +22,7 @@ from minillm.engine.output_processor import OutputProcessor
 from minillm.engine.outputs import RequestOutput, StreamDelta
 from minillm.engine.progress import progress_bar
 from minillm.engine.request import Request
-from minillm.engine.submission import Submission
+from minillm.engine.sink import OutputSink
 from minillm.kv_cache import persist
 from minillm.model.checkpoint import load_model, load_tokenizer, resolve_model
 from minillm.sampling.params import SamplingParams, check_int
@@ -164,33 +163,30 @@ class LLM:
         return self._serve(self.inputs.requests(prompts, sampling_params, add_special_tokens=False), use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamDelta]:
-        """Continue one prompt, yielding each token as it is made. The joined texts are `generate`'s text.
+        """Continue one prompt, yielding each token as it is made. The joined texts of a sample (`index`) are `generate`'s text.
 
         The text of a delta may be empty: half a character, or what may become a stop string, has to wait.
         """
-        request = self._one_request("stream", prompt, sampling_params)
-        if request.params.n != 1:
-            raise ValueError(f"stream() takes n=1, not n={request.params.n}; use generate() for several samples")
-        return self._stream(request)
+        return self._stream(self._one_request("stream", prompt, sampling_params))
 
     @locked
     def submit(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
-        on_delta: Callable[[Submission, StreamDelta], None] | None = None,
+        on_delta: Callable[[OutputSink, StreamDelta], None] | None = None,
         streaming: bool = False,
-    ) -> Submission:
+    ) -> OutputSink:
         """Queue one prompt and return at once; it goes on with every `step`, and with every other call's steps.
 
-        `on_delta` hears of each token; only `streaming` makes text of each at once. See `Submission`.
+        `on_delta` is called for each token; only `streaming` makes text of each at once. See `OutputSink`.
         """
-        return self.outputs.submit(self._one_request("submit", prompt, sampling_params), on_delta, streaming)
+        return self.outputs.add(self._one_request("submit", prompt, sampling_params), on_delta=on_delta, streaming=streaming)
 
     @locked
     def step(self) -> bool:
-        """Compute one step for all that is under way; whether anything is left to do. A step that fails raises, and aborts
-        everything."""
+        """Compute one step for all that is under way; whether anything is left to do. A step that fails raises, and ends the
+        requests in it."""
         self._step()
         return self.engine.has_unfinished
 
@@ -230,10 +226,7 @@ class LLM:
         second call does nothing; whatever computes raises RuntimeError from now on. In a forked child it does nothing."""
         if self.engine.is_forked:
             return
-        try:
-            self.outputs.fail(RuntimeError("the LLM was closed"))
-        finally:
-            self.engine.close()
+        self.engine.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -249,49 +242,56 @@ class LLM:
         return self.inputs.default_params
 
     def _serve(self, requests: list[Request], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
-        finished: dict[str, RequestOutput] = {}  # in a step of this thread, or of another one
-
-        def keep(collector: OutputCollector) -> None:
-            finished[collector.request.group_id] = collector.output(self.engine.clock())
-
+        finished: list[OutputSink] = []  # in a step of this thread, or of another one
+        sinks: list[OutputSink] = []
         with progress_bar(len(requests), use_tqdm) as advance:
             try:
                 with self.lock:
-                    collectors = [self.outputs.collect(request, on_finish=keep) for request in requests]
+                    for request in requests:
+                        sinks.append(self.outputs.add(request, on_finish=finished.append))
                 num_finished = 0
                 while num_finished < len(requests):
-                    with self.lock:
-                        deltas = self._step() if len(finished) < len(requests) else []
+                    num_tokens = self._step_for(sinks, lambda: len(finished) < len(requests))
                     before, num_finished = num_finished, len(finished)
-                    advance(num_finished - before, len(deltas))
+                    advance(num_finished - before, num_tokens)
             finally:
                 self.outputs.leave(requests)
-        for collector in collectors:
-            if (error := collector.error) is not None:
+        for sink in sinks:
+            if (error := sink.error) is not None:
                 raise RuntimeError(
-                    f"another caller's step or close() ended every request under way: {error!r}; call again, or make a new "
-                    "LLM if this one is closed"
+                    f"another caller's step or close() ended a request of this call: {error!r}; call again, or make a new LLM if "
+                    f"this one is closed"
                 ) from error
-        return [finished[request.group_id] for request in requests]
+        return [sink.collected() for sink in sinks]
 
     def _stream(self, request: Request) -> Iterator[StreamDelta]:
         deltas: deque[StreamDelta] = deque()
-        self.outputs.submit(request, lambda _, delta: deltas.append(delta), streaming=True)
+        sink = self.outputs.add(request, on_delta=lambda _, delta: deltas.append(delta), streaming=True)
         try:
-            while True:
+            while deltas or not sink.is_finished:
                 while not deltas:
-                    with self.lock:
-                        if not deltas:  # a step of another thread may have made some
-                            self._step()
-                yield (delta := deltas.popleft())
-                if delta.finish_reason:
-                    return
+                    self._step_for([sink], lambda: not deltas)  # a step of another thread may have made some
+                yield deltas.popleft()
         finally:  # also when the reader stops listening
             self.outputs.leave([request])
 
+    def _step_for(self, sinks: list[OutputSink], wanted: Callable[[], bool]) -> int:
+        """A step, if it is still wanted when this thread's turn comes; how many tokens it made. An error that has ended none of
+        `sinks` belongs to another call, which hears of it."""
+        with self.lock:
+            if not wanted():
+                return 0
+            try:
+                return len(self._step())
+            except Exception:
+                if self.engine.is_closed or any(sink.error is not None for sink in sinks):
+                    raise
+                return 0
+
     @locked
     def _search(self, request: Request, beam_width: int, length_penalty: float) -> RequestOutput:
-        deltas = self.outputs.waiting_deltas[request.group_id] = deque()
+        deltas: deque[TokenDelta] = deque()
+        self.outputs.raw[request.group_id] = deltas.append
         try:
             return search_beams(self.engine, request, beam_width, length_penalty, self._step, deltas, self.outputs.decode)
         finally:
@@ -306,13 +306,8 @@ class LLM:
 
     @locked
     def _step(self) -> list[TokenDelta]:
-        """One step of the engine, for whoever has requests under way: streams and calls take turns."""
-        try:
-            deltas = self.engine.step()
-            failed = self.outputs.process(deltas)
-        except BaseException as error:
-            self.outputs.fail(error)
-            raise
-        if failed is not None:
+        """One step of the engine, for all callers that have requests under way: streams and calls take turns."""
+        deltas = self.engine.step()
+        if (failed := self.outputs.process(deltas)) is not None:
             raise failed
         return deltas

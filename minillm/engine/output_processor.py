@@ -1,6 +1,6 @@
-"""OutputProcessor: whoever asked for something hears of it. Built in chapter 05.
+"""OutputProcessor: from the tokens of a step to the callers that wait for them. Built in chapter 05.
 
-    Engine.step -> TokenDelta -> OutputCollector of its request -> StreamDelta -> Submission, which calls its caller
+    Engine.step -> TokenDelta -> OutputSink of its request -> StreamDelta -> its caller
 
 The other side of the engine from `InputProcessor`: there text became requests, here tokens become text.
 """
@@ -10,55 +10,44 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from minillm.engine.collector import OutputCollector
 from minillm.engine.engine import Engine, TokenDelta
 from minillm.engine.lock import FairLock, locked
 from minillm.engine.outputs import StreamDelta
 from minillm.engine.request import Request
-from minillm.engine.submission import Submission
+from minillm.engine.sink import OutputSink
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 class OutputProcessor:
-    """Knows who waits for what. A request is known by its group id, from `collect` or `submit` until it has ended and its
-    caller has been told."""
+    """Knows the sink of every request under way, by its group id: from `add` until the request has ended and its caller has
+    been notified. Something else with `take_raw(delta)` may stand in for a sink: a beam search wants the tokens as they are.
+    """
 
     def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerBase):
         self.engine, self.tokenizer = engine, tokenizer
-        self.collectors: dict[str, OutputCollector] = {}  # of every request under way
-        self.submissions: dict[str, Submission] = {}  # those of them that `submit` or a stream asked for
-        self.waiting_deltas: dict[str, deque[TokenDelta]] = {}  # what a beam search has not taken yet
-        engine.on_abort = self._hear_of_abort
+        self.sinks: dict[str, OutputSink] = {}
+        self.raw: dict[str, Callable[[TokenDelta], None]] = {}  # of beam searches
+        engine.on_end = self._hear_of_end
 
     @property
     def lock(self) -> FairLock:
         return self.engine.lock
 
     @locked
-    def collect(
-        self, request: Request, streaming: bool = False, on_finish: Callable[[OutputCollector], None] | None = None
-    ) -> OutputCollector:
-        """Hand a request to the engine and collect what it generates. See `OutputCollector` for the other arguments."""
-        collector = OutputCollector(request, self.decode, self.decode_all, streaming, on_finish)
+    def add(self, request: Request, **options: Any) -> OutputSink:
+        """Hand a request to the engine, and collect what it generates. See `OutputSink` for the options."""
+        sink = OutputSink(request, self.decode, self.decode_all, self.engine.clock, self.withdraw, **options)
         self.engine.add_request(request)
-        self.collectors[request.group_id] = collector
-        return collector
-
-    @locked
-    def submit(self, request: Request, on_delta: Callable[[Submission, StreamDelta], None] | None, streaming: bool) -> Submission:
-        """The same for a caller that goes on with something else, and is called."""
-        collector = self.collect(request, streaming)
-        submission = Submission(request, collector, self.engine.clock, self.withdraw, on_delta)
-        self.submissions[request.group_id] = submission
-        return submission
+        self.sinks[request.group_id] = sink
+        return sink
 
     @locked
     def withdraw(self, requests: list[Request]) -> None:
-        """Nobody waits for these any more: end them, whatever they are at."""
+        """No caller waits for these any more: end them, at any moment."""
         for request in requests:
             self._forget(request.group_id)
         self.engine.abort(*(request.group_id for request in requests))
@@ -68,42 +57,20 @@ class OutputProcessor:
         self.lock.call_soon(partial(self.withdraw, requests))
 
     def process(self, deltas: Iterable[TokenDelta]) -> BaseException | None:
-        """Tell everybody what a step has made. Returns what a caller's own function raised; all others have heard."""
+        """Hand out what a step has made. Returns what a caller's own function raised; all others have been notified. An
+        interrupt in the middle loses tokens: it ends the requests that they belong to."""
         failed: BaseException | None = None
-        for delta in deltas:
-            group = delta.request.group_id
-            if (collector := self.collectors.get(group)) is None:
-                if group in self.waiting_deltas:
-                    self.waiting_deltas[group].append(delta)  # a beam search wants the tokens as they are
-                continue
-            if collector.has_ended(delta.request.index):
-                continue  # guessed right, but behind a stop string
-            said = collector.add(delta)
-            if said.finish_reason and delta.finish_reason is None:
-                self.engine.finish(said.finish_reason, delta.request)
-            if (submission := self.submissions.get(group)) is not None:
-                if collector.is_finished:
-                    self._forget(group)
-                try:
-                    submission.hear(said)
-                except BaseException as error:  # the others hear what is theirs all the same
-                    failed = failed or error
-                    submission.withdraw()
+        left = deque(deltas)
+        try:
+            while left:
+                failed = self._hand_out(left[0]) or failed
+                left.popleft()
+        except BaseException as error:
+            for group in dict.fromkeys(delta.request.group_id for delta in left):
+                self._hear_of_end(group, error)
+                self.engine.abort(group)
+            raise
         return failed
-
-    def fail(self, error: BaseException) -> None:
-        """A step has failed, or its tokens are lost: everything is aborted, and all hear of it."""
-        for collector in self.collectors.values():
-            if not collector.is_finished:
-                collector.error = error
-                collector.abort()
-        for submission in list(self.submissions.values()):
-            self._forget(submission.request.group_id)
-            try:
-                submission.fail(error)
-            except Exception as another:
-                error.add_note(f"and a caller that was told of it raised {another!r}")
-        self.engine.abort(*self.engine.scheduler.requests)  # none is left where the step itself has failed
 
     def decode(self, token_ids: list[int]) -> str:
         # The tokenizer's Rust core: its Python wrapper takes longer than a tiny model's whole step.
@@ -112,15 +79,40 @@ class OutputProcessor:
     def decode_all(self, token_ids: list[int]) -> str:
         return self.tokenizer.backend_tokenizer.decode(token_ids, skip_special_tokens=False)
 
-    def _hear_of_abort(self, group: str) -> None:
-        """It was aborted, and not by `withdraw`, which forgets it first."""
-        collector, submission = self.collectors.get(group), self.submissions.get(group)
+    def _hand_out(self, delta: TokenDelta) -> BaseException | None:
+        group = delta.request.group_id
+        if (sink := self.sinks.get(group)) is None:
+            if group in self.raw:
+                self.raw[group](delta)
+            return None
+        if sink.has_ended(delta.request.index):
+            return None  # drafted and accepted, but behind a stop string
+        said = sink.take(delta)
+        if said.finish_reason and delta.finish_reason is None:
+            self.engine.finish(said.finish_reason, delta.request)
+        if sink.is_finished:
+            self._forget(group)
+        return self._notify(sink, said)
+
+    def _notify(self, sink: OutputSink, said: StreamDelta) -> Exception | None:
+        """What the caller's function raises ends its own request."""
+        try:
+            sink.notify(said)
+        except Exception as error:
+            if not sink.is_finished:
+                self.withdraw([sink.request])
+                sink.abort(error)
+            sink.error = error
+            return error
+        return None
+
+    def _hear_of_end(self, group: str, error: BaseException | None) -> None:
+        """It was aborted from outside, or in a step that failed, and not by `withdraw`, which forgets it first."""
+        sink = self.sinks.get(group)
         self._forget(group)
-        if collector is not None:
-            collector.abort()
-        if submission is not None:
-            submission.fail(None)
+        if sink is not None:
+            sink.fail(error)
 
     def _forget(self, group: str) -> None:
-        for known in (self.collectors, self.submissions, self.waiting_deltas):
-            known.pop(group, None)
+        self.sinks.pop(group, None)
+        self.raw.pop(group, None)

@@ -32,8 +32,9 @@ class RequestMetrics:
     num_preemptions: int = 0
     token_times: list[float] = field(default_factory=list)  # of the first sample's tokens
     cached_tokens: dict[str, int] = field(default_factory=dict)  # num_cached_tokens by tier: "device", "host", "disk"
-    num_drafted_tokens: int = 0  # guessed for it (chapter 18)
-    num_accepted_tokens: int = 0  # of those, how many were right
+    num_drafted_tokens: int = 0  # draft tokens (chapter 18)
+    num_accepted_tokens: int = 0  # of those, how many the target model accepted
+    scheduled_time: float | None = None  # when it first got tokens of a step
 
     @property
     def inter_token_latencies(self) -> list[float]:
@@ -72,9 +73,13 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class StreamDelta:
-    """What one step of `LLM.stream` adds. The texts of all deltas, joined, are the text of `generate`."""
+    """What one step adds to one sample. The texts of all deltas of a sample, joined, are the text of `generate`."""
 
     text: str
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None  # set on the last delta
     error: str | None = None  # as in CompletionOutput
+    request_id: str = ""
+    index: int = 0  # which of the n samples
+    logprobs: list[dict[int, Logprob]] | None = None  # one dictionary a token, where they were asked for
+    stop_reason: int | str | None = None  # as in CompletionOutput

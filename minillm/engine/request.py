@@ -153,8 +153,8 @@ class Request:
         """Take what a step generated, as far as the text goes on; `ended` and `error` hold behind the last token. Returns the
         tokens that were taken."""
         for count, token_id in enumerate(token_ids, 1):
-            self.append(token_id, at_end=ended and count == len(token_ids))
-            if self.finish_reason:
+            self.append(token_id, ended and count == len(token_ids))
+            if self.finish_reason is not None:
                 return token_ids[:count]
         if error is not None:
             self.finish_reason, self.error = "error", error

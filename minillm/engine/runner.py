@@ -78,13 +78,12 @@ class ModelRunner:
             with self.trace.span("move blocks"):
                 (self.transfer or self.cache).move(output.moves)
         if not output.rows:
-            return LaunchedStep(output.rows, [], None, [], self.requests, self.trace)
+            return LaunchedStep([], [], None, [], self.requests, self.trace)
         logits, step, scored = self.forward(output.rows)
         with self.trace.span("sample"):
             num_last = len(logits) - sum(count for _, _, count in scored)
             prompts = self._score_prompts(logits[num_last:], scored)
-            sampled = self._sample(step, logits[:num_last])
-            return LaunchedStep(output.rows, step.states, sampled, prompts, self.requests, self.trace)
+            return self._sample(step, logits[:num_last], prompts)
 
     def draft(self, asked: Sequence[tuple[str, int]]) -> list[list[int]]:
         """Draft tokens for requests that all but their last token is computed of: at most so many for each. What they were
@@ -181,16 +180,16 @@ class ModelRunner:
             target, source = upload(late, sources, device=token_ids.device)
             token_ids.index_copy_(0, target, self._sampled.index_select(0, source))
 
-    def _sample(self, step: StepInputs, logits: Tensor) -> SamplerOutput | None:
+    def _sample(self, step: StepInputs, logits: Tensor, prompts: list[ScoredPrompt]) -> LaunchedStep:
         """Draw for the rows that sample; logits has one row for each of them, and one for each draft token."""
         sampling = np.flatnonzero(step.samples)
         if not len(sampling):
             self._sampling = []
-            return None
-        states, rows = step.states, step.rows
+            return LaunchedStep([], [], None, prompts, self.requests, self.trace)
+        states, rows, most = step.states, step.rows, step.samples.max()
         if len(sampling) < len(rows):
             states, rows = [states[at] for at in sampling.tolist()], [rows[at] for at in sampling.tolist()]
-        if step.samples.max() > 1:  # a prompt about to fork: one row of logits, n draws
+        if most > 1:  # a prompt about to fork: one row of logits, n draws
             repeats = [repeat for row in rows for repeat in (row.samples, *[1] * len(row.draft))]
             logits = logits.index_select(0, *upload(np.arange(len(repeats)).repeat(repeats), device=logits.device))
         metadata = self._sampling_metadata(step, sampling, states, rows)
@@ -201,7 +200,8 @@ class ModelRunner:
         metadata.advance(sampled.token_ids)
         self._sampled = sampled.token_ids
         self.requests.sampled_at[step.slots[sampling]] = np.arange(len(sampling))
-        return sampled
+        is_plain = most == 1 and not step.has_drafts and not metadata.has_grammars
+        return LaunchedStep(rows, states, sampled, prompts, self.requests, self.trace, is_plain)
 
     def _mask(self, metadata: SamplingMetadata, states: list[RequestState], rows: Sequence[ScheduledRequest]) -> None:
         drawing = [(state, row) for state, row in zip(states, rows) for _ in range(row.samples)]

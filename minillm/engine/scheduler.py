@@ -120,22 +120,11 @@ class Scheduler:
             if (request := self._landed(row)) is None:
                 continue  # it ended while the step ran, and what the step made of it is dropped
             self._catch_up(request, row)
+            if row.samples:
+                added += self._take(request, row, result)
             if row.request_id in result.prompt_logprobs:
                 first, scores = result.prompt_logprobs[row.request_id]
                 request.prompt_logprobs[first : first + len(scores)] = scores  # after a preemption: the same again
-            if not row.samples:
-                continue
-            owners = [request, *(self.fork(request, index) for index in range(1, row.samples))]
-            request.num_forks = 0
-            for one in owners:
-                name = one.request_id
-                taken = one.take(result.token_ids[name], name in result.ended, result.errors.get(name))
-                added += [(one, token_id) for token_id in taken or [None]]
-            if row.draft:
-                self._keep_accepted(row, request)
-            for one in owners:
-                if one.finish_reason:
-                    self.finish(one, one.finish_reason)
         return added
 
     def finish(self, request: Request, reason: str) -> None:
@@ -214,22 +203,44 @@ class Scheduler:
         """The row's request, one step less of it in flight; None if it has ended."""
         request = self.requests.get(row.request_id)
         known = request or self.leaving.get(row.request_id)
-        if known is not None:
-            known.num_in_flight = max(0, known.num_in_flight - row.samples)
-            known.steps_in_flight = max(0, known.steps_in_flight - 1)
-            if known.is_finished:
+        if known is not None and known.steps_in_flight:
+            known.num_in_flight -= row.samples
+            known.steps_in_flight -= 1
+            if request is None:
                 self._leave(known)
         return request
 
     def _catch_up(self, request: Request, row: ScheduledRequest) -> None:
         """Keys and values of the row's tokens are in the cache, but for those of the draft, which may be rejected."""
-        num_computed = row.start + row.num_tokens - len(row.draft)
+        num_computed = row.start + row.num_tokens
+        if row.draft:
+            num_computed -= len(row.draft)
+            request.num_computed_tokens = num_computed
         request.spec_token_ids = []
-        request.max_computed_tokens = max(request.max_computed_tokens, num_computed)
+        if num_computed > request.max_computed_tokens:
+            request.max_computed_tokens = num_computed
         if request.status is RequestStatus.RUNNING:  # else it was preempted while the step ran
-            # The next step may have been launched already, but never behind a draft.
-            request.num_computed_tokens = num_computed if row.draft else max(request.num_computed_tokens, num_computed)
+            if num_computed > request.num_computed_tokens:  # else the next step has been launched already
+                request.num_computed_tokens = num_computed
             self.kv_cache.cache_blocks(request)
+
+    def _take(self, request: Request, row: ScheduledRequest, result: StepResult) -> list[tuple[Request, int | None]]:
+        """Give the request its new tokens, and a token to each sample that splits off it here."""
+        owners = [request]
+        if row.samples > 1:
+            owners += [self.fork(request, index) for index in range(1, row.samples)]
+            request.num_forks = 0
+        added: list[tuple[Request, int | None]] = []
+        for one in owners:
+            name = one.request_id
+            taken = one.take(result.token_ids[name], name in result.ended, result.errors.get(name))
+            added += [(one, token_id) for token_id in taken or [None]]
+        if row.draft:
+            self._keep_accepted(row, request)
+        for one in owners:
+            if one.finish_reason:
+                self.finish(one, one.finish_reason)
+        return added
 
     def _keep_accepted(self, row: ScheduledRequest, request: Request) -> None:
         """The draft tokens that the text now goes on with are computed; the KV slots of the others are written again."""
@@ -268,8 +279,10 @@ class Scheduler:
                 self.trace.count(f"found on {tier}", count, request=request.request_id)
 
     def _num_new_tokens(self, request: Request, num_computed: int, budget: int) -> int:
-        count = 0 if request.ends_in_flight else request.num_tokens - num_computed
-        if request.params.prompt_logprobs is not None:
+        count = request.num_tokens - num_computed
+        if request.num_in_flight and request.ends_in_flight:
+            return 0
+        if request.prompt_logprobs is not None:
             count = min(count, PROMPT_LOGPROBS_CHUNK)
         if count <= budget:
             return count
@@ -289,15 +302,16 @@ class Scheduler:
     def _schedule(self, output: SchedulerOutput, request: Request, count: int) -> int:
         if not count:
             return 0
-        start = request.num_computed_tokens
-        num_known = request.num_tokens - len(request.spec_token_ids)
+        start, drafted = request.num_computed_tokens, request.spec_token_ids
+        num_known = len(request.token_ids) + request.num_in_flight
         samples = 0 if start + count < num_known else 1 + request.num_forks
-        draft = tuple(request.spec_token_ids[: start + count - num_known]) if samples else ()
+        draft = tuple(drafted[: start + count - num_known]) if drafted and samples else ()
         take_changes = getattr(self.kv_cache, "take_changes", None)  # a cache of your own may leave it out
         first, block_ids = (0, list(self.kv_cache.tables[request.request_id])) if take_changes is None else take_changes(request)
         forks = request.fork_ids if samples > 1 else ()
         output.rows.append(ScheduledRequest(request.request_id, start, count, block_ids, samples, draft, first, forks))
-        output.needs_host = output.needs_host or request.needs_host or samples > 1 or bool(draft)
+        if samples > 1 or draft or request.needs_host:
+            output.needs_host = True
         if start + count > request.max_computed_tokens:
             self.waiting.charge(request, start + count - max(start, request.max_computed_tokens))
         return count

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from minillm.engine.request import Request
+from minillm.engine.request import Request, RequestStatus
 from minillm.kv_cache.manager import BlockMoves
 from minillm.sampling.logprobs import Logprob
 from minillm.sampling.params import SamplingParams
@@ -107,7 +107,7 @@ class Announcer:
     def complete(self, output: SchedulerOutput, requests: dict[str, Request], tables: dict[str, list[int]]) -> None:
         """Add arrivals and departures to a step. `requests` are all that have not finished."""
         output.reset, self.reset = self.reset, False
-        output.finished = [name for name, request in self.known.items() if request.is_finished]
+        output.finished = [name for name, request in self.known.items() if request.status is RequestStatus.FINISHED]
         for name in output.finished:
             del self.known[name]
         for place, row in enumerate(output.rows):

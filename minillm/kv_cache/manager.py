@@ -98,8 +98,12 @@ class KVCacheManager:
         """Give `request` slots for `num_new_tokens` after those it has computed; False, and nothing changed, if the
         free blocks do not suffice. `computed`, for a request without blocks, becomes the head of its table.
         """
-        record = self.records.setdefault(request.request_id, RequestBlocks())
-        table, num_computed = record.table or [], request.num_computed_tokens
+        record, num_computed = self.records.get(request.request_id), request.num_computed_tokens
+        if record is None:
+            record = self.records[request.request_id] = RequestBlocks()
+        elif computed is None and num_computed + num_new_tokens <= record.num_writable:
+            return True  # as in most steps: its last block has room
+        table = record.table or []
         if computed is not None:
             table, num_computed = computed.block_ids, computed.num_tokens
         first_written = num_computed // self.block_size
@@ -107,8 +111,6 @@ class KVCacheManager:
         num_blocks = ceil_div(num_computed + num_new_tokens, self.block_size)
         num_added = max(0, num_blocks - len(table))
         unused = self._outside_window(table, num_computed) if computed is None and self.window is not None else []
-        if not (num_added or shared or unused or computed):
-            return True  # as in most steps: the last block has room
         if not self._fits(num_added + len(shared), table, unused, computed):
             return False
         if computed is not None:
@@ -126,19 +128,23 @@ class KVCacheManager:
             record.num_sent = min(record.num_sent, i)
         if num_added:
             table += self.pool.allocate(num_added)
+        record.num_writable = len(table) * self.block_size if self.window is None else 0
         return True
 
     def take_changes(self, request: Request) -> tuple[int, list[int]]:
         """The part of its block table that no step has told the runner yet: from which entry on, and the blocks."""
         record = self.records[request.request_id]
-        first, record.num_sent = record.num_sent, len(record.table)
+        first, end = record.num_sent, len(record.table)
+        if first == end:
+            return first, []
+        record.num_sent = end
         return first, record.table[first:]
 
     def cache_blocks(self, request: Request) -> None:
         """Make the blocks that are full of computed tokens findable; called after a step."""
         # The last token of a step in flight has keys and values, but which one it is is not known yet: no name for its block.
-        num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
         record = self.records[request.request_id]
+        num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
         if num_full <= record.num_cached or not self.enable_prefix_caching:
             return
         table, hashes = record.table, self._hashes(request, num_full)
@@ -160,6 +166,7 @@ class KVCacheManager:
         record = self.records[parent.request_id]
         hashes = record.hashes[: parent.num_tokens // self.block_size]
         self.records[child.request_id] = RequestBlocks(list(table), hashes, record.num_cached)
+        record.num_writable = 0  # the last block is shared now: the first to write into it needs a copy
 
     def swap_out(self, request: Request) -> bool:
         """Move what only this request owns to host memory and free the rest; False, and nothing changed, if host

@@ -37,6 +37,7 @@ class RequestBlocks:
     table: list[int] | None = None  # the blocks it owns, in the order of its tokens; None while it owns none
     hashes: list[bytes] = field(default_factory=list)  # prefix hashes of its full blocks, as far as they were needed
     num_cached: int = 0  # how many leading blocks of the table the pool can find by hash
+    num_writable: int = 0  # so many tokens find a KV slot in the table, in blocks that no other request reads
     num_sent: int = 0  # how many leading entries of the table earlier steps have told the runner
     swapped: list[int | bytes | None] | None = None  # while it is swapped out: host places, hashes to look for, or neither
 

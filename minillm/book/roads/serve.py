@@ -19,7 +19,7 @@ from minillm.device import LIKE_A_GPU
 from minillm.engine.llm import LLM
 from minillm.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
 from minillm.engine.runner import ModelRunner
-from minillm.engine.submission import Submission
+from minillm.engine.sink import OutputSink
 from minillm.kernels import language, native
 from minillm.kv_cache.paged import bytes_per_block
 from minillm.kv_cache.quantized import KV_DTYPES
@@ -105,7 +105,7 @@ def check_idle(llm: LLM) -> None:
         managers["draft model's "] = drafter.manager
     scheduler, outputs = engine.scheduler, llm.outputs
     left = {"requests": scheduler.requests, "leaving": scheduler.leaving, "waiting": list(scheduler.waiting),
-            "runner's requests": engine.runner.requests.states, "collectors": outputs.collectors, "submissions": outputs.submissions, "step": engine.in_flight}   # fmt: skip
+            "runner's requests": engine.runner.requests.states, "sinks": outputs.sinks, "beams": outputs.raw, "step": engine.in_flight}   # fmt: skip
     for owner, manager in managers.items():
         manager.check_integrity()
         left |= {owner + "records": manager.records}
@@ -127,7 +127,7 @@ def _engine(road: Road, models: Path, folder: str) -> LLM:
 
 def _arrive(llm: LLM, road: Road) -> list[Served]:
     """Every request comes and goes between two steps."""
-    found: dict[int, tuple[Submission, Served]] = {}
+    found: dict[int, tuple[OutputSink, Served]] = {}
     for step in range(MOST_STEPS):
         for index, arrival in enumerate(road.requests):
             if arrival.at == step:
@@ -154,12 +154,12 @@ def _arrive(llm: LLM, road: Road) -> list[Served]:
     return [found[index][1] for index in range(len(road.requests))]
 
 
-def _submit(llm: LLM, arrival: Arrival) -> tuple[Submission, Served]:
+def _submit(llm: LLM, arrival: Arrival) -> tuple[OutputSink, Served]:
     [request] = llm.inputs.requests(prompt_of(arrival), params_of(arrival), priority=arrival.priority, user=arrival.user)
     served = Served([])
     hear = (lambda _, delta: served.deltas.append(delta)) if arrival.streaming else None
-    submission = llm.outputs.submit(request, hear, arrival.streaming)
-    served.samples = submission.collector.samples
+    submission = llm.outputs.add(request, on_delta=hear, streaming=arrival.streaming)
+    served.samples = submission.samples
     return submission, served
 
 
