@@ -10,7 +10,7 @@ from test_triton_engine import announce, load, pages, rows_of, settings_of, step
 from tiny import save_tiny_llama
 
 from minillm import LLM, SamplingParams
-from minillm.engine import engine as engine_module
+from minillm.engine import build
 from minillm.engine import input_batch
 from minillm.engine.graphs import DecodeGraphs, Inputs
 from minillm.engine.input_batch import InputBatch
@@ -148,6 +148,6 @@ def test_an_engine_with_recorded_pieces_generates_the_plain_engines_tokens(knobs
         return [out.outputs[0].token_ids for out in llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)]
 
     expected = generate("torch")
-    monkeypatch.setattr(engine_module, "build_pieces", pieces_on_a_cpu)
+    monkeypatch.setattr(build, "build_pieces", pieces_on_a_cpu)
     assert generate("triton") == expected
     assert len(used) >= 2 and max(used) > 8

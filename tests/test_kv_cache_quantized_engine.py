@@ -145,7 +145,7 @@ def test_other_dtypes_are_refused_by_name(tmp_path):
 @both_kinds
 def test_the_engine_fits_more_blocks_into_the_same_memory(kind, oracle, monkeypatch):
     folder, _ = oracle[None, kind]
-    monkeypatch.setattr("minillm.engine.memory.available_memory", lambda: 4 * 10**5)
+    monkeypatch.setattr("minillm.engine.sizing.available_memory", lambda: 4 * 10**5)
     plain, small = (LLM(folder, device="cpu", dtype="float32", kv_cache_dtype=one).engine for one in ("auto", kind))
     bytes_plain, bytes_small = (engine.runner.cache.bytes_per_block for engine in (plain, small))
     assert (bytes_plain, bytes_small) == (2 * 2 * 16 * 2 * 64, 2 * 2 * 16 * 2 * 20)

@@ -210,12 +210,12 @@ def test_a_draft_model_reads_long_prompts_in_pieces_and_stops_where_it_was_not_t
 
 def test_memory_is_shared_with_the_draft_model(folder, monkeypatch):
     """Both caches and the draft's weights come out of what there is."""
-    from minillm.engine import memory
+    from minillm.engine import sizing
 
-    monkeypatch.setattr(memory, "CPU_CACHE_BYTES", 10**6)
+    monkeypatch.setattr(sizing, "CPU_CACHE_BYTES", 10**6)
     settings = dict(block_size=4, max_num_seqs=10**6, max_model_len=20)
     alone, both = (make(folder, speculation, **settings) for speculation in (None, "perfect"))
-    block = memory.block_bytes_of(alone.model, 4)
+    block = sizing.block_bytes_of(alone.model, 4)
     weights = alone.model.config.num_parameters() * 4
     assert alone.engine.kv_cache.pool.num_blocks == 10**6 // block
     assert both.engine.kv_cache.pool.num_blocks == (10**6 - weights) // (2 * block)

@@ -14,7 +14,7 @@ from typing import Callable
 import torch
 
 from ..device import resolve_device, resolve_dtype
-from ..engine.memory import build_attention
+from ..engine.parts import build_attention
 from ..kv_cache.paged import PagedKVCache
 from ..model.attention import AttentionBackend
 from ..model.batch import ForwardBatch

@@ -13,7 +13,7 @@ from typing import Callable
 
 from .. import LLM, SamplingParams
 from ..device import resolve_device, resolve_dtype
-from ..engine.speculation import measure_steps
+from ..engine.drafting import measure_steps
 from ..model.checkpoint import load_config, resolve_model
 from ..speculative.adaptive import StepCost
 from ..zoo import corpus

@@ -18,8 +18,9 @@ from itertools import count
 import torch
 from torch import Tensor
 
+from minillm.engine.deltas import TokenDelta
 from minillm.engine.detokenizer import Detokenizer
-from minillm.engine.engine import Engine, TokenDelta
+from minillm.engine.engine import Engine
 from minillm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from minillm.engine.request import Request
 from minillm.engine.scheduler import Scheduler

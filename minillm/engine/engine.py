@@ -14,27 +14,25 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from minillm.device import like_a_gpu
+from minillm.engine.build import build_manager, build_runner, build_scheduler
 from minillm.engine.config import EngineConfig
+from minillm.engine.deltas import TokenDelta, deltas_of, joined
+from minillm.engine.drafting import build_speculation
 from minillm.engine.executor import Executor, InProcessExecutor, Launched
-from minillm.engine.lock import FairLock, locked
-from minillm.engine.memory import build_attention, build_cache, build_graphs, build_manager, build_pieces, build_transfer, close_tiers, retention_of
-from minillm.engine.policies import cached_tokens_of, make_policy
-from minillm.engine.request import Request
 from minillm.engine.input_batch import Compile
+from minillm.engine.lock import FairLock, locked
+from minillm.engine.parts import close_tiers
+from minillm.engine.request import Request
 from minillm.engine.runner import ModelRunner
 from minillm.engine.scheduler import KVCache, Scheduler
-from minillm.engine.speculation import DEFAULT_LENGTH, Speculation, build_speculation
+from minillm.engine.speculation import DEFAULT_LENGTH, Speculation
 from minillm.engine.step import Announcer, SchedulerOutput, StepResult
-from minillm.engine.warmup import warm_up
-from minillm.model.attention import can
 from minillm.model.decoder import Decoder
-from minillm.sampling.logprobs import Logprob
 from minillm.sampling.sampler import Sampler
 from minillm.speculative.drafter import Drafter
-from minillm.speculative.rejection import RejectionSampler
 from minillm.trace import Trace
 
 
@@ -42,15 +40,6 @@ class Runner(Protocol):
     """Computes steps: a `ModelRunner`, or the simulator's."""
 
     def execute(self, output: SchedulerOutput) -> StepResult: ...
-
-
-class TokenDelta(NamedTuple):
-    """One new token of one request, or its end without one."""
-
-    request: Request  # perhaps a sample that was split off the request that was added: see its group_id
-    token_id: int | None  # None where the request failed before there was one: the finish_reason is "error"
-    logprobs: dict[int, Logprob] | None
-    finish_reason: str | None  # with the request's last token: "stop", "length" or "error"
 
 
 class Engine:
@@ -83,28 +72,12 @@ class Engine:
         self.trace = trace or Trace(enabled=False)
         self.clock = clock
         if scheduler is None:
-            kv_cache = kv_cache or build_manager(model, config)
-            scheduler = Scheduler(
-                kv_cache,
-                config.max_num_seqs,
-                config.max_num_batched_tokens,
-                make_policy(config.scheduling_policy, cached_tokens_of(kv_cache)),
-                config.enable_chunked_prefill,
-                config.preemption_mode,
-                self.trace,
-            )
+            scheduler = build_scheduler(kv_cache or build_manager(model, config), config, self.trace)
         self.scheduler = scheduler
         self.kv_cache = kv_cache or scheduler.kv_cache
         if runner is None:
-            cache = build_cache(model, self.kv_cache, config.kv_cache_dtype)
-            attention = build_attention(model, cache, config.attention_backend, retention_of(config, model))
             tokens_each = config.tokens_each if drafter is None else 1 + num_speculative_tokens
-            graphs = build_graphs(model, attention, self.kv_cache, config, tokens_each)
-            sampler = sampler or (RejectionSampler() if drafter is not None or config.speculative_config else Sampler())
-            transfer, pieces = build_transfer(cache, self.kv_cache), build_pieces(model, graphs, config)
-            runner = ModelRunner(model, cache, attention, sampler, self.trace, graphs, transfer, pieces, drafter)
-            if model.device.type == "cuda" and can(attention, "graph_safe"):
-                warm_up(model, attention, sampler)
+            runner = build_runner(model, self.kv_cache, config, self.trace, sampler, drafter, tokens_each)
         self.executor = executor or InProcessExecutor(runner)
         if drafter is None and model is not None and isinstance(runner, ModelRunner):
             self.speculation = build_speculation(model, runner, self.kv_cache, config, self.trace)
@@ -240,12 +213,7 @@ class Engine:
         self.in_flight = (output, launched) if output.rows else None
         if self.speculation is not None or output.needs_host or not self.scheduler.requests:
             deltas += self._take_in_flight()
-        # Of two steps that come together only the last delta of a request says why it ended.
-        last = {delta.request.request_id: place for place, delta in enumerate(deltas)}
-        return [
-            delta if last[delta.request.request_id] == place else delta._replace(finish_reason=None)
-            for place, delta in enumerate(deltas)
-        ]
+        return joined(deltas)
 
     def _schedule(self) -> SchedulerOutput:
         try:
@@ -289,19 +257,7 @@ class Engine:
         for request, token_id in added:
             if token_id is not None:
                 request.token_times.append(now)
-        if len(added) <= len(result.token_ids) and not result.logprobs:  # as in most steps: one token a request
-            return [TokenDelta(request, token_id, None, request.finish_reason) for request, token_id in added]
-        scores = {name: iter(rows) for name, rows in result.logprobs.items()}
-        following = [request for request, _ in added[1:]] + [None]
-        return [
-            TokenDelta(
-                request,
-                token_id,
-                next(scores[request.request_id], None) if request.request_id in scores else None,
-                request.finish_reason if request is not after else None,
-            )
-            for (request, token_id), after in zip(added, following)
-        ]
+        return deltas_of(added, result)
 
     def _abandon(self, error: BaseException, *outputs: SchedulerOutput) -> None:
         """A step failed. End the requests in it and in the one in flight, whose blocks it may have written in part; the

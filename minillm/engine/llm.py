@@ -14,15 +14,21 @@ import torch
 
 from minillm.engine.beams import search_beams
 from minillm.engine.config import EngineConfig
-from minillm.engine.engine import Engine, TokenDelta
-from minillm.engine.inputs import InputProcessor, Prompt, default_sampling_params, refuse_later
+from minillm.engine.deltas import TokenDelta
+from minillm.engine.engine import Engine
+from minillm.engine.inputs import (
+    InputProcessor,
+    Prompt,
+    default_sampling_params,
+    refuse_later,
+)
 from minillm.engine.lock import FairLock, locked
-from minillm.engine.memory import max_model_len_of, served_model_len
 from minillm.engine.output_processor import OutputProcessor
 from minillm.engine.outputs import RequestOutput, StreamDelta
 from minillm.engine.progress import progress_bar
 from minillm.engine.request import Request
 from minillm.engine.sink import OutputSink
+from minillm.engine.sizing import max_model_len_of, served_model_len
 from minillm.kv_cache import persist
 from minillm.model.checkpoint import load_model, load_tokenizer, resolve_model
 from minillm.sampling.params import SamplingParams, check_int

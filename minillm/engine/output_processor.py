@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from minillm.engine.engine import Engine, TokenDelta
+from minillm.engine.deltas import TokenDelta
+from minillm.engine.engine import Engine
 from minillm.engine.lock import FairLock, locked
 from minillm.engine.outputs import StreamDelta
 from minillm.engine.request import Request

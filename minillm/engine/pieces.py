@@ -23,7 +23,12 @@ from minillm.engine.graphs import Recorder
 from minillm.kernels.norm import rms_norm
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
-from minillm.model.fused import FusedAttention, after_attention, before_attention, last_norm
+from minillm.model.fused import (
+    FusedAttention,
+    after_attention,
+    before_attention,
+    last_norm,
+)
 
 PIECE_SIZES = (16, 32, 64, 128, 192, 256, 384, 512)  # tokens; beyond, the launches hide behind the arithmetic
 

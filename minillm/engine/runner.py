@@ -17,7 +17,12 @@ from minillm.engine.graphs import DecodeGraphs
 from minillm.engine.input_batch import Compile, InputBatch, RequestState, StepInputs
 from minillm.engine.launched import LaunchedStep, ScoredPrompt
 from minillm.engine.pieces import PieceGraphs
-from minillm.engine.step import NewRequest, ScheduledRequest, SchedulerOutput, StepResult
+from minillm.engine.step import (
+    NewRequest,
+    ScheduledRequest,
+    SchedulerOutput,
+    StepResult,
+)
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.transfer import BlockTransfer
 from minillm.model.attention import AttentionBackend
@@ -25,7 +30,7 @@ from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
 from minillm.sampling.grammar.mask import GrammarMasks
 from minillm.sampling.logprobs import score_tokens
-from minillm.sampling.sampler import Sampler, SamplerOutput, SamplingMetadata, SamplingRow
+from minillm.sampling.sampler import Sampler, SamplingMetadata, SamplingRow
 from minillm.speculative.drafter import Drafter, checked_drafts
 from minillm.speculative.rejection import Drafted
 from minillm.staging import upload

@@ -17,8 +17,8 @@ import numpy as np
 from scipy.optimize import nnls
 
 from minillm.engine.engine import Engine
-from minillm.engine.policies import cached_tokens_of, make_policy
 from minillm.engine.executor import Launched
+from minillm.engine.policies import cached_tokens_of, make_policy
 from minillm.engine.request import Request
 from minillm.engine.scheduler import Scheduler
 from minillm.engine.step import NewRequest, SchedulerOutput, StepResult

@@ -17,9 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from minillm.engine.deltas import TokenDelta
 from minillm.engine.detokenizer import CHARACTER_TOKENS, Detokenizer, token_text
-from minillm.engine.engine import TokenDelta
-from minillm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
+from minillm.engine.outputs import (
+    CompletionOutput,
+    RequestMetrics,
+    RequestOutput,
+    StreamDelta,
+)
 from minillm.engine.request import Request
 from minillm.sampling.logprobs import Logprob
 

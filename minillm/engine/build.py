@@ -1,0 +1,86 @@
+"""Wiring: the parts that an engine is made of, where they are not handed in. Built in chapter 05."""
+
+from __future__ import annotations
+
+from minillm.engine.config import EngineConfig
+from minillm.engine.parts import (
+    build_attention,
+    build_cache,
+    build_disk,
+    build_graphs,
+    build_pieces,
+    build_transfer,
+    retention_of,
+    sliding_window,
+)
+from minillm.engine.policies import cached_tokens_of, make_policy
+from minillm.engine.runner import ModelRunner
+from minillm.engine.scheduler import KVCache, Scheduler
+from minillm.engine.sizing import block_bytes_of, fitting_blocks
+from minillm.engine.warmup import warm_up
+from minillm.kv_cache.manager import KVCacheManager
+from minillm.model.attention import can
+from minillm.model.decoder import Decoder
+from minillm.sampling.sampler import Sampler
+from minillm.speculative.drafter import Drafter
+from minillm.speculative.rejection import RejectionSampler
+from minillm.trace import Trace
+
+
+def build_scheduler(kv_cache: KVCache, config: EngineConfig, trace: Trace) -> Scheduler:
+    """A scheduler over `kv_cache`, with the policy and the limits of `config`."""
+    return Scheduler(
+        kv_cache,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        make_policy(config.scheduling_policy, cached_tokens_of(kv_cache)),
+        config.enable_chunked_prefill,
+        config.preemption_mode,
+        trace,
+    )
+
+
+def build_runner(
+    model: Decoder,
+    kv_cache: KVCacheManager,
+    config: EngineConfig,
+    trace: Trace,
+    sampler: Sampler | None = None,
+    drafter: Drafter | None = None,
+    tokens_each: int = 1,
+) -> ModelRunner:
+    """A runner with the memory behind `kv_cache`. It records steps of at most `tokens_each` tokens a request."""
+    cache = build_cache(model, kv_cache, config.kv_cache_dtype)
+    attention = build_attention(model, cache, config.attention_backend, retention_of(config, model))
+    graphs = build_graphs(model, attention, kv_cache, config, tokens_each)
+    sampler = sampler or (RejectionSampler() if drafter is not None or config.speculative_config else Sampler())
+    transfer, pieces = build_transfer(cache, kv_cache), build_pieces(model, graphs, config)
+    runner = ModelRunner(model, cache, attention, sampler, trace, graphs, transfer, pieces, drafter)
+    if model.device.type == "cuda" and can(attention, "graph_safe"):
+        warm_up(model, attention, sampler)
+    return runner
+
+
+def build_manager(model: Decoder, config: EngineConfig) -> KVCacheManager:
+    """A manager over as many blocks as `config` asks for, or as fit.
+
+    Raises ValueError when the memory does not hold `max_model_len` tokens, or when host memory is asked for less
+    than a block of.
+    """
+    block_bytes = block_bytes_of(model, config.block_size, config.kv_cache_dtype)
+    num_blocks = config.num_kv_blocks or fitting_blocks(model, config, block_bytes)
+    num_host_blocks = config.host_kv_bytes // block_bytes
+    if config.host_kv_bytes and not num_host_blocks:
+        raise ValueError(f"host_kv_bytes={config.host_kv_bytes} holds no block; a block has {block_bytes} bytes")
+    policy = retention_of(config, model)
+    return KVCacheManager(
+        num_blocks,
+        config.block_size,
+        # A text with holes is nobody's prefix: retention keeps none of its blocks for others.
+        config.enable_prefix_caching and policy is None,
+        sliding_window(model) if policy is None else policy.window,
+        num_host_blocks,
+        identity=model.fingerprint if config.kv_cache_dtype == "auto" else f"{model.fingerprint} {config.kv_cache_dtype}",
+        disk=build_disk(model, config, block_bytes),
+        sinks=0 if policy is None else policy.sinks,
+    )
