@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from minillm.engine import calls
 from minillm.engine.beams import search_beams
 from minillm.engine.config import EngineConfig
 from minillm.engine.deltas import TokenDelta
@@ -25,7 +26,6 @@ from minillm.engine.inputs import (
 from minillm.engine.lock import FairLock, locked
 from minillm.engine.output_processor import OutputProcessor
 from minillm.engine.outputs import RequestOutput, StreamDelta
-from minillm.engine.progress import progress_bar
 from minillm.engine.request import Request
 from minillm.engine.sink import OutputSink
 from minillm.engine.sizing import max_model_len_of, served_model_len
@@ -152,13 +152,15 @@ class LLM:
         """
         refuse_later(lora_request=(lora_request, 23))
         self.engine.check_open()
-        return self._serve(self.inputs.requests(prompts, sampling_params, priority=priority, user=user), use_tqdm)
+        return calls.serve(self, self.inputs.requests(prompts, sampling_params, priority=priority, user=user), use_tqdm)
 
     def chat(
         self,
         messages: Sequence[dict[str, str]] | Sequence[Sequence[dict[str, str]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
+        priority: int | Sequence[int] | None = None,
+        user: str | Sequence[str] | None = None,
         lora_request: Any = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several: lists of {"role": ..., "content": ...}, through the chat template."""
@@ -166,14 +168,22 @@ class LLM:
         self.engine.check_open()
         prompts = self.inputs.conversations(messages)
         # The template writes the special tokens itself.
-        return self._serve(self.inputs.requests(prompts, sampling_params, add_special_tokens=False), use_tqdm)
+        requests = self.inputs.requests(prompts, sampling_params, False, priority, user)
+        return calls.serve(self, requests, use_tqdm)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamDelta]:
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        priority: int | None = None,
+        user: str | None = None,
+        lora_request: Any = None,
+    ) -> Iterator[StreamDelta]:
         """Continue one prompt, yielding each token as it is made. The joined texts of a sample (`index`) are `generate`'s text.
 
         The text of a delta may be empty: half a character, or what may become a stop string, has to wait.
         """
-        return self._stream(self._one_request("stream", prompt, sampling_params))
+        return calls.stream(self, self._one_request("stream", prompt, sampling_params, priority, user, lora_request))
 
     @locked
     def submit(
@@ -182,18 +192,22 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         on_delta: Callable[[OutputSink, StreamDelta], None] | None = None,
         streaming: bool = False,
+        priority: int | None = None,
+        user: str | None = None,
+        lora_request: Any = None,
     ) -> OutputSink:
         """Queue one prompt and return at once; it goes on with every `step`, and with every other call's steps.
 
         `on_delta` is called for each token; only `streaming` makes text of each at once. See `OutputSink`.
         """
-        return self.outputs.add(self._one_request("submit", prompt, sampling_params), on_delta=on_delta, streaming=streaming)
+        request = self._one_request("submit", prompt, sampling_params, priority, user, lora_request)
+        return self.outputs.add(request, on_delta=on_delta, streaming=streaming)
 
     @locked
     def step(self) -> bool:
         """Compute one step for all that is under way; whether anything is left to do. A step that fails raises, and ends the
         requests in it."""
-        self._step()
+        self.step_once()
         return self.engine.has_unfinished
 
     def beam_search(
@@ -247,72 +261,28 @@ class LLM:
         """The parameters of a request that is given none: the model's own defaults (see `generation_config`)."""
         return self.inputs.default_params
 
-    def _serve(self, requests: list[Request], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
-        finished: list[OutputSink] = []  # in a step of this thread, or of another one
-        sinks: list[OutputSink] = []
-        with progress_bar(len(requests), use_tqdm) as advance:
-            try:
-                with self.lock:
-                    for request in requests:
-                        sinks.append(self.outputs.add(request, on_finish=finished.append))
-                num_finished = 0
-                while num_finished < len(requests):
-                    num_tokens = self._step_for(sinks, lambda: len(finished) < len(requests))
-                    before, num_finished = num_finished, len(finished)
-                    advance(num_finished - before, num_tokens)
-            finally:
-                self.outputs.leave(requests)
-        for sink in sinks:
-            if (error := sink.error) is not None:
-                raise RuntimeError(
-                    f"another caller's step or close() ended a request of this call: {error!r}; call again, or make a new LLM if "
-                    f"this one is closed"
-                ) from error
-        return [sink.collected() for sink in sinks]
-
-    def _stream(self, request: Request) -> Iterator[StreamDelta]:
-        deltas: deque[StreamDelta] = deque()
-        sink = self.outputs.add(request, on_delta=lambda _, delta: deltas.append(delta), streaming=True)
-        try:
-            while deltas or not sink.is_finished:
-                while not deltas:
-                    self._step_for([sink], lambda: not deltas)  # a step of another thread may have made some
-                yield deltas.popleft()
-        finally:  # also when the reader stops listening
-            self.outputs.leave([request])
-
-    def _step_for(self, sinks: list[OutputSink], wanted: Callable[[], bool]) -> int:
-        """A step, if it is still wanted when this thread's turn comes; how many tokens it made. An error that has ended none of
-        `sinks` belongs to another call, which hears of it."""
-        with self.lock:
-            if not wanted():
-                return 0
-            try:
-                return len(self._step())
-            except Exception:
-                if self.engine.is_closed or any(sink.error is not None for sink in sinks):
-                    raise
-                return 0
-
     @locked
     def _search(self, request: Request, beam_width: int, length_penalty: float) -> RequestOutput:
         deltas: deque[TokenDelta] = deque()
         self.outputs.raw[request.group_id] = deltas.append
         try:
-            return search_beams(self.engine, request, beam_width, length_penalty, self._step, deltas, self.outputs.decode)
+            return search_beams(self.engine, request, beam_width, length_penalty, self.step_once, deltas, self.outputs.decode)
         finally:
             self.outputs.withdraw([request])
 
-    def _one_request(self, caller: str, prompt: Prompt, params: SamplingParams | None) -> Request:
+    def _one_request(
+        self, caller: str, prompt: Prompt, params: SamplingParams | None, priority: int | None, user: str | None, lora_request: Any
+    ) -> Request:
+        refuse_later(lora_request=(lora_request, 23))
         self.engine.check_open()
-        requests = self.inputs.requests(prompt, params)
+        requests = self.inputs.requests(prompt, params, priority=priority, user=user)
         if len(requests) != 1:
             raise ValueError(f"{caller}() takes 1 prompt, not {len(requests)}; use generate() for several")
         return requests[0]
 
     @locked
-    def _step(self) -> list[TokenDelta]:
-        """One step of the engine, for all callers that have requests under way: streams and calls take turns."""
+    def step_once(self) -> list[TokenDelta]:
+        """One step of the engine, for all callers that have requests under way. Returns the tokens that it made."""
         deltas = self.engine.step()
         if (failed := self.outputs.process(deltas)) is not None:
             raise failed
