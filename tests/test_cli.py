@@ -50,7 +50,7 @@ def test_help_lists_what_exists_and_nothing_else():
     assert all(name in result.stdout for name in names)
 
 
-@pytest.mark.parametrize("command", ["lab", "tour", "generate", "train", "check", "bench", "bench decode", "bench tasks", "bench ladder"])
+@pytest.mark.parametrize("command", ["lab", "tour", "generate", "train", "check", "bench", "bench decode", "bench tasks", "bench ladder", "bench host"])
 def test_every_command_explains_itself(command):
     result = run(*command.split(), "--help")
     assert result.exit_code == 0 and len(result.stdout) > 200
@@ -192,6 +192,7 @@ def test_the_tour_prints_the_ladder(toy):
     ("tasks", ["--model", "TOY", "--documents", 1, "--task", "json", "--task", "story"]),
     ("ladder", ["--model", "TOY", "--max-tokens", 4]),
     ("decode", ["--shape", "toy", "--dtype", "float32", "--prompt-tokens", 4, "--output-tokens", 4]),
+    ("host", ["--model", "TOY", "--batch", 2, "--arrivals", 2, "--prompt-tokens", 4, "--steps", 2]),
 ])
 def test_a_benchmark_writes_its_result_where_it_is_told(name, arguments, toy, tmp_path, monkeypatch):
     monkeypatch.setitem(decode.SHAPES, "toy", TOY)
