@@ -222,7 +222,7 @@ def test_all_steps_with_guesses_are_recorded(speculation, tmp_path, monkeypatch)
     eager, build = [], ModelRunner.build_batch  # lengths of the rows that are computed without a graph
 
     def counted(runner, step):
-        eager.append(step.counts.tolist())
+        eager.append(list(step.counts))
         return build(runner, step)
 
     llm = LLM(tmp_path / "target", attention_backend="triton", speculative_config=config, **settings)

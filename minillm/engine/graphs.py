@@ -105,12 +105,12 @@ class DecodeGraphs:
 
     def serves(self, step: StepInputs) -> bool:
         """Whether every row samples once and has few tokens, and there are not too many."""
-        if step.num_tokens > self.sizes[-1] or (step.samples != 1).any():
+        if step.num_tokens > self.sizes[-1] or not step.all_sample:
             return False
-        if step.num_tokens == len(step.rows):
+        if step.all_decode:
             return True
-        few = step.counts.max() <= self.tokens_each  # a part of a prompt may be among them
-        return bool(few) and all(state.params.prompt_logprobs is None for state in step.states)
+        few = max(step.counts) <= self.tokens_each  # a part of a prompt may be among them
+        return few and all(state.params.prompt_logprobs is None for state in step.states)
 
     def fill(self, step: StepInputs, requests: InputBatch) -> ForwardBatch:
         """Put a step into the buffers of the smallest size that holds it."""
@@ -165,7 +165,7 @@ class Inputs:
     def fill(self, step: StepInputs, requests: InputBatch, size: int) -> None:
         """Send a step of at most `size` tokens. The rest is padding: slot -1, length 0, and a table that is not read."""
         count = step.num_tokens
-        alone = count == len(step.rows)
+        alone = step.all_decode
         host = torch.zeros(5 * aligned(size), dtype=torch.int64, pin_memory=self.on_gpu)
         numbers = host.numpy().reshape(5, -1)
         numbers[0, :count], numbers[1, :count], numbers[2, :count] = step.token_ids, step.positions, step.slot_mapping

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from minillm.sampling.params import SamplingParams
 from minillm.staging import upload
 
 NO_SLOT = -1  # of a request that has ended
+NONE = np.zeros(0, np.int64)
 Compile = Callable[[SamplingParams], CompiledGrammar | None]
 
 
@@ -66,8 +68,9 @@ class StepInputs:
     states: list[RequestState]  # of each row
     slots: np.ndarray  # [num_rows]
     starts: np.ndarray  # [num_rows]
-    counts: np.ndarray  # [num_rows], tokens
-    samples: np.ndarray  # [num_rows]
+    counts: tuple[int, ...]  # tokens of each row
+    samples: tuple[int, ...]  # of each row
+    has_drafts: bool
     token_ids: np.ndarray  # [num_tokens]; 0 for one that only the device knows
     positions: np.ndarray  # [num_tokens]
     slot_mapping: np.ndarray  # [num_tokens]
@@ -79,19 +82,25 @@ class StepInputs:
         return len(self.token_ids)
 
     @property
+    def all_decode(self) -> bool:
+        """Whether every row has one token."""
+        return len(self.token_ids) == len(self.rows)
+
+    @cached_property
+    def all_sample(self) -> bool:
+        """Whether every row wants one next token."""
+        return self.samples.count(1) == len(self.samples)
+
+    @cached_property
     def seq_lens(self) -> np.ndarray:
         return self.starts + self.counts
-
-    @property
-    def has_drafts(self) -> bool:
-        return any(row.draft for row in self.rows) if self.num_tokens > len(self.rows) else False
 
     def logits_wanted(self) -> np.ndarray:
         """Of the step's tokens those whose logits are drawn from: the last one of each row that samples, and all its draft
         tokens. Behind an accepted draft token another token is drawn."""
         ends = self.query_start_loc[1:]
         if not self.has_drafts:
-            return ends[self.samples > 0] - 1
+            return ends - 1 if self.all_sample else ends[np.asarray(self.samples) > 0] - 1
         wanted = [range(end - 1 - len(row.draft), end) for row, end in zip(self.rows, ends.tolist()) if row.samples]
         return np.fromiter((at for some in wanted for at in some), np.int64)
 
@@ -108,6 +117,8 @@ class InputBatch:
         self.sampled_at = np.zeros(0, np.int64)  # where among the last step's draws the slot's own stands
         self.block_table = np.zeros((0, num_blocks), np.int32)
         self.on_device: Tensor | None = None  # the block table there; on a CPU it is the same memory
+        self._numbers = np.arange(num_slots + 1)
+        self.num_removed = 0  # requests
         self._changes: list[tuple[int, int, list[int]]] = []  # (slot, first entry, blocks) not sent yet
         self._grow(num_slots, num_blocks)
 
@@ -136,19 +147,19 @@ class InputBatch:
         if (state := self.states.pop(request_id, None)) is not None:
             self.free_slots.append(state.slot)
             state.slot = NO_SLOT
+            self.num_removed += 1
 
-    def extend(self, states: Sequence[RequestState], token_ids: Sequence[int]) -> None:
-        """One more token for each; a state that was removed in the meantime is left out."""
+    def extend(self, states: Sequence[RequestState], slots: np.ndarray, token_ids: Sequence[int], num_removed: int) -> None:
+        """One more token for each. `slots` [len(states)] were theirs when `num_removed` requests had been removed: one that was
+        removed since is left out."""
         for state, token_id in zip(states, token_ids):
             state.token_ids.append(token_id)
             state.output_token_ids.append(token_id)
-        slots = np.fromiter((state.slot for state in states), np.int64, len(states))
-        kept = slots != NO_SLOT
-        tokens = np.asarray(token_ids, np.int64)
-        if not kept.all():
-            slots, tokens = slots[kept], tokens[kept]
+        if self.num_removed != num_removed:
+            kept = [place for place, state in enumerate(states) if state.slot != NO_SLOT]
+            slots, token_ids = slots[kept], [token_ids[place] for place in kept]
         self.num_known[slots] += 1
-        self.last_token[slots] = tokens
+        self.last_token[slots] = token_ids
 
     def set_blocks(self, slot: int, first: int, block_ids: Sequence[int]) -> None:
         """Entries of a block table from `first` on."""
@@ -167,27 +178,37 @@ class InputBatch:
         for place, new in enumerate(block_ids):
             if new:
                 self.set_blocks(states[place].slot, first_blocks[place], new)
-        starts, counts, samples = (np.asarray(column, np.int64) for column in (starts, counts, samples))
-        query_start_loc = np.zeros(len(rows) + 1, np.int64)
-        counts.cumsum(out=query_start_loc[1:])
-        known = self.num_known[slots]
-        if query_start_loc[-1] == len(rows):  # one token each
-            positions, owners, token_ids = starts, slots, self.last_token[slots]
-            several = np.flatnonzero(starts < known - 1)
+        starts = np.asarray(starts, np.int64)
+        unread = self.num_known[slots] - starts  # 1: the row begins with the last token that is known; 0: behind it
+        num_tokens = sum(counts)
+        if num_tokens == len(rows):
+            positions, owners, query_start_loc = starts, slots, self.numbers(len(rows) + 1)
+            token_ids = self.last_token[slots]
+            several = np.flatnonzero(unread > 1).tolist() if unread.max() > 1 else ()
         else:
-            owners = slots.repeat(counts)
-            positions = np.arange(query_start_loc[-1]) + (starts - query_start_loc[:-1]).repeat(counts)
+            lengths = np.asarray(counts)
+            query_start_loc = np.concatenate([[0], lengths.cumsum()])
+            owners = slots.repeat(lengths)
+            positions = np.arange(num_tokens) + (starts - query_start_loc[:-1]).repeat(lengths)
             token_ids = self.last_token[owners]
-            several = np.flatnonzero((counts > 1) | (starts < known - 1))
-        for place in several.tolist():
-            begin, end = query_start_loc[place], query_start_loc[place + 1]
-            token_ids[begin:end] = states[place].tokens(rows[place])
-        late = np.flatnonzero(starts >= known)
+            several = np.flatnonzero((lengths > 1) | (unread > 1)).tolist()
+        for place in several:
+            token_ids[query_start_loc[place] : query_start_loc[place + 1]] = states[place].tokens(rows[place])
+        late = np.flatnonzero(unread < 1) if unread.min() < 1 else NONE
         if len(late):
             token_ids[query_start_loc[late]] = 0
-        blocks = self.block_table[owners, positions // self.block_size].astype(np.int64)
-        slot_mapping = blocks * self.block_size + positions % self.block_size
-        return StepInputs(rows, states, slots, starts, counts, samples, token_ids, positions, slot_mapping, query_start_loc, late)
+        block, offset = np.divmod(positions, self.block_size)
+        slot_mapping = np.multiply(self.block_table[owners, block], self.block_size, dtype=np.int64)
+        slot_mapping += offset
+        return StepInputs(
+            rows, states, slots, starts, counts, samples, any(drafts), token_ids, positions, slot_mapping, query_start_loc, late
+        )
+
+    def numbers(self, count: int) -> np.ndarray:
+        """0 to `count` - 1, not to be changed."""
+        if count > len(self._numbers):
+            self._numbers = np.arange(2 * count)
+        return self._numbers[:count]
 
     def tables(self, slots: np.ndarray, num_blocks: int) -> tuple[np.ndarray, Tensor]:
         """The first entries of the block tables of `slots`, on the host and on the device: int32 [len(slots), num_blocks]."""

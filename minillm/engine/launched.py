@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
-from minillm.engine.input_batch import NO_SLOT, InputBatch, RequestState
+import numpy as np
+
+from minillm.engine.input_batch import NO_SLOT, NONE, InputBatch, RequestState
 from minillm.engine.step import ScheduledRequest, StepResult
 from minillm.sampling.grammar.protocol import Grammar
 from minillm.sampling.logprobs import Logprob, LogprobTensors, dictionaries
@@ -40,10 +42,11 @@ class LaunchedStep:
         prompts: list[ScoredPrompt],
         requests: InputBatch,
         trace: Trace,
+        slots: np.ndarray = NONE,
         is_plain: bool = False,
     ):
         self.rows, self.states, self.sampled, self.prompts, self.requests, self.trace = rows, states, sampled, prompts, requests, trace
-        self.is_plain = is_plain
+        self.slots, self.is_plain, self.num_removed = slots, is_plain, requests.num_removed
         wanted = (*(sampled.tensors if sampled else ()), *chain.from_iterable(part.scores for part in prompts))
         self.download = Download(*wanted)
 
@@ -62,7 +65,7 @@ class LaunchedStep:
     def _read(self, token_ids: list[int], logprobs: list[dict[int, Logprob] | None] | None, result: StepResult) -> None:
         if self.is_plain and logprobs is None:  # as in most steps
             result.token_ids = {state.request_id: [token_id] for state, token_id in zip(self.states, token_ids)}
-            self.requests.extend(self.states, token_ids)
+            self.requests.extend(self.states, self.slots, token_ids, self.num_removed)
             return
         drawn = zip(token_ids, logprobs or [None] * len(token_ids))
         for state, row in zip(self.states, self.rows):
@@ -78,7 +81,7 @@ class LaunchedStep:
             taken, ended, error = follow(state, state.grammar, of_row[: accepted + 1])
             self._put(state.request_id, taken, ended, error, result)
             for token_id, _ in taken:
-                self.requests.extend([state], [token_id])
+                self.requests.extend([state], np.array([state.slot]), [token_id], self.requests.num_removed)
 
     @staticmethod
     def _put(request_id: str, taken: list[tuple], ended: bool, error: str | None, result: StepResult) -> None:

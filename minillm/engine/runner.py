@@ -136,7 +136,7 @@ class ModelRunner:
         seq_lens = step.seq_lens
         longest = int(seq_lens.max())
         on_host, block_table = self.requests.tables(step.slots, -(-longest // self.cache.block_size))
-        several = np.flatnonzero(step.counts > 1)
+        num_decodes = next((at for at, count in enumerate(step.counts) if count > 1), len(step.rows))  # those in front
         columns = {
             "token_ids": step.token_ids,
             "positions": step.positions,
@@ -148,9 +148,9 @@ class ModelRunner:
         batch = ForwardBatch(
             **dict(zip(columns, upload(*columns.values(), device=self.model.device))),
             block_table=block_table,
-            max_query_len=int(step.counts.max()),
+            max_query_len=max(step.counts),
             max_seq_len=longest,
-            num_decodes=int(several[0]) if len(several) else len(step.rows),  # those in front
+            num_decodes=num_decodes,
             on_host=(step.query_start_loc, seq_lens, on_host),
         )
         return batch, scored
@@ -187,26 +187,27 @@ class ModelRunner:
 
     def _sample(self, step: StepInputs, logits: Tensor, prompts: list[ScoredPrompt]) -> LaunchedStep:
         """Draw for the rows that sample; logits has one row for each of them, and one for each draft token."""
-        sampling = np.flatnonzero(step.samples)
-        if not len(sampling):
-            self._sampling = []
-            return LaunchedStep([], [], None, prompts, self.requests, self.trace)
-        states, rows, most = step.states, step.rows, step.samples.max()
-        if len(sampling) < len(rows):
-            states, rows = [states[at] for at in sampling.tolist()], [rows[at] for at in sampling.tolist()]
+        states, rows, slots, starts, most = step.states, step.rows, step.slots, step.starts, 1
+        if not step.all_sample:
+            if not (most := max(step.samples)):
+                self._sampling = []
+                return LaunchedStep([], [], None, prompts, self.requests, self.trace)
+            sampling = np.flatnonzero(step.samples).tolist()
+            states, rows, slots, starts = [states[at] for at in sampling], [rows[at] for at in sampling], slots[sampling], starts[sampling]
         if most > 1:  # a prompt about to fork: one row of logits, n draws
             repeats = [repeat for row in rows for repeat in (row.samples, *[1] * len(row.draft))]
             logits = logits.index_select(0, *upload(np.arange(len(repeats)).repeat(repeats), device=logits.device))
-        metadata = self._sampling_metadata(step, sampling, states, rows)
+        is_plain = most == 1 and not step.has_drafts
+        metadata = self._sampling_metadata(states, rows, starts, is_plain, step.all_decode)
         if metadata.has_grammars:
+            is_plain = False
             with self.trace.span("masks"):  # a GPU is still computing the logits
                 self._mask(metadata, states, rows)
         sampled = self.sampler.sample(logits, metadata)
         metadata.advance(sampled.token_ids)
         self._sampled = sampled.token_ids
-        self.requests.sampled_at[step.slots[sampling]] = np.arange(len(sampling))
-        is_plain = most == 1 and not step.has_drafts and not metadata.has_grammars
-        return LaunchedStep(rows, states, sampled, prompts, self.requests, self.trace, is_plain)
+        self.requests.sampled_at[slots] = self.requests.numbers(len(slots))
+        return LaunchedStep(rows, states, sampled, prompts, self.requests, self.trace, slots, is_plain)
 
     def _mask(self, metadata: SamplingMetadata, states: list[RequestState], rows: Sequence[ScheduledRequest]) -> None:
         drawing = [(state, row) for state, row in zip(states, rows) for _ in range(row.samples)]
@@ -217,16 +218,14 @@ class ModelRunner:
             drawing[index][0].stuck = stuck
 
     def _sampling_metadata(
-        self, step: StepInputs, sampling: np.ndarray, states: list[RequestState], rows: Sequence[ScheduledRequest]
+        self, states: list[RequestState], rows: Sequence[ScheduledRequest], starts: np.ndarray, is_plain: bool, all_decode: bool
     ) -> SamplingMetadata:
         """Built anew when other requests sample than in the last step; else what `advance` kept up to date."""
-        starts, simple = step.starts[sampling], step.num_tokens == len(step.rows) and step.samples.max() == 1
-        if simple and self._sampling == states and np.array_equal(self._next_starts, starts):
+        if all_decode and is_plain and self._sampling == states and np.array_equal(self._next_starts, starts):
             self._next_starts = starts + 1
             return self._metadata
-        ends = starts + step.counts[sampling]
-        simple = step.samples.max() == 1 and not step.has_drafts
-        self._sampling, self._next_starts = (states, ends) if simple else ([], ends)
+        ends = starts + [row.num_tokens for row in rows]
+        self._sampling, self._next_starts = (states, ends) if is_plain else ([], ends)
         made = [
             SamplingRow(
                 state.params,
@@ -241,7 +240,7 @@ class ModelRunner:
             for guess in range(1 + len(row.draft))
         ]
         self._metadata = SamplingMetadata(made, self.model.config.vocab_size, self.model.device)
-        self._metadata.drafted = self._drafted(states, rows) if step.has_drafts else None
+        self._metadata.drafted = None if is_plain else self._drafted(states, rows)
         return self._metadata
 
     def _drafted(self, states: list[RequestState], rows: Sequence[ScheduledRequest]) -> Drafted | None:

@@ -93,7 +93,7 @@ class Scheduler:
             if request.spec_token_ids and not self.kv_cache.allocate_slots(request, count):
                 request.spec_token_ids = []  # a draft is not worth a preemption
                 count = self._num_new_tokens(request, request.num_computed_tokens, budget)
-            if count and not self._make_room(request, count, output):
+            if count and not (self.kv_cache.allocate_slots(request, count) or self._make_room(request, count, output)):
                 break  # it was the last in order, and gave its own blocks back
             budget -= self._schedule(output, request, count)
             index += 1
@@ -117,7 +117,8 @@ class Scheduler:
         """
         added: list[tuple[Request, int | None]] = []
         for row in output.rows:
-            if (request := self._landed(row)) is None:
+            request = self.requests.get(row.request_id)
+            if (request is None or request.steps_in_flight) and (request := self._landed(row)) is None:
                 continue  # it ended while the step ran, and what the step made of it is dropped
             self._catch_up(request, row)
             if row.samples:
@@ -226,10 +227,13 @@ class Scheduler:
 
     def _take(self, request: Request, row: ScheduledRequest, result: StepResult) -> list[tuple[Request, int | None]]:
         """Give the request its new tokens, and a token to each sample that splits off it here."""
-        owners = [request]
-        if row.samples > 1:
-            owners += [self.fork(request, index) for index in range(1, row.samples)]
-            request.num_forks = 0
+        if row.samples == 1 and not row.draft:  # as in most steps
+            taken = request.take(result.token_ids[row.request_id], row.request_id in result.ended, result.errors.get(row.request_id))
+            if request.finish_reason is not None:
+                self.finish(request, request.finish_reason)
+            return [(request, token_id) for token_id in taken or [None]]
+        owners = [request, *(self.fork(request, index) for index in range(1, row.samples))]
+        request.num_forks = 0
         added: list[tuple[Request, int | None]] = []
         for one in owners:
             name = one.request_id

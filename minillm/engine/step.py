@@ -9,7 +9,7 @@ arrival, of the tokens to process in each step, and of its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ class ScheduledRequest(NamedTuple):
     request_id: str
     start: int
     num_tokens: int
-    block_ids: list[int]  # its block table from entry `first_block` on, this step's blocks included
+    block_ids: Sequence[int]  # its block table from entry `first_block` on, this step's blocks included
     samples: int  # 0 inside a prompt, 1 at the end of the known tokens, n when the prompt is about to fork
     draft: tuple[int, ...] = ()  # the last of these tokens are draft tokens, to be verified in this step (chapter 18)
     first_block: int = 0  # the runner knows the entries before it from earlier steps

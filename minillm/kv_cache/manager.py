@@ -10,6 +10,7 @@ It moves no data. What has to be copied before the next forward pass is listed i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Protocol
 
@@ -131,12 +132,12 @@ class KVCacheManager:
         record.num_writable = len(table) * self.block_size if self.window is None else 0
         return True
 
-    def take_changes(self, request: Request) -> tuple[int, list[int]]:
+    def take_changes(self, request: Request) -> tuple[int, Sequence[int]]:
         """The part of its block table that no step has told the runner yet: from which entry on, and the blocks."""
         record = self.records[request.request_id]
         first, end = record.num_sent, len(record.table)
         if first == end:
-            return first, []
+            return first, ()
         record.num_sent = end
         return first, record.table[first:]
 
