@@ -29,6 +29,15 @@ from minillm.sampling.beam import beam_search
 Beam = tuple[int, ...]  # the tokens of a beam after the prompt
 
 
+class ArrivedTokens(deque[TokenDelta]):
+    """What steps have made for a search, which looks for an abort itself."""
+
+    take = deque.append
+
+    def fail(self, error: BaseException | None) -> None:
+        pass
+
+
 def search_beams(
     engine: Engine,
     request: Request,

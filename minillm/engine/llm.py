@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minillm.engine import calls
-from minillm.engine.beams import search_beams
+from minillm.engine.beams import ArrivedTokens, search_beams
 from minillm.engine.config import EngineConfig
 from minillm.engine.deltas import TokenDelta
 from minillm.engine.engine import Engine
@@ -183,7 +182,7 @@ class LLM:
 
         The text of a delta may be empty: half a character, or what may become a stop string, has to wait.
         """
-        return calls.stream(self, self._one_request("stream", prompt, sampling_params, priority, user, lora_request))
+        return calls.stream(self, self.one_request("stream", prompt, sampling_params, priority, user, lora_request))
 
     @locked
     def submit(
@@ -200,7 +199,7 @@ class LLM:
 
         `on_delta` is called for each token; only `streaming` makes text of each at once. See `OutputSink`.
         """
-        request = self._one_request("submit", prompt, sampling_params, priority, user, lora_request)
+        request = self.one_request("submit", prompt, sampling_params, priority, user, lora_request)
         return self.outputs.add(request, on_delta=on_delta, streaming=streaming)
 
     @locked
@@ -263,16 +262,16 @@ class LLM:
 
     @locked
     def _search(self, request: Request, beam_width: int, length_penalty: float) -> RequestOutput:
-        deltas: deque[TokenDelta] = deque()
-        self.outputs.raw[request.group_id] = deltas.append
+        deltas = self.outputs.raw[request.group_id] = ArrivedTokens()
         try:
             return search_beams(self.engine, request, beam_width, length_penalty, self.step_once, deltas, self.outputs.decode)
         finally:
             self.outputs.withdraw([request])
 
-    def _one_request(
+    def one_request(
         self, caller: str, prompt: Prompt, params: SamplingParams | None, priority: int | None, user: str | None, lora_request: Any
     ) -> Request:
+        """One prompt as a request, not added yet; `caller` is the name of the method that takes no more than one."""
         refuse_later(lora_request=(lora_request, 23))
         self.engine.check_open()
         requests = self.inputs.requests(prompt, params, priority=priority, user=user)

@@ -8,9 +8,9 @@ The other side of the engine from `InputProcessor`: there text became requests, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from minillm.engine.deltas import TokenDelta
 from minillm.engine.engine import Engine
@@ -23,15 +23,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+class Listener(Protocol):
+    """Takes the tokens of a request as they are: a beam search, or a thread that makes text of them beside the steps."""
+
+    def take(self, delta: TokenDelta) -> object: ...
+    def fail(self, error: BaseException | None) -> object:
+        """It was aborted; with an error, a step failed."""
+
+
 class OutputProcessor:
     """Knows the sink of every request under way, by its group id: from `add` until the request has ended and its caller has
-    been notified. Something else with `take_raw(delta)` may stand in for a sink: a beam search wants the tokens as they are.
+    been notified. Where a caller wants the tokens as they are, a `Listener` stands in the sink's place.
     """
 
     def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerBase):
         self.engine, self.tokenizer = engine, tokenizer
         self.sinks: dict[str, OutputSink] = {}
-        self.raw: dict[str, Callable[[TokenDelta], None]] = {}  # of beam searches
+        self.raw: dict[str, Listener] = {}
         engine.on_end = self._hear_of_end
 
     @property
@@ -45,6 +53,12 @@ class OutputProcessor:
         self.engine.add_request(request)
         self.sinks[request.group_id] = sink
         return sink
+
+    @locked
+    def add_raw(self, request: Request, listener: Listener) -> None:
+        """The same for a listener, which hears of tokens until `raw` holds it no longer."""
+        self.engine.add_request(request)
+        self.raw[request.group_id] = listener
 
     @locked
     def withdraw(self, requests: list[Request]) -> None:
@@ -84,7 +98,7 @@ class OutputProcessor:
         group = delta.request.group_id
         if (sink := self.sinks.get(group)) is None:
             if group in self.raw:
-                self.raw[group](delta)
+                self.raw[group].take(delta)
             return None
         if sink.has_ended(delta.request.index):
             return None  # drafted and accepted, but behind a stop string
@@ -109,10 +123,10 @@ class OutputProcessor:
 
     def _hear_of_end(self, group: str, error: BaseException | None) -> None:
         """It was aborted from outside, or in a step that failed, and not by `withdraw`, which forgets it first."""
-        sink = self.sinks.get(group)
+        listener = self.sinks.get(group) or self.raw.get(group)
         self._forget(group)
-        if sink is not None:
-            sink.fail(error)
+        if listener is not None:
+            listener.fail(error)
 
     def _forget(self, group: str) -> None:
         self.sinks.pop(group, None)

@@ -52,9 +52,11 @@ class OutputSink:
         streaming: bool = False,
         on_delta: Callable[[OutputSink, StreamDelta], None] | None = None,
         on_finish: Callable[[OutputSink], None] | None = None,
+        name: str | None = None,
     ):
         self.request, self.decode, self.decode_all, self.clock, self.end = request, decode, decode_all, clock, end
         self.on_delta, self.on_finish = on_delta, on_finish
+        self.name = request.group_id if name is None else name  # under which its caller knows it
         self.error: BaseException | None = None  # of the step, or the callback, that ended it
         params = request.params
         self.samples = [CompletionOutput(index, "", []) for index in range(params.n)]
@@ -100,7 +102,7 @@ class OutputSink:
         if finish_reason:
             self._close(sample, request, finish_reason)
         return StreamDelta(
-            text, token_ids, finish_reason, sample.error, self.request.group_id, request.index, named and [named], sample.stop_reason
+            text, token_ids, finish_reason, sample.error, self.name, request.index, named and [named], sample.stop_reason
         )
 
     def notify(self, delta: StreamDelta) -> None:
@@ -129,7 +131,7 @@ class OutputSink:
         """`abort`, of which the caller is notified."""
         if not self.is_finished:
             self.abort(error)
-            self.notify(StreamDelta("", [], "abort", request_id=self.request.group_id))
+            self.notify(StreamDelta("", [], "abort", request_id=self.name))
 
     def output(self) -> RequestOutput:
         """What it generated. Raises RuntimeError if it is not finished, or did not come to an end."""
@@ -166,7 +168,7 @@ class OutputSink:
             request.scheduled_time,
         )
         return RequestOutput(
-            request.group_id, request.prompt, request.prompt_token_ids, self.samples, metrics, prompt_logprobs=prompt_logprobs
+            self.name, request.prompt, request.prompt_token_ids, self.samples, metrics, prompt_logprobs=prompt_logprobs
         )
 
     def _text(self, sample: CompletionOutput, delta: TokenDelta) -> tuple[str, str | None]:

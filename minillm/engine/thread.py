@@ -1,0 +1,273 @@
+"""EngineThread: one thread steps the engine; everyone else hands it messages. Built in chapter 22.
+
+    callers        submit · abort · call · pause · drain          any thread, none of them waits for a step
+                      | inbox
+    engine thread  messages -> step -> messages -> step ...       the only one that touches the engine
+                      | tokens
+    text thread    tokens -> text -> Stream of each request       a stop string goes back to the inbox
+
+Detokenizing happens beside the steps, and what a slow reader has not taken yet waits in its stream.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from minillm.engine.deltas import TokenDelta
+from minillm.engine.inputs import Prompt
+from minillm.engine.outputs import RequestOutput, StreamDelta
+from minillm.engine.request import Request
+from minillm.engine.sink import OutputSink
+from minillm.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from minillm.engine.llm import LLM
+
+Message = Callable[[], object]
+
+
+class Stream:
+    """One request of an `EngineThread`: iterate over its deltas, or wait for its `output`. Several threads may not share one."""
+
+    def __init__(self, request_id: str, thread: EngineThread, on_delta: Callable[[StreamDelta], None] | None):
+        self.request_id, self.thread, self.on_delta = request_id, thread, on_delta
+        self.sink: OutputSink  # made by `EngineThread.submit`
+        self.error: BaseException | None = None  # why it was refused, or ended without an output
+        self.finished = threading.Event()
+        self._deltas: queue.SimpleQueue[StreamDelta | None] = queue.SimpleQueue()
+
+    def __iter__(self) -> Iterator[StreamDelta]:
+        """The deltas of all samples, as they come. Raises what the request was refused or ended with."""
+        while (delta := self._deltas.get()) is not None:
+            yield delta
+        if self.error is not None:
+            raise self.error
+
+    def output(self, timeout: float | None = None) -> RequestOutput:
+        """Wait until it has ended. Raises TimeoutError after `timeout` seconds, and what it was refused or ended with."""
+        if not self.finished.wait(timeout):
+            raise TimeoutError(f"request {self.request_id!r} has not ended within {timeout} s; ask again, or abort it")
+        if self.error is not None:
+            raise self.error
+        return self.sink.collected()
+
+    def abort(self) -> None:
+        """End it; nothing happens if it has ended."""
+        self.thread.abort(self.request_id)
+
+    # Called by the text thread alone.
+
+    def take(self, delta: TokenDelta) -> None:
+        """A token of it, as the engine has it."""
+        sink = self.sink
+        if sink.is_finished or sink.has_ended(delta.request.index):
+            return
+        said = sink.take(delta)
+        if said.finish_reason and delta.finish_reason is None:  # a stop string, which the engine does not see
+            self.thread.tell(lambda: self.thread.llm.engine.finish(said.finish_reason, delta.request))
+        self._deliver(said)
+        if sink.is_finished:
+            self.close()
+
+    def fail(self, error: BaseException | None) -> None:
+        """It was aborted; with an error, a step failed, or it was refused."""
+        if self.finished.is_set():
+            return
+        self.error = error
+        if not self.sink.is_finished:
+            self.sink.abort(error)
+        self._deliver(StreamDelta("", [], "abort", None if error is None else str(error), self.request_id))
+        self.close()
+
+    def close(self) -> None:
+        self.finished.set()
+        self._deltas.put(None)
+        self.thread.forget(self)
+
+    def _deliver(self, delta: StreamDelta) -> None:
+        self._deltas.put(delta)
+        if self.on_delta is not None:
+            try:
+                self.on_delta(delta)
+            except Exception as error:  # ends its own request
+                self.on_delta = None
+                self.abort()
+                self.fail(error)
+
+
+class EngineThread:
+    """Runs an `LLM` in a thread of its own, from `start` (or `with EngineThread(llm) as thread:`) to `close`.
+
+    Request ids are the caller's own; each may be used again when its request has ended. The LLM's own methods stay usable:
+    they take turns with this thread.
+    """
+
+    def __init__(self, llm: LLM):
+        self.llm = llm
+        self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self.outbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.streams: dict[str, Stream] = {}  # under way, by the caller's id
+        self.error: BaseException | None = None  # of the last step that failed
+        self.num_failed_steps = 0
+        self._guard = threading.Lock()  # of streams and the flags
+        self._idle = threading.Condition(self._guard)
+        self._accepts, self._paused, self._closing = False, False, False
+        self._threads = [threading.Thread(target=run, name=name, daemon=True) for run, name in ((self._run, "engine"), (self._write, "text"))]
+
+    def start(self) -> EngineThread:
+        self.llm.engine.check_open()
+        self._accepts = True
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __enter__(self) -> EngineThread:
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def submit(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int | None = None,
+        user: str | None = None,
+        lora_request: Any = None,
+        on_delta: Callable[[StreamDelta], None] | None = None,
+    ) -> Stream:
+        """Ask for one prompt. It is tokenized and checked in the caller's thread, which raises what `LLM.generate` would; what
+        only the engine can refuse is raised by the stream. `on_delta` is called in the text thread.
+
+        Raises ValueError for an id that is under way, RuntimeError when the thread is not running, or drains.
+        """
+        request = self.llm.one_request("submit", prompt, sampling_params, priority, user, lora_request)
+        stream = Stream(request.group_id if request_id is None else request_id, self, on_delta)
+        outputs, clock = self.llm.outputs, self.llm.engine.clock
+        stream.sink = OutputSink(request, outputs.decode, outputs.decode_all, clock, streaming=True, name=stream.request_id)
+        with self._guard:
+            if not self._accepts:
+                raise RuntimeError("this engine thread takes no requests: it was not started, drains, or is closed")
+            if stream.request_id in self.streams:
+                raise ValueError(f"request_id={stream.request_id!r} is under way; every request needs its own id")
+            self.streams[stream.request_id] = stream
+        self.tell(lambda: self._add(request, stream))
+        return stream
+
+    def abort(self, *request_ids: str) -> None:
+        """End these, whatever they are at; an id that is not under way changes nothing."""
+        with self._guard:
+            groups = [self.streams[name].sink.request.group_id for name in request_ids if name in self.streams]
+        self.tell(lambda: self.llm.engine.abort(*groups))
+
+    def call(self, function: Callable[[], Any]) -> Future[Any]:
+        """Run something between two steps, such as `llm.save_prefix_cache`; its result, or what it raised."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:
+                    future.set_exception(error)
+
+        self.tell(run)
+        return future
+
+    def pause(self) -> None:
+        """Take no further step until `resume`; returns when the step under way is done. Requests wait, and may be added."""
+        self._paused = True
+        self.call(lambda: None).result()
+
+    def resume(self) -> None:
+        self._paused = False
+        self.tell(lambda: None)
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Take no further request, and wait until all have ended; whether they have, within `timeout` seconds."""
+        with self._guard:
+            self._accepts = False
+            return self._idle.wait_for(lambda: not self.streams, timeout)
+
+    def close(self) -> None:
+        """Abort what is under way and end the threads. The LLM stays open; a second call does nothing."""
+        with self._guard:
+            self._accepts = False
+            if self._closing or not self._threads[0].is_alive():
+                return
+            self._closing = True
+            names = list(self.streams)
+        self.abort(*names)
+        self.inbox.put(None)
+        for thread in self._threads:
+            thread.join()
+        while not self.inbox.empty():  # what the text thread has said last
+            if (message := self.inbox.get()) is not None:
+                message()
+
+    def tell(self, message: Message) -> None:
+        """Have something done by the engine thread, between two steps."""
+        self.inbox.put(message)
+
+    def forget(self, stream: Stream) -> None:
+        """It has ended: its id is free again."""
+        self.tell(lambda: self.llm.outputs.raw.pop(stream.sink.request.group_id, None))
+        with self._idle:
+            if self.streams.get(stream.request_id) is stream:
+                del self.streams[stream.request_id]
+            self._idle.notify_all()
+
+    def _add(self, request: Request, stream: Stream) -> None:
+        try:
+            self.llm.outputs.add_raw(request, _Forward(self.outbox, stream))
+        except Exception as error:
+            refused = error
+            self.outbox.put(lambda: stream.fail(refused))
+
+    def _run(self) -> None:
+        """The engine thread."""
+        while True:
+            try:
+                working = self.llm.engine.has_unfinished and not self._paused
+                message = self.inbox.get_nowait() if working else self.inbox.get()
+                if message is None:
+                    break
+                message()
+                continue  # all messages first
+            except queue.Empty:
+                pass
+            except Exception as error:
+                self.error = error
+                continue
+            try:
+                self.llm.step_once()
+            except Exception as error:  # the requests in the step have ended with it, and their streams say so
+                self.error = error
+                self.num_failed_steps += 1
+                if self.llm.engine.is_closed:
+                    time.sleep(0.01)
+        self.outbox.put(None)
+
+    def _write(self) -> None:
+        """The text thread."""
+        while (task := self.outbox.get()) is not None:
+            task()
+
+
+class _Forward:
+    """Stands for a stream in the engine thread: passes on what comes, and does no work there."""
+
+    def __init__(self, outbox: queue.SimpleQueue, stream: Stream):
+        self.outbox, self.stream = outbox, stream
+
+    def take(self, delta: TokenDelta) -> None:
+        self.outbox.put(lambda: self.stream.take(delta))
+
+    def fail(self, error: BaseException | None) -> None:
+        self.outbox.put(lambda: self.stream.fail(error))
