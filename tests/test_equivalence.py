@@ -18,6 +18,7 @@ from tiny import VOCAB_SIZE, byte_tokenizer
 from transformers import AutoModelForCausalLM
 
 from minillm import LLM, SamplingParams
+from minillm.book.roads.pickled import pickle_steps
 from minillm.kernels import language, native
 from minillm.model.attention import NoCacheAttention
 from minillm.model.batch import ForwardBatch
@@ -207,6 +208,7 @@ def test_tokens_equal_transformers(case, oracle):
     expected = [tokens[: tokens_of(case)] for tokens in said]
     llm = LLM(folder, **settings_of(case), speculative_config=oracle.speculative_config(case["speculation"], case["window"]))
     check_every_step(llm)
+    pickle_steps(llm.engine)
     llm.trace.enabled = True
     params = SamplingParams(temperature=0.0, max_tokens=tokens_of(case), ignore_eos=True)
     prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]

@@ -169,7 +169,7 @@ def _step_of(runner: ModelRunner, size: int) -> Callable[[], object]:
     numbers = torch.arange(size + 1, device=runner.model.device)
     zeros, ones = torch.zeros_like(numbers[:size]), torch.ones_like(numbers[:size])
     batch = ForwardBatch(
-        token_ids=zeros, positions=zeros, query_start_loc=numbers, seq_lens=ones, block_table=zeros[:, None],
+        token_ids=zeros, positions=zeros, query_start_loc=numbers, seq_lens=ones, block_table=zeros[:, None].int(),
         slot_mapping=zeros, max_query_len=1, logits_indices=numbers[:size], max_seq_len=1, num_decodes=size,
     )  # fmt: skip
     return lambda: runner.model.forward(batch, runner.attention)

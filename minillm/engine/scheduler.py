@@ -8,33 +8,15 @@ is long. There is no other case.
 from __future__ import annotations
 
 from itertools import takewhile
-from typing import Protocol
 
 from minillm.engine.policies import FCFS, Policy
 from minillm.engine.request import TRANSITIONS, Request, RequestStatus
 from minillm.engine.step import ScheduledRequest, SchedulerOutput, StepResult
-from minillm.kv_cache.block_pool import BlockPool
-from minillm.kv_cache.manager import BlockMoves, ComputedBlocks
+from minillm.kv_cache.protocol import KVCache
+from minillm.kv_cache.records import ComputedBlocks
 from minillm.trace import Trace
 
 PROMPT_LOGPROBS_CHUNK = 256  # tokens a step of a request that wants the logits of all of them
-
-
-class KVCache(Protocol):
-    """What the scheduler asks of a `KVCacheManager`."""
-
-    pool: BlockPool
-    tables: dict[str, list[int]]
-
-    def get_computed_blocks(self, request: Request) -> ComputedBlocks: ...
-    def allocate_slots(self, request: Request, num_new_tokens: int, computed: ComputedBlocks | None = None) -> bool: ...
-    def cache_blocks(self, request: Request) -> None: ...
-    def free(self, request: Request) -> None: ...
-    def fork(self, parent: Request, child: Request) -> None: ...
-    def swap_out(self, request: Request) -> bool: ...
-    def take_moves(self) -> BlockMoves: ...
-    def blocks_needed(self, num_tokens: int, max_new_tokens: int) -> int: ...
-    def check_integrity(self) -> None: ...
 
 
 class Scheduler:
@@ -119,7 +101,7 @@ class Scheduler:
         for row in output.rows:
             request = self.requests.get(row.request_id)
             if (request is None or request.steps_in_flight) and (request := self._landed(row)) is None:
-                continue  # it ended while the step ran, and what the step made of it is dropped
+                continue  # it ended while the step ran: what the step made of it is dropped
             self._catch_up(request, row)
             if row.samples:
                 added += self._take(request, row, result)
@@ -138,7 +120,7 @@ class Scheduler:
         self.move(request, RequestStatus.FINISHED)
         request.finish_reason = reason
         del self.requests[request.request_id]
-        if (samples := self.samples.get(request.group_id)) is not None:
+        if samples := self.samples.get(request.group_id):
             samples.pop(request.request_id, None)
             if not samples:
                 del self.samples[request.group_id]

@@ -114,7 +114,7 @@ def _free_on_gpu(model: Decoder, config: EngineConfig) -> int:
     own = torch.cuda.memory_allocated(model.device) - before
     attention = build_attention(model, cache, config.attention_backend, retention_of(config, model))
     slots = torch.arange(config.block_size, config.block_size + num_tokens, device=model.device)
-    table = torch.arange(1, manager.pool.num_blocks + 1, device=model.device)[None]
+    table = torch.arange(1, manager.pool.num_blocks + 1, device=model.device, dtype=torch.int32)[None]
     batch = replace(ForwardBatch.single([0] * num_tokens, device=model.device), slot_mapping=slots, block_table=table)
     model.forward(batch, attention)
     peak = torch.cuda.max_memory_allocated(model.device) - before - own

@@ -16,6 +16,7 @@ import torch
 from minillm.kv_cache.triton_attention import TritonAttention
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
+from minillm.rounding import ceil_div
 from minillm.sampling.params import SamplingParams
 from minillm.sampling.sampler import Sampler, SamplingMetadata, SamplingRow
 from minillm.staging import upload
@@ -52,7 +53,7 @@ def batch_of(lengths: Sequence[int], block_size: int, device: torch.device) -> F
         positions=positions,
         query_start_loc=query_start_loc,
         seq_lens=seq_lens,
-        block_table=torch.zeros(len(lengths), -(-max(lengths) // block_size), dtype=torch.int64, device=device),
+        block_table=torch.zeros(len(lengths), ceil_div(max(lengths), block_size), dtype=torch.int32, device=device),
         slot_mapping=slot_mapping,
         max_query_len=max(lengths),
         logits_indices=logits_indices,

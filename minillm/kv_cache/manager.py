@@ -12,28 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Protocol
 
 from minillm.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from minillm.kv_cache.host import HostPool
 from minillm.kv_cache.prefix import extend_chain, root_hash
+from minillm.kv_cache.protocol import Request
 from minillm.kv_cache.records import BlockMoves, ComputedBlocks, RequestBlocks, Tables
 from minillm.kv_cache.tiers import Disk, Tiers
 from minillm.rounding import ceil_div
-
-
-class Request(Protocol):
-    """What the manager reads of a request (`minillm.engine.request`); it changes nothing there."""
-
-    request_id: str
-    token_ids: list[int]
-    num_computed_tokens: int
-    cache_salt: str | None
-
-    @property
-    def num_tokens(self) -> int: ...
-    @property
-    def prefix_cache_limit(self) -> int: ...  # of its first tokens, how many may come from a cache
 
 
 class KVCacheManager:
@@ -100,13 +86,18 @@ class KVCacheManager:
         free blocks do not suffice. `computed`, for a request without blocks, becomes the head of its table.
         """
         record, num_computed = self.records.get(request.request_id), request.num_computed_tokens
-        if record is None:
-            record = self.records[request.request_id] = RequestBlocks()
-        elif computed is None and num_computed + num_new_tokens <= record.num_writable:
-            return True  # as in most steps: its last block has room
-        table = record.table or []
         if computed is not None:
+            record = self.records.setdefault(request.request_id, RequestBlocks())
             table, num_computed = computed.block_ids, computed.num_tokens
+        elif record is None or record.table is None:
+            raise ValueError(
+                f"request {request.request_id} owns no blocks that could be continued; pass computed, which "
+                f"get_computed_blocks(request) says"
+            )
+        elif num_computed + num_new_tokens <= record.num_writable:
+            return True  # as in most steps: its last block has room
+        else:
+            table = record.table
         first_written = num_computed // self.block_size
         shared = [i for i in range(first_written, len(table)) if self.pool.ref_cnt[table[i]] > 1]
         num_blocks = ceil_div(num_computed + num_new_tokens, self.block_size)
@@ -116,8 +107,6 @@ class KVCacheManager:
             return False
         if computed is not None:
             table = self._take(request, computed)
-        elif record.table is None:
-            table = record.table = []
         self.pool.free(table[i] for i in unused)
         for i in unused:
             table[i] = NULL_BLOCK  # the runner is not told: nothing reads that entry again

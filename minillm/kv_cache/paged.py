@@ -17,7 +17,12 @@ import torch
 from torch import Tensor
 
 from minillm.kernels import huge_pages
-from minillm.kv_cache.quantized import KV_DTYPES, bytes_per_vector, dequantize_vectors, quantize_vectors
+from minillm.kv_cache.quantized import (
+    KV_DTYPES,
+    bytes_per_vector,
+    dequantize_vectors,
+    quantize_vectors,
+)
 from minillm.staging import upload
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from minillm.book.roads.models import MODELS, WINDOW, config_of
+from minillm.book.roads.pickled import pickle_steps
 from minillm.book.roads.road import Arrival, Road
 from minillm.device import LIKE_A_GPU
 from minillm.engine.llm import LLM
@@ -120,7 +121,9 @@ def _engine(road: Road, models: Path, folder: str) -> LLM:
     try:
         for arrival in road.requests:   # shrinking may leave parameters that do not go together
             params_of(arrival)
-        return LLM(**settings)
+        llm = LLM(**settings)
+        pickle_steps(llm.engine)
+        return llm
     except (ValueError, NotImplementedError) as error:
         raise Refused(str(error)) from error
 
@@ -140,7 +143,7 @@ def _arrive(llm: LLM, road: Road) -> list[Served]:
         try:
             is_working = llm.step()
         except StepFailed:
-            is_working = False
+            is_working = llm.engine.has_unfinished   # those that were not in the step
             for submission, served in found.values():
                 served.is_aborted |= submission.error is not None
         llm.engine.scheduler.check_integrity()
@@ -149,7 +152,9 @@ def _arrive(llm: LLM, road: Road) -> list[Served]:
     else:
         raise RuntimeError(f"still working after {MOST_STEPS} steps: {llm.engine.scheduler.requests}")
     for submission, served in found.values():
-        if not served.is_aborted:
+        if served.is_aborted:
+            submission.collected()   # makes the text of what there was
+        else:
             _take(served, submission.output())
     return [found[index][1] for index in range(len(road.requests))]
 
