@@ -41,7 +41,8 @@ def test_every_part_is_run_in_order_and_says_how_it_ended(tmp_path, parts):
     assert [part["ended"] for part in summary["parts"].values()] == ["passed", "failed with status 1", "stopped after 1 s"]
     assert [part["last_line"] for part in summary["parts"].values()][:2] == ["well", "no such thing"] and gpu.tables(summary)
     again = gpu.run(tmp_path, device="cpu", only=("fi",))["parts"]
-    assert {name: part["ended"] for name, part in again.items()}["broken"] == "failed with status 1"  # what an earlier run said stays
+    # What an earlier run said stays.
+    assert {name: part["ended"] for name, part in again.items()}["broken"] == "failed with status 1"
     with pytest.raises(ValueError, match="--part huh names no part; the parts are fine, broken, endless"):
         gpu.run(tmp_path, device="cpu", only=("huh",))
 
@@ -257,7 +258,8 @@ def test_what_a_step_costs_speculation_is_measured_on_the_steps_that_the_engine_
     runner = SimpleNamespace(graphs=graphs, attention=None, model=SimpleNamespace(device=CPU, forward=lambda batch, attention: passes(5.0)))
     cost = measure_steps(runner, 32, clock=lambda: now[0])
     assert {size: round(float(cost(size)), 6) for size in (1, 2, 4, 8, 16, 32)} == {1: 0.1, 2: 0.2, 4: 0.4, 8: 1.6, 16: 1.6, 32: 5.0}
-    assert {size for rows, size in filled} == {1, 2, 4, 16} and {rows for rows, size in filled} == {0}  # all of it padding
+    # All of it padding.
+    assert {size for rows, size in filled} == {1, 2, 4, 16} and {rows for rows, size in filled} == {0}
     runner.graphs = None
     assert float(measure_steps(runner, 4, clock=lambda: now[0])(1)) == 5.0
 

@@ -36,7 +36,8 @@ def test_a_callback_that_raises_ends_its_own_request_only(llm):
         llm.step()
     assert first.is_finished and len(heard) == 4
     assert second.output().outputs[0].token_ids == expected
-    assert said == expected[:3] and not llm.engine.has_unfinished  # whoever asked for the step that failed has been told
+    # Whoever asked for the step that failed has been told.
+    assert said == expected[:3] and not llm.engine.has_unfinished
     assert not (llm.outputs.collectors or llm.outputs.submissions or llm.outputs.waiting_deltas)
 
 

@@ -165,7 +165,8 @@ class Engine:
         self.check_open()
         self.trace.begin_step()
         try:
-            ahead = self.overlap and hasattr(self.runner, "launch")  # a runner of your own may have been put around the first
+            # A runner of your own may have been put around the first.
+            ahead = self.overlap and hasattr(self.runner, "launch")
             added = self._step_ahead() if ahead else self._step()
         except BaseException as error:
             self._abandon(error)
@@ -177,7 +178,8 @@ class Engine:
                 request.token_times.append(now)
         if not self.has_unfinished:
             self.scheduler.check_integrity()
-        last = {request.request_id: index for index, (request, _) in enumerate(added)}  # two steps may have been taken in
+        # Two steps may have been taken in.
+        last = {request.request_id: index for index, (request, _) in enumerate(added)}
         return [
             TokenDelta(request, *(token or (None, None)), request.finish_reason if last[request.request_id] == index else None)
             for index, (request, token) in enumerate(added)
@@ -252,7 +254,8 @@ class Engine:
 
     def _abandon(self, error: BaseException) -> None:
         """Put away what was in flight. `error` is what the caller has to see: what fails here becomes a note on it."""
-        ends = [self.scheduler.drop_in_flight] if self.overlap else []  # with none in flight too: waiting may have failed
+        # With none in flight too: waiting may have failed.
+        ends = [self.scheduler.drop_in_flight] if self.overlap else []
         self.in_flight = None
         ends += [partial(self.scheduler.finish, request, "abort") for request in self.scheduler.requests.values()]
         for action in (*ends, self._forget):

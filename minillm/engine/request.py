@@ -76,7 +76,8 @@ class Request:
         self.output_token_ids: list[int] = []
         self.num_computed_tokens = 0
         self.spec_token_ids: list[int] = []  # guessed to come next, and not checked yet (chapter 18)
-        self.spec_probs: Tensor | None = None  # [len(spec_token_ids), vocab_size], what they were drawn from, if by chance
+        # [len(spec_token_ids), vocab_size], what they were drawn from, if by chance
+        self.spec_probs: Tensor | None = None
         self.takes_drafts = True
         self.num_drafted_tokens = 0
         self.num_accepted_tokens = 0  # of those
@@ -85,14 +86,16 @@ class Request:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.error: Exception | None = None  # why its grammar could not go on, where it ended with "error"
-        self.maskless: tuple[int, GrammarError] | None = None  # the output that the step under way draws without a mask, and why
+        # The output that the step under way draws without a mask, and why.
+        self.maskless: tuple[int, GrammarError] | None = None
         self.num_forks = params.n - 1 if index == 0 else 0  # samples still to be split off, when the prompt is done
         self.num_cached_tokens = 0  # prompt tokens that were not computed, since a cache had them
         self.cached_tokens: dict[str, int] = {}  # the same by tier: device, host, disk (chapter 17)
         self.num_preemptions = 0
         self.max_computed_tokens = 0  # the most it ever had computed: what lies under it was paid for once
         self.token_times: list[float] = []  # when each output token came, seconds on the engine's clock
-        self.logprob_start_len = max(1, logprob_start_len)  # where prompt log-probabilities begin; nothing precedes token 0
+        # Where prompt log-probabilities begin; nothing precedes token 0.
+        self.logprob_start_len = max(1, logprob_start_len)
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None] * self.logprob_start_len

@@ -143,7 +143,8 @@ class ModelRunner:
 
     def _feed_sampled(self, token_ids: Tensor, rows: list[ScheduledRequest]) -> None:
         """Put the tokens that the last launched step samples, and the host has not seen, where this step reads them."""
-        late = [index for index, row in enumerate(rows) if row.start >= len(row.request.token_ids)]  # among the first rows
+        # Among the first rows.
+        late = [index for index, row in enumerate(rows) if row.start >= len(row.request.token_ids)]
         if not late:
             return
         places = {row.request.request_id: place for place, row in enumerate(self._sampled_rows)}
@@ -251,7 +252,8 @@ class LaunchedStep:
         sampled = self.sampled and self.sampled.read(*islice(tensors, len(self.sampled.tensors)))
         for request, first, counts, scores in self.prompts:
             found = dictionaries(LogprobTensors(*islice(tensors, len(scores))), counts)
-            request.prompt_logprobs[first : first + len(found)] = found  # computed again after a preemption: the same again
+            # Computed again after a preemption: the same again.
+            request.prompt_logprobs[first : first + len(found)] = found
         if sampled is None:
             return [[] for _ in self.output.rows]
         token_ids, logprobs = sampled

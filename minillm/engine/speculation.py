@@ -177,7 +177,8 @@ def build_draft_runner(model: Decoder, kv_cache: KVCacheManager, config: EngineC
     manager = KVCacheManager(kv_cache.pool.num_blocks, kv_cache.block_size, config.enable_prefix_caching, sliding_window(draft))
     cache = build_cache(draft, manager, config.kv_cache_dtype)
     attention = build_attention(draft, cache, config.attention_backend)
-    graphs = build_graphs(draft, attention, manager, config, tokens_each=2)  # two to catch up on after a full acceptance
+    # Two to catch up on after a full acceptance.
+    graphs = build_graphs(draft, attention, manager, config, tokens_each=2)
     runner = ModelRunner(draft, cache, attention, graphs=graphs)
     if draft.device.type == "cuda" and isinstance(attention, TritonAttention):
         warm_up(draft, attention, runner.sampler)

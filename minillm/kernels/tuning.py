@@ -138,7 +138,8 @@ def prompts_like(keys: Tensor, values: Tensor, num_heads: int, dtype: torch.dtyp
     """Attention of a few prompts over pages of these shapes, as a function of the tiles."""
     block_size, device = keys.shape[3], keys.device
     per_seq = -(-LENGTH // block_size)
-    generator = torch.Generator(device).manual_seed(0)  # numbers, as zeros take less power, and the user's stream untouched
+    # Numbers, as zeros take less power, and the user's stream untouched.
+    generator = torch.Generator(device).manual_seed(0)
 
     def some(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device)

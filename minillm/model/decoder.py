@@ -155,7 +155,8 @@ class DecoderLayer(nn.Module):
     def forward(self, hidden: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
         """[num_tokens, hidden_size] in and out; the input may be overwritten."""
         if self.whole is not None and hidden.shape[0] <= WHOLE_UP_TO and hasattr(attention, "run_layer"):
-            attention.run_layer(self.whole, hidden, rotary, self.self_attn.index, batch)  # the same, in one call: chapter 14
+            # The same, in one call: chapter 14.
+            attention.run_layer(self.whole, hidden, rotary, self.self_attn.index, batch)
             return hidden
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, attention, batch)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
