@@ -209,7 +209,8 @@ class State:
         for name in names:
             found = [branch._values[name] for branch in branches if name in branch._values]
             self._values[name] = [value for value, _ in found], [output for _, output in found]
-        self._branches = [branch for branch in self._branches if branch not in branches]  # nothing of theirs is under way
+        # Nothing of theirs is under way.
+        self._branches = [branch for branch in self._branches if branch not in branches]
 
     def _share(self, token_ids: list[int], count: int) -> Iterator:
         """Have the full blocks of `token_ids` computed, if `count` requests will begin with them: those that come in one

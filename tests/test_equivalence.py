@@ -43,7 +43,8 @@ AXES = {
 }
 QUANTIZED = {"float32": None, "int8": "int8", "int4": {"weights": "int4", "group_size": 16, "symmetric": False}}
 MAX_TOKENS, NEVER = 20, VOCAB_SIZE - 1
-INTERPRETED_COST, INTERPRETED_TOKENS = 20, 12  # a case whose kernels are interpreted: its cost in others; tokens of a request
+# A case whose kernels are interpreted: its cost in others; tokens of a request.
+INTERPRETED_COST, INTERPRETED_TOKENS = 20, 12
 SHARED = [3 + i * 7 % 90 for i in range(32)]  # two blocks of 16, and a prompt that is a full hit
 PROMPTS = [
     SHARED + [50, 60, 70],
@@ -90,7 +91,8 @@ class Oracle:
         key = window, weights, kv
         if key not in self.found:
             said = self.from_transformers(window, weights) if kv == "auto" else self.from_rounded_attention(window, weights, kv)
-            assert len({tuple(tokens) for tokens in said}) == len(PROMPTS)  # no prompt's answer could pass for another's
+            # No prompt's answer could pass for another's.
+            assert len({tuple(tokens) for tokens in said}) == len(PROMPTS)
             self.found[key] = self.model_folder(window), said
         return self.found[key]
 
@@ -181,7 +183,8 @@ def settings_of(case: dict) -> dict:
     block_size = case["block_size"]
     longest = max(map(len, PROMPTS)) + tokens_of(case)
     return dict(
-        device=device() if case["attention"] == "triton" else "cpu",  # where there is a GPU, kernels are compiled for it
+        # Where there is a GPU, kernels are compiled for it.
+        device=device() if case["attention"] == "triton" else "cpu",
         dtype="float32",
         block_size=block_size,
         max_num_seqs=1 if case["batch"] == "alone" else 8,
@@ -225,7 +228,8 @@ def test_tokens_equal_transformers(case, oracle):
     if case["memory"] == "plenty":
         assert preempted == 0
     elif case["speculation"] == "off" and (case["window"] is None or case["chunk"] == "whole"):
-        assert preempted > 0  # a window gives its blocks back, and good guesses end a text before the others need its blocks
+        # A window gives its blocks back, and good guesses end a text before the others need its blocks.
+        assert preempted > 0
     swapped = sum(llm.trace.totals("swap_out").values()), sum(llm.trace.totals("swap_in").values())
     if case["preemption"] == "swap" and preempted > 0:
         assert min(swapped) > 0

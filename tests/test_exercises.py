@@ -83,7 +83,8 @@ def round_trip(solution, course, colab: bool) -> None:
     solved = with_answers(stub, solution)
     assert exercises.restore_marks(without_marks(solved), stub) == solved
     students, expected = {"solver": solved, "untouched": stub}, {"solver": full, "untouched": 0}
-    if colab:  # locked lines that a student broke are put back: this submission is right, and would score nothing as it stands
+    # Locked lines that a student broke are put back: this submission is right, and would score nothing as it stands.
+    if colab:
         students["colab_editor"], expected["colab_editor"] = edited_on_colab(solved), full
     scores, released = autograde(solution, students, course)
     assert [cell.source for cell in released.cells] == [cell.source.replace("/exercises/", "/solutions/") if i == 0 else cell.source

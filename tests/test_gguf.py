@@ -112,7 +112,8 @@ def test_quantized_files_stay_quantized_and_mean_the_same(family, kind, families
     linears = [layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj, ours.lm_head]
     bits = 8 if kind is Type.Q8_0 else 4
     assert all(linear.quantized is not None for linear in linears)
-    assert linears[0].quantized.num_bytes == linears[0].out_features * 2 * (2 + 32 * bits // 8)  # two blocks of 32 a row
+    # Two blocks of 32 a row.
+    assert linears[0].quantized.num_bytes == linears[0].out_features * 2 * (2 + 32 * bits // 8)
     assert (ours.embed_tokens is None) == ours.config.tie_word_embeddings
     theirs = copy.deepcopy(families[family][1])
     loaded = reading.load_gguf_checkpoint(path, return_tensors=True, model_to_load=theirs)["tensors"]

@@ -150,7 +150,8 @@ def pack_fp8(module, weight):
     return None if module == "lm_head" else ({"weight": codes, "weight_scale": scales}, codes.float() * scales)
 
 
-LIKE_ACTIVATIONS = lambda module: 1 + sum(map(ord, module.split(".")[2] + module.split(".")[3]))  # q, k, v see the same inputs
+# q, k, v see the same inputs
+LIKE_ACTIVATIONS = lambda module: 1 + sum(map(ord, module.split(".")[2] + module.split(".")[3]))
 FOLDERS = {
     "gptq": (GPTQ4, pack_gptq()),
     "gptq, act order": (GPTQ4 | {"desc_act": True}, pack_gptq(LIKE_ACTIVATIONS)),

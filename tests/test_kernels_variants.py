@@ -26,7 +26,8 @@ def variants() -> dict[str, dict[str, int]]:
 
 
 def test_attention_compiles_a_variant_for_each_window(variants):
-    for work, rotate in (("plain", {"rotate_and_store_kernel": 1}), ("windows", {})):  # the model without windows is met first
+    # The model without windows is met first.
+    for work, rotate in (("plain", {"rotate_and_store_kernel": 1}), ("windows", {})):
         found = dict(variants[work])
         prompts = found.pop("paged_prefill_kernel")
         assert 1 <= prompts <= 4, "a tile of 16, 32, 64 or 128 queries, by the step's longest prompt"

@@ -216,7 +216,8 @@ def test_a_swapped_request_whose_window_lost_a_block_resumes_where_the_whole_win
     one, other = Text("a", list(range(17))), Text("b", list(range(16)) + [70, 71])
     compute(manager, one), compute(manager, other)
     heads = list(manager.tables["a"])
-    assert manager.swap_out(other)  # of its window, token 13 on, block 3 stays on the device and block 4 goes to the host
+    # Of its window, token 13 on, block 3 stays on the device and block 4 goes to the host.
+    assert manager.swap_out(other)
     manager.free(one)
     others = manager.pool.allocate(manager.pool.num_free - 4 + num_lost)  # evicts from block 3 down
     computed = manager.get_computed_blocks(other)

@@ -49,7 +49,8 @@ def test_zeros_ties_and_what_is_no_number(kind):
     assert quantize_vectors(tie, dtype)[0].tolist() == ([127, 2, 4, -2] if kind == "int8" else [448, 16, 20, -16])
     for broken in (float("nan"), float("inf")):
         codes, scales = quantize_vectors(torch.tensor([1.0, broken]), dtype)
-        assert not dequantize_vectors(codes, scales[..., None], torch.float32).isfinite().all()  # never a number that hides it
+        # Never a number that hides it.
+        assert not dequantize_vectors(codes, scales[..., None], torch.float32).isfinite().all()
     tiny = torch.tensor([1e-44, -1e-42, 0.0])
     codes, scales = quantize_vectors(tiny, dtype)
     assert (dequantize_vectors(codes, scales[..., None], torch.float32) - tiny).abs().max() <= 1e-43

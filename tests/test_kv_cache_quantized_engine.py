@@ -47,7 +47,8 @@ def oracle(tmp_path_factory):
         for kind in kinds:
             found[window, kind] = folder, [says(model, prompt, kind) for prompt in PROMPTS]
             if kind == "fp8":
-                assert found[window, kind][1][:2] != plain  # 8 bits make a difference, so that a cache that ignores them shows
+                # 8 bits make a difference, so that a cache that ignores them shows
+                assert found[window, kind][1][:2] != plain
     return found
 
 

@@ -70,7 +70,8 @@ def test_foreign_and_damaged_files_are_named_and_never_a_hit(tmp_path):
     again.flush()
     assert torch.equal(again.fetch(block(4)[0]).result(), block(4)[1])
     again.close()
-    with pytest.warns(UserWarning, match="notes.kv: no block of keys and values$"):  # the others are another's, which is no fault
+    # The others are another's, which is no fault.
+    with pytest.warns(UserWarning, match="notes.kv: no block of keys and values$"):
         assert len(DiskStore(tmp_path, 10**6, BYTES, "model two")) == 0
     assert len(list(tmp_path.glob("*.kv"))) == 6  # there was room: nothing was deleted
 
@@ -135,6 +136,7 @@ def test_what_cannot_be_written_is_said_and_forgotten(tmp_path):
         store.write(*block(1))
         store.flush()
     assert block(1)[0] not in store
-    with warnings.catch_warnings():  # whoever still asks for it finds nothing, which is no fault: it may have been evicted
+    # Whoever still asks for it finds nothing, which is no fault: it may have been evicted.
+    with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert store.fetch(block(1)[0]).result() is None

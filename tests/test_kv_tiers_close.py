@@ -60,7 +60,8 @@ def test_where_there_is_less_room_the_most_recent_stay(folder, tmp_path):  # noq
     recent = [block_hash for block_hash in recent if block_hash is not None]
     llm.close()
     assert list(disk.files) == recent[-5:] and len(list((tmp_path / "kv").iterdir())) == 5
-    assert llm.engine.runner.transfer.bytes_moved["to_disk"] == 5 * llm.engine.runner.cache.bytes_per_block  # no more was written
+    # No more was written.
+    assert llm.engine.runner.transfer.bytes_moved["to_disk"] == 5 * llm.engine.runner.cache.bytes_per_block
 
 
 def test_more_blocks_than_may_wait_are_all_written(folder, tmp_path):  # noqa: F811

@@ -68,7 +68,8 @@ def test_logprobs_equal_the_log_softmax_of_transformers_logits(llm, oracle):
         for token_id, entry in row.items():
             assert entry.logprob == pytest.approx(reference[position - 1, token_id].item(), abs=1e-4)
             text = llm.get_tokenizer().decode([token_id])
-            assert entry.decoded_token == text or text.endswith("\ufffd")  # half a character: tests/test_logprob_texts.py
+            # Half a character: tests/test_logprob_texts.py.
+            assert entry.decoded_token == text or text.endswith("\ufffd")
     total = sum(reference[prompt_len + step - 1, token].item() for step, token in enumerate(sample.token_ids))
     assert sample.cumulative_logprob == pytest.approx(total, abs=1e-3)
 

@@ -89,7 +89,8 @@ CALLS: dict[str, Callable[[LLM], object]] = {
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.parametrize("call", CALLS)
 def test_a_forked_child_is_told_to_make_its_own_llm(llm, call, monkeypatch):
-    monkeypatch.setattr(llm.engine.runner, "execute", lambda output: pytest.fail("a step was computed"))  # it might hang
+    # It might hang.
+    monkeypatch.setattr(llm.engine.runner, "execute", lambda output: pytest.fail("a step was computed"))
     said = in_child(lambda: CALLS[call](llm))
     assert said.startswith(f"RuntimeError: this LLM was made in process {os.getpid()}, and this is process") and "spawn" in said
     monkeypatch.undo()

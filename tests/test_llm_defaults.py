@@ -34,7 +34,8 @@ def test_without_sampling_params_the_models_own_defaults_hold(folder):
     requests = llm.inputs.requests([PROMPT, PROMPT])
     assert [request.params for request in requests] == [PARAMS, PARAMS]
     assert llm.inputs.requests(PROMPT, SamplingParams())[0].params == SamplingParams()
-    assert llm.inputs.requests([PROMPT], [SamplingParams(top_k=3)])[0].params.temperature == 1.0  # not mixed with the defaults
+    # Not mixed with the defaults.
+    assert llm.inputs.requests([PROMPT], [SamplingParams(top_k=3)])[0].params.temperature == 1.0
 
 
 def test_generate_chat_stream_and_submit_take_them(folder):

@@ -48,9 +48,11 @@ def test_what_was_said_keeps_its_tokens_and_is_found_in_the_cache(llm):
     second = state.output("two")
     known = tokenizer.encode(TEXT) + first.token_ids
     assert len(first.token_ids) == 13
-    assert tokenizer.encode(tokenizer.decode(known)[len(BEGIN) :]) != known  # random tokens: tokenized anew they would be others
+    # Random tokens: tokenized anew they would be others.
+    assert tokenizer.encode(tokenizer.decode(known)[len(BEGIN) :]) != known
     assert second.prompt_token_ids == known + tokenizer.encode(" and ", add_special_tokens=False)
-    assert second.metrics.num_cached_tokens == (len(known) - 1) // BLOCK * BLOCK  # all that was computed, in full blocks
+    # All that was computed, in full blocks.
+    assert second.metrics.num_cached_tokens == (len(known) - 1) // BLOCK * BLOCK
     assert state.token_ids == second.prompt_token_ids + second.outputs[0].token_ids
 
 

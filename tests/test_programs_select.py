@@ -63,7 +63,8 @@ def test_choices_are_scored_in_one_batch_that_shares_the_text_before(llm):
     state += select("choice", [" the mat", " 日本語", "😀"])
     assert state["choice"]
     num_before = len(llm.get_tokenizer().encode(TEXT))
-    whole = (num_before - 1) // BLOCK * BLOCK  # the last token before the choices has to be computed: its logits are wanted
+    # The last token before the choices has to be computed: its logits are wanted.
+    whole = (num_before - 1) // BLOCK * BLOCK
     sizes = [len(row) for row in state.output("choice").logprobs]
     assert rows_of(llm) == [1, 3]
     assert prefill_of(llm) == whole + sum(num_before - whole + size for size in sizes)

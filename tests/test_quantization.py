@@ -177,7 +177,8 @@ def test_a_model_in_few_bits_speaks_and_weighs_what_the_formula_says(name):
         assert linear.quantized.num_bytes == linear.out_features * (linear.in_features * width // 8 + groups * scale_bytes)
         assert linear.plain is None and linear.panels is None
         if linear.quantized.road == "native":
-            assert linear.quantized.num_bytes <= linear.quantized.held_bytes <= 1.01 * linear.quantized.num_bytes + 512  # tables
+            # Tables.
+            assert linear.quantized.num_bytes <= linear.quantized.held_bytes <= 1.01 * linear.quantized.num_bytes + 512
     assert llm.model.embed_tokens is None and model.tie_word_embeddings
     full = LLM("tinyworld", device="cpu", quantization=None)
     text = "Once upon a time"

@@ -40,8 +40,10 @@ def test_every_road_multiplies_with_the_same_weight(config, dtype):
 
 TORCH_ROAD = [
     (dict(format="int8", group_size=None), torch.float32, 64 * 128 + 4 * 64),
-    (dict(format="int8", group_size=None), torch.bfloat16, 64 * 128 + (4 + 2) * 64),  # scales for the product, and as they are
-    (dict(format="int4", group_size=32), torch.bfloat16, 64 * 128 // 2 + (2 + 4) * 64 * 4),  # the product's with zero points
+    # Scales for the product, and as they are.
+    (dict(format="int8", group_size=None), torch.bfloat16, 64 * 128 + (4 + 2) * 64),
+    # The product's with zero points.
+    (dict(format="int4", group_size=32), torch.bfloat16, 64 * 128 // 2 + (2 + 4) * 64 * 4),
     (dict(format="int3", group_size=64, symmetric=False), torch.bfloat16, 64 * 128 // 2 + (2 + 1 + 4) * 64 * 2),
 ]
 

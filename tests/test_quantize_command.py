@@ -57,7 +57,8 @@ def test_the_folder_says_what_the_model_in_memory_says(gptq_folder):
     in_memory, loaded = LLM("tinyworld", device="cpu", quantization=config.as_dict()), LLM(folder, device="cpu")
     assert said(loaded) == said(in_memory)
     assert loaded.model.fingerprint == in_memory.model.fingerprint
-    assert said(LLM(folder, device="cpu", quantization=config.as_dict())) == said(loaded)  # the same once more is no contradiction
+    # The same once more is no contradiction.
+    assert said(LLM(folder, device="cpu", quantization=config.as_dict())) == said(loaded)
     with pytest.raises(CheckpointError, match=r"quantization asks for rtn, int8; .* is quantized already \(gptq, int3\)"):
         LLM(folder, device="cpu", quantization="int8")
     differ = r"leave quantization out; it differs in group_size \(32 asked, 64 there\), seed \(3 asked, 0 there\)$"

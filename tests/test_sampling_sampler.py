@@ -158,7 +158,8 @@ def test_logit_bias_is_added_before_anything_is_chosen():
 def test_logit_bias_is_added_before_the_penalties():
     logits = torch.tensor([[1.0, -5.0]])
     biased = dict(temperature=0.0, logit_bias={1: 10.0})
-    assert choose(logits, [row(SamplingParams(**biased, repetition_penalty=2.0), prompt=[1])]) == [1]  # (-5 + 10) / 2 = 2.5
+    # (-5 + 10) / 2 = 2.5
+    assert choose(logits, [row(SamplingParams(**biased, repetition_penalty=2.0), prompt=[1])]) == [1]
     assert choose(logits, [row(SamplingParams(**biased, repetition_penalty=6.0), prompt=[1])]) == [0]  # 5 / 6
     assert choose(logits, [row(SamplingParams(**biased, presence_penalty=2.0, min_tokens=9), output=[1], stop={1})]) == [0]
 

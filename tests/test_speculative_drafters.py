@@ -59,7 +59,8 @@ def test_bad_guesses_change_nothing(folder, settings):
 def test_guesses_do_not_preempt_anybody(folder):
     params = [SamplingParams(max_tokens=count, ignore_eos=True, temperature=0.0) for count in (2, 7, 7)]
     prompts = [[5 + i, 6, 7, 8, 9] for i in range(3)]
-    llm = make(folder, None, num_kv_blocks=7, block_size=4)  # the others' third blocks are there when the first has ended
+    # The others' third blocks are there when the first has ended.
+    llm = make(folder, None, num_kv_blocks=7, block_size=4)
     llm.engine = Engine(llm.model, config=llm.config, drafter=Always())
     outputs = say(llm, params, prompts)
     assert sum(output.metrics.num_preemptions for output in outputs) == 0
@@ -136,7 +137,8 @@ def test_a_drafter_that_fails_or_an_id_used_again_leaves_nothing_behind(folder):
             assert request.output_token_ids == say(make(folder, None), params, [prompt])[0].outputs[0].token_ids
 
 
-@pytest.mark.parametrize("backend", ["auto", pytest.param("triton", marks=needs_triton)])  # in Triton the steps are recorded
+# In Triton the steps are recorded.
+@pytest.mark.parametrize("backend", ["auto", pytest.param("triton", marks=needs_triton)])
 def test_guesses_are_waited_for_once_a_step(tmp_path, backend, monkeypatch):
     """Requests that may guess equally many: the second to fourth guess are computed from tokens the host has not seen."""
     save_tiny_llama(tmp_path / "target", head_dim=16)

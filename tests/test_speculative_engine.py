@@ -46,7 +46,8 @@ def test_right_guesses_save_steps_and_are_counted(folder):
     params = SamplingParams(max_tokens=25, ignore_eos=True, temperature=0.0)
     plain, perfect = make(folder, None), make(folder, "perfect")
     assert tokens(say(plain, params)) == tokens(outputs := say(perfect, params))
-    assert plain.engine.num_steps == 25 and perfect.engine.num_steps == 1 + 5  # 24 tokens after the first, 5 a step, the last 4
+    # 24 tokens after the first, 5 a step, the last 4
+    assert plain.engine.num_steps == 25 and perfect.engine.num_steps == 1 + 5
     metrics = perfect.engine.speculation.metrics
     assert metrics.acceptance_rate == 1 and metrics.accepted_per_position == [20, 20, 20, 16]
     assert [output.metrics.num_accepted_tokens for output in outputs] == [19] * 4

@@ -109,7 +109,8 @@ def compare(path: Path, config: ModelConfig, workload: Workload, record: Record,
                                   torch.get_num_threads(), 2 * (len(prompt) + workload.output_tokens))
         peer_said = list(islice(peer(prompt), workload.output_tokens))
         peer_agrees = _common_prefix(peer_said, said["minillm"].token_ids)
-        if dtype == torch.float32 and peer_agrees < workload.output_tokens // 4:  # it rounds otherwise, so not to the end
+        # It rounds otherwise, so not to the end.
+        if dtype == torch.float32 and peer_agrees < workload.output_tokens // 4:
             raise RuntimeError(f"llama.cpp and minillm disagree from token {peer_agrees} on, in float32: no point in timing")
 
     def seconds_per_token(engine: str) -> float:

@@ -71,7 +71,8 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
             raise RuntimeError("streamed layers say other tokens than those on the device, in float32: no point in timing")
         stream, engine = engines["streamed"].model.stream, engines["streamed"].engine
         copies = record.interleave({"copy": lambda: copy_through(stream)}, workload.repeats, on_run=on_run)["copy"]
-        bytes_a_step = (stream.bytes_streamed - 2 * stream.layer_bytes) / engine.num_steps  # counted; both slots were filled once before
+        # Counted; both slots were filled once before.
+        bytes_a_step = (stream.bytes_streamed - 2 * stream.layer_bytes) / engine.num_steps
         bandwidth = stream.host.numel() * stream.host.element_size() / copies.median
         record.figures |= {"streamed_layers": len(stream.index), "num_layers": config.num_layers, "bytes_a_step": bytes_a_step, "bandwidth": bandwidth,
                            "limit_tokens_per_second": workload.batch * bandwidth / bytes_a_step, "same_tokens": same,

@@ -65,7 +65,8 @@ def _has_torch_int4(device: torch.device, dtype: torch.dtype) -> bool:
 def _torch_int4(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     """torch keeps the even input in the high half of a byte, and scales with what is added: w = (code - 8) * scale + 0."""
     packed = torch.ops.aten._convert_weight_to_int4pack((codes[:, ::2] << 4) | codes[:, 1::2], 8)
-    return packed, torch.stack([scales, torch.zeros_like(scales)], dim=-1).transpose(0, 1).contiguous()  # [groups, n, 2]
+    # [groups, n, 2]
+    return packed, torch.stack([scales, torch.zeros_like(scales)], dim=-1).transpose(0, 1).contiguous()
 
 
 def w8a8_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[Case]:

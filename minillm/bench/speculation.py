@@ -59,7 +59,8 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
         weight_bytes = load_config(target).num_parameters() * dtype.itemsize
         record.ceilings = measure.measure_ceilings(where, (dtype,), measure.megabytes_to_read(weight_bytes, where))
         on_run("ceilings")
-        at_once = max(workload.batches, default=1)  # engines side by side: each takes the blocks of its requests, not 90% of a GPU
+        # Engines side by side: each takes the blocks of its requests, not 90% of a GPU.
+        at_once = max(workload.batches, default=1)
         make = partial(LLM, str(target), device=str(where), dtype=workload.dtype, max_num_seqs=at_once, num_kv_blocks=at_once * BLOCKS_EACH)
         drafting = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": workload.num_draft_tokens}
         llms = {

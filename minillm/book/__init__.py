@@ -17,7 +17,7 @@ _HOME = {
     "predict": "prediction",
     "choice": "widgets", "explore": "widgets", "slider": "widgets",
     "side_by_side_stream": "streams",
-}
+}  # fmt: skip
 __all__ = sorted(_HOME)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 REPOSITORY = "minillm-book/minillm"   # `minillm check --badges --repository owner/name` rewrites it for a fork
 DISTRIBUTION = "minillm-book"
-NEVER_TOUCHED = ("torch", "triton", "numpy")   # Colab's builds fit its GPUs; replacing one costs minutes and breaks the rest
+# Colab's builds fit its GPUs; replacing one costs minutes and breaks the rest
+NEVER_TOUCHED = ("torch", "triton", "numpy")
 SET_UP_TAGS = ["setup", "measured"]
 _REPOSITORY_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*)/[A-Za-z0-9._-]+")
 

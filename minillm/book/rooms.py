@@ -19,7 +19,7 @@ FLOORS = {
     "serving": 7, "quantizing": 7,
     "book": 8, "bench": 8, "training": 8, "programs": 8,
     "cli": 9, "__main__": 9,
-}
+}  # fmt: skip
 ENGINE_FLOORS = range(1, 8)   # their modules say which chapter builds them; the floors above may leave it out
 MAX_LINES = 320
 _BUILT_IN = re.compile(r"Built in chapters? (\d\d)")

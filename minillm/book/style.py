@@ -16,12 +16,12 @@ COLOURS = {
     "blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "red": "#D55E00",
     "purple": "#CC79A7", "sky": "#56B4E9", "yellow": "#F0E442",
     "ink": "#24292F", "grey": "#7A8088", "pale": "#E6E9ED", "paper": "#FFFFFF",
-}
+}  # fmt: skip
 # What a colour means is the same in every chapter.
 ROLES = {
     "ours": "blue", "other": "orange", "good": "green", "wasted": "red",
     "prediction": "purple", "limit": "grey", "text": "ink", "background": "pale",
-}
+}  # fmt: skip
 STYLE = {
     "axes.prop_cycle": cycler(color=[COLOURS[c] for c in ("blue", "orange", "green", "red", "purple", "sky")]),
     "font.family": "DejaVu Sans", "font.size": 10, "text.color": COLOURS["ink"],
@@ -34,7 +34,7 @@ STYLE = {
     "xtick.labelsize": 9, "ytick.labelsize": 9,
     "lines.linewidth": 2.0, "lines.markersize": 5.5, "patch.linewidth": 0,
     "legend.frameon": False, "legend.fontsize": 9, "figure.facecolor": COLOURS["paper"],
-}
+}  # fmt: skip
 _DOTS_PER_INCH = 160   # drawn fine, shown smaller, so that it stays sharp on dense screens
 _SHOWN_PER_INCH = 100
 

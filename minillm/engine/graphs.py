@@ -60,11 +60,13 @@ class Recorder:
             return run
         stream, current = capture_stream(self.device), torch.cuda.current_stream(self.device)
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):  # kernels are compiled and libraries set up at their first call, not in the graph
+        # Kernels are compiled and libraries set up at their first call, not in the graph.
+        with torch.cuda.stream(stream):
             run()
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        gc.freeze()  # older versions of torch collect garbage before each of hundreds of captures: there is little to look at then
+        # Older versions of torch collect garbage before each of hundreds of captures: there is little to look at then.
+        gc.freeze()
         try:
             with torch.cuda.graph(graph, pool=self.pool, stream=stream):
                 run()

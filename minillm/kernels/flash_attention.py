@@ -83,7 +83,8 @@ def flash_attention_kernel(
     end = tl.minimum(begin + TILE_M, length)
     whole = 0
     if WINDOW > 0:
-        whole = tl.cdiv(tl.maximum(begin + TILE_M - WINDOW, 0), TILE_N) * TILE_N  # all queries see the tiles from here on
+        # All queries see the tiles from here on.
+        whole = tl.cdiv(tl.maximum(begin + TILE_M - WINDOW, 0), TILE_N) * TILE_N
     diagonal = tl.maximum((begin + 1) // TILE_N * TILE_N, whole)
     diagonal = tl.minimum(diagonal, tl.cdiv(end, TILE_N) * TILE_N)
     start, edge = diagonal, diagonal

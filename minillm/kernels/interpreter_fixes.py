@@ -24,7 +24,8 @@ def repair_interpreter() -> bool:
     upstream = interpreter._patch_lang_tensor
     if not hasattr(upstream, "repaired"):
 
-        def patch_lang_tensor(tensor, *scope) -> None:  # up to 3.5 it takes the class; 3.6 also what restores it afterwards
+        # Up to 3.5 it takes the class; 3.6 also what restores it afterwards.
+        def patch_lang_tensor(tensor, *scope) -> None:
             upstream(tensor, *scope)
             tensor.__index__ = lambda self: self.handle.data.item()
 

@@ -22,7 +22,8 @@ if importlib.util.find_spec("triton") is None:
     MODE = "absent"
 else:
     os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # a * b + c in one instruction; Triton 3.9 warns without, 3.10 says 0
+    # A * b + c in one instruction; Triton 3.9 warns without, 3.10 says 0.
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     MODE = "interpreted" if os.environ["TRITON_INTERPRET"] == "1" else "compiled"
     if MODE == "interpreted" and "triton.language" in sys.modules:
         # Someone (transformers does) imported it before the choice was made: what was decorated then cannot be

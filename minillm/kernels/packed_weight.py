@@ -142,7 +142,8 @@ def value_of_codes(name: str, device: torch.device | str = "cpu") -> Tensor:
     can record it."""
     if name == "fp8":
         return torch.arange(256, device=device).to(torch.uint8).view(torch.float8_e4m3fn).float()
-    if name == "fp4":  # a sign, two bits of exponent, one bit of fraction: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives
+    # A sign, two bits of exponent, one bit of fraction: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.
+    if name == "fp4":
         codes = torch.arange(16, device=device)
         exponent, fraction = (codes >> 1) & 3, (codes & 1) / 2
         size = torch.where(exponent > 0, (1 + fraction) * (1 << exponent) / 2, fraction)

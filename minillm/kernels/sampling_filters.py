@@ -46,7 +46,8 @@ def find_thresholds(
     new = {"device": logits.device}
     maxima = torch.empty(num_rows, num_maxima * SPAN.value, dtype=torch.float32, **new)
     marks = torch.empty(num_rows, 3, dtype=torch.float32, **new)  # largest, min-p's edge, aim
-    tally = torch.empty(num_rows, 3, dtype=torch.int64, **new)  # tokens at the aim or above, tokens min-p keeps, their mass
+    # Tokens at the aim or above, tokens min-p keeps, their mass.
+    tally = torch.empty(num_rows, 3, dtype=torch.int64, **new)
     listed = torch.empty(num_rows, ROOM.value, dtype=torch.float32, **new)
     bound = torch.empty(num_rows, dtype=torch.float32, **new)
     last_tie = torch.empty(num_rows, dtype=torch.int64, **new)

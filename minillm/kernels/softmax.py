@@ -28,7 +28,8 @@ def softmax(x: Tensor) -> Tensor:
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     width = next_power_of_2(size)
-    num_warps = min(max(width // 256, 1), 16 if width <= 2**14 else 32)  # eight elements a thread, while there are warps
+    # Eight elements a thread, while there are warps.
+    num_warps = min(max(width // 256, 1), 16 if width <= 2**14 else 32)
     softmax_kernel[(rows.shape[0],)](rows, out, rows.stride(0), SIZE=size, WIDTH=width, num_warps=num_warps)
     return out
 

@@ -53,7 +53,8 @@ MMA = {
         256: tiles((32, 32, 8, 2), (64, 32, 8, 2)),
     },
 }
-ADA = {**MMA, "windowed": {128: tiles((128, 32, 8, 2))}, "padded": {128: tiles((128, 32, 8, 2))}}  # a third stage spills 16
+# A third stage spills 16.
+ADA = {**MMA, "windowed": {128: tiles((128, 32, 8, 2))}, "padded": {128: tiles((128, 32, 8, 2))}}
 # Hopper's wgmma and Blackwell's tcgen05 (sm_100) read keys and values from shared memory, of which there are 227 KB.
 WIDE = {
     "half": {
@@ -72,14 +73,16 @@ WIDE = {
 TABLE: dict[int, dict[str, dict[int, list[Tiles]]]] = {
     75: {"half": NO_TENSOR_CORES, "codes": NO_TENSOR_CORES},
     80: {**MMA, "windowed": {128: tiles((128, 32, 8, 2))}},  # a third stage spills 32 bytes there
-    86: {**ADA, "codes": {**MMA["codes"], 128: tiles((64, 64, 8, 2), (128, 32, 8, 2))}},  # 128 x 32 spills 32 bytes of fp8
+    # 128 x 32 spills 32 bytes of fp8
+    86: {**ADA, "codes": {**MMA["codes"], 128: tiles((64, 64, 8, 2), (128, 32, 8, 2))}},
     89: ADA,
     90: WIDE,
     100: {**WIDE, "codes": {**WIDE["codes"], 128: tiles((128, 64, 8, 2), (128, 64, 8, 3))}},
     120: MMA,  # sinks spill 32 bytes there, whatever the stages
 }
 
-TUNED: dict[tuple[int, torch.dtype, int, bool, bool], Tiles] = {}  # what was timed in this process, by choose_tiles' arguments
+# What was timed in this process, by choose_tiles' arguments.
+TUNED: dict[tuple[int, torch.dtype, int, bool, bool], Tiles] = {}
 
 
 def choose_tiles(head_dim: int, dtype: torch.dtype, capability: int, codes: bool = False, windowed: bool = False) -> Tiles:

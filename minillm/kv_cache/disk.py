@@ -56,7 +56,8 @@ class DiskStore:
             raise ValueError(f"disk_kv_path={str(folder)!r} cannot be written; give another folder")
         self.lock = threading.Lock()
         self.files: OrderedDict[bytes, None] = OrderedDict()  # ours, the least recently used in front
-        self.others: OrderedDict[Path, int] = OrderedDict()  # bytes of blocks that are no use to us, the oldest in front
+        # Bytes of blocks that are no use to us, the oldest in front.
+        self.others: OrderedDict[Path, int] = OrderedDict()
         self.other_bytes = 0  # of all of them
         self.waiting: dict[bytes, Tensor] = {}  # not written yet
         self.kept: dict[bytes, Tensor] = {}  # read, and on the way to host memory

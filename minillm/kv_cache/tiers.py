@@ -78,7 +78,8 @@ class Tiers:
         self.fetching: dict[bytes, Future[Any]] = {}  # in the order they were asked for
         self.fetched: set[bytes] = set()  # came from disk, and no request has used it yet
         self.found = FoundTokens()
-        self.num_lost = 0  # blocks that left the device when every host place was owned or in motion: a small host starves the disk
+        # Blocks that left the device when every host place was owned or in motion: a small host starves the disk.
+        self.num_lost = 0
         if host.num_blocks:
             pool.on_evict, pool.on_evict_all = self._cool, self.evict_all
         if disk is not None:

@@ -139,7 +139,8 @@ class Plan:
         within = np.arange(count.max())
         real = within < count[:, None]  # [num_tiles, tile_len]
         column = np.arange(num_blocks.max())
-        index = np.where(column < sink_blocks, column, first[:, None] + column - sink_blocks)  # of blocks, in their sequence
+        # Of blocks, in their sequence.
+        index = np.where(column < sink_blocks, column, first[:, None] + column - sink_blocks)
         blocks = np.where(column < num_blocks[:, None], table[seq[:, None], np.minimum(index, table.shape[1] - 1)], 0)
         key = index.repeat(self.block_size, axis=1) * self.block_size  # positions [num_tiles, keys]
         key += np.arange(key.shape[1]) % self.block_size

@@ -35,7 +35,8 @@ class BlockTransfer:
         widths = [layer[0].numel() * layer.element_size() for layer in layers]  # bytes a block
         # Copied in words of 8 bytes where they fit: torch moves single bytes 10 times slower.
         word = next(word for word in WORDS if all(width % word.itemsize == 0 for width in widths))
-        self.parts = [layer.view(torch.uint8).flatten(1).view(word) for layer in layers]  # each [num_blocks + 1, its words]
+        # Each [num_blocks + 1, its words].
+        self.parts = [layer.view(torch.uint8).flatten(1).view(word) for layer in layers]
         self.widths = [width // word.itemsize for width in widths]
         self.bytes_per_block = sum(widths)
         self.device = layers[0].device
@@ -52,7 +53,8 @@ class BlockTransfer:
 
         In this order: a place is read before it is overwritten, and written before it is read.
         """
-        if self.on_gpu and (moves.to_disk or moves.from_disk):  # the CPU is about to touch rows that copies may be using
+        # The CPU is about to touch rows that copies may be using.
+        if self.on_gpu and (moves.to_disk or moves.from_disk):
             self.outward.synchronize()
             self.inward.synchronize()
         for place, block_hash in moves.to_disk:

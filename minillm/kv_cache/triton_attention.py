@@ -70,7 +70,8 @@ class TritonAttention:
         self.cache = cache
         self.layer_windows = list(layer_windows)
         most_rows = 16 if keys.is_cuda and not triton_has_tensor_cores(keys.device) else MOST_ROWS  # more spill on a T4
-        self.most_tokens = max(1, most_rows // (num_heads // keys.shape[1]))  # of a sequence that share a reading of its keys
+        # Of a sequence that share a reading of its keys.
+        self.most_tokens = max(1, most_rows // (num_heads // keys.shape[1]))
         self.sink_turn = sink_turn
         if torch_prefill is None:
             torch_prefill = keys.is_cuda and not triton_has_tensor_cores(keys.device)

@@ -64,7 +64,8 @@ def round_clipped(
         low, high = groups.amin(-1, keepdim=True) * shrink, groups.amax(-1, keepdim=True) * shrink
         clipped = groups.clamp(low, high).view_as(weight)
         candidate = round_to_nearest(clipped, format, group_size, symmetric)
-        difference = in_groups(weight - candidate.dequantize(), group_size).transpose(0, 1)  # [num_groups, out_features, size]
+        # [num_groups, out_features, size]
+        difference = in_groups(weight - candidate.dequantize(), group_size).transpose(0, 1)
         error = ((difference @ blocks) * difference).sum(-1).t().contiguous()  # [out_features, num_groups]
         if best is None:
             best, least = candidate, error

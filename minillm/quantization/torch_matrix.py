@@ -33,7 +33,8 @@ class Int8Matrix:
 
     @property
     def num_bytes(self) -> int:
-        kept = {self.scales.data_ptr(): self.scales, self.product_scales.data_ptr(): self.product_scales}  # one in float32
+        # One in float32.
+        kept = {self.scales.data_ptr(): self.scales, self.product_scales.data_ptr(): self.product_scales}
         return self.codes.nbytes + sum(scales.nbytes for scales in kept.values())
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -53,8 +54,10 @@ class Int4Matrix:
     def __init__(self, weight: QuantizedWeight):
         codes = weight.codes.int() + 8 - 2 ** (weight.format.bits - 1)
         zeros = torch.zeros_like(weight.scales) if weight.zeros is None else -weight.zeros * weight.scales
-        self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.contiguous(), 1)  # uint8 [out_features, in_features / 2]
-        self.sides = torch.stack([weight.scales.t(), zeros.t()], dim=-1).to(torch.bfloat16).contiguous()  # [groups, out_features, 2]
+        # uint8 [out_features, in_features / 2]
+        self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.contiguous(), 1)
+        # [groups, out_features, 2]
+        self.sides = torch.stack([weight.scales.t(), zeros.t()], dim=-1).to(torch.bfloat16).contiguous()
         self.scales, self.zeros = weight.scales, weight.zeros  # as they are, for whoever unpacks
         self.group_size, self.in_features = weight.group_size, weight.in_features
 

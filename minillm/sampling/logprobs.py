@@ -14,7 +14,8 @@ class Logprob:
 
     logprob: float  # natural logarithm
     rank: int  # 1 is the most probable token
-    decoded_token: str | None = None  # "" where the token ends inside a character; the token that completes it has all of it
+    # "" where the token ends inside a character; the token that completes it has all of it
+    decoded_token: str | None = None
 
 
 class LogprobTensors(NamedTuple):

@@ -113,7 +113,8 @@ class SamplingMetadata:
         self.has_grammars = any(params.structured_outputs is not None for params in self.params)
         self.logprob_rows = [index for index, params in enumerate(self.params) if params.logprobs is not None]
         self.logprob_counts = [self.params[index].logprobs for index in self.logprob_rows]
-        self.drafted: tuple[Tensor, Tensor, Tensor] | None = None  # draft tokens with probabilities of their own (chapter 18)
+        # Draft tokens with probabilities of their own (chapter 18).
+        self.drafted: tuple[Tensor, Tensor, Tensor] | None = None
         positions = [len(row.output_token_ids) if row.position is None else row.position for row in rows]
         # Every column goes to the device in one copy, which is not waited for.
         columns = {"positions": np.asarray(positions, np.int64), "logprob_index": np.asarray(self.logprob_rows, np.int64)}

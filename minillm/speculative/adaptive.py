@@ -72,7 +72,8 @@ class AdaptiveLength:
         order = np.argsort(-chances, kind="stable")
         owners, places, chances = owners[order], places[order], chances[order]
         best, lengths = 0.0, [0] * len(rates)
-        for longest in range(most + 1) if self.draft is not None else [most]:  # drafting takes as long as the longest draft
+        # Drafting takes as long as the longest draft.
+        for longest in range(most + 1) if self.draft is not None else [most]:
             within = places < longest
             worth = len(rates) + np.cumsum(np.concatenate([[0.0], chances[within]]))
             seconds = self.step(num_others + len(rates) + np.arange(len(worth)))

@@ -138,7 +138,8 @@ class ModelDrafter:
         state = self.states.setdefault(request.request_id, DraftState(request.request_id, request.cache_salt))
         state.follow(request.token_ids)
         if request.request_id in self.manager.tables:
-            self.manager.cache_blocks(state)  # now, while all its tokens are certain: what has a name is never written again
+            # Now, while all its tokens are certain: what has a name is never written again.
+            self.manager.cache_blocks(state)
         return state
 
     def _read(self, drafting: list[Drafting]) -> list[Drafting]:

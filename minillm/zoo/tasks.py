@@ -145,7 +145,7 @@ def _event(rng: random.Random) -> tuple[dict, list[str]]:
 
 SOUNDS = {"cow": "moo", "cat": "meow", "dog": "woof", "duck": "quack", "sheep": "baa", "owl": "hoot", "frog": "croak", "pig": "oink"}
 OPPOSITES = [("hot", "cold"), ("big", "small"), ("day", "night"), ("fast", "slow"), ("up", "down"), ("open", "closed"),
-             ("happy", "sad"), ("early", "late"), ("old", "new"), ("wet", "dry"), ("full", "empty"), ("loud", "quiet")]
+             ("happy", "sad"), ("early", "late"), ("old", "new"), ("wet", "dry"), ("full", "empty"), ("loud", "quiet")]  # fmt: skip
 
 
 def chat(rng: random.Random) -> Segments:

@@ -63,7 +63,8 @@ def register_guard() -> None:
         built = folder / f"{os.getpid()}.so"
         standard = "c++20" if torch.__version__ >= "2.1" else "c++17"
         command = ["g++", f"-std={standard}", "-O0", "-shared", "-fPIC", f"-I{home}/include"]
-        source, libraries = folder / f"{os.getpid()}.cpp", [f"-L{home}/lib", "-lc10"]  # after it: some linkers drop what nothing has asked for
+        # After it: some linkers drop what nothing has asked for.
+        source, libraries = folder / f"{os.getpid()}.cpp", [f"-L{home}/lib", "-lc10"]
         source.write_text(GUARD)
         subprocess.run([*command, "-o", built, source, *libraries], check=True)
         built.rename(library)
@@ -78,7 +79,8 @@ class Device:
         self.capability, self.num_sms, total = GPUS[name]
         workspace = 32 * MIB if self.capability >= (9, 0) else 8 * MIB + 128 * 1024
         self.memory = Memory(total, workspace)
-        self.streams = [Stream.numbered(number) for number in range(STREAMS + 2)]  # the default one, the pool, the one of captures
+        # The default one, the pool, the one of captures.
+        self.streams = [Stream.numbered(number) for number in range(STREAMS + 2)]
         self.current = self.streams[0]
         self.num_streams = 0
 

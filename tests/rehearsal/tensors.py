@@ -25,8 +25,10 @@ VIEWS = frozenset(
     "is_same_size sym_size sym_stride sym_numel sym_storage_offset".split()
 )
 PRODUCTS = frozenset("linear mm addmm bmm baddbmm _int_mm _scaled_mm".split())
-KEPT = frozenset("linear scaled_dot_product_attention rms_norm".split())  # one launch, however torch's CPU kernels are made
-HOST_INDICES = frozenset("index index_put index_put_ _index_put_impl_".split())  # torch takes them from the host, and copies
+# One launch, however torch's CPU kernels are made.
+KEPT = frozenset("linear scaled_dot_product_attention rms_norm".split())
+# torch takes them from the host, and copies
+HOST_INDICES = frozenset("index index_put index_put_ _index_put_impl_".split())
 REMEMBERED = 2**16  # elements of what the host wrote, at most
 
 

@@ -144,10 +144,13 @@ def _scheduler_edges(case: Case) -> None:
     drive(case, [Ask("A", 1, 1)], seqs=1, budget=1, **plenty)
     drive(case, [Ask("A", 9, 3), Ask("B", 5, 1)], seqs=4, budget=1, **plenty)  # one token a step
     drive(case, [Ask(name, 4, 3) for name in "ABCDE"], seqs=2, budget=64, **plenty)  # equal prompts: who came first
-    drive(case, [Ask("A", 3, 9), Ask("B", 3, 9), Ask("C", 3, 9), Ask("D", 3, 2)], seqs=4, budget=3, **plenty)  # running takes the budget
+    # Running takes the budget.
+    drive(case, [Ask("A", 3, 9), Ask("B", 3, 9), Ask("C", 3, 9), Ask("D", 3, 2)], seqs=4, budget=3, **plenty)
     drive(case, [Ask("A", 5, 4, stops_early=True), Ask("B", 6, 4), Ask("C", 7, 1)], seqs=2, budget=8, **plenty)
-    drive(case, [Ask("A", 20, 2), Ask("B", 3, 2), Ask("C", 8, 2, arrives=4)], seqs=3, budget=6, blocks=6, block_size=4)  # B and C do not fit beside A
-    drive(case, [Ask("A", 3, 9), Ask("B", 9, 3, arrives=3)], seqs=4, budget=2, **plenty)  # who runs comes before who waits
+    # B and C do not fit beside A
+    drive(case, [Ask("A", 20, 2), Ask("B", 3, 2), Ask("C", 8, 2, arrives=4)], seqs=3, budget=6, blocks=6, block_size=4)
+    # Who runs comes before who waits.
+    drive(case, [Ask("A", 3, 9), Ask("B", 9, 3, arrives=3)], seqs=4, budget=2, **plenty)
     gone = drive(case, [Ask("A", 7, 9), Ask("B", 7, 9), Ask("C", 7, 9)], seqs=3, budget=32, **tight)
     gone += drive(case, [Ask("A", 8, 12), Ask("B", 6, 12), Ask("C", 1, 1, arrives=5), Ask("D", 2, 3, arrives=5)], seqs=4, budget=9, **tight)
     gone += drive(case, [Ask("A", 2, 14), Ask("B", 3, 14), Ask("C", 4, 14), Ask("D", 1, 9, arrives=6)], seqs=4, budget=16, blocks=20, block_size=1)
@@ -196,8 +199,10 @@ def _repair_example(case: Case) -> None:
 def _repair_edges(case: Case) -> None:
     _repairs(case, [("A", 3, 2)], memory=5, seqs=1, budget=3)
     _repairs(case, [("A", 8, 3), ("B", 6, 1), ("C", 8, 4)], memory=60, seqs=2, budget=8)  # nobody is preempted
-    _repairs(case, [("A", 5, 4), ("B", 8, 4), ("C", 2, 2)], memory=60, seqs=3, budget=10)  # B does not fit beside A, C may not overtake it
-    _repairs(case, [("A", 6, 20), ("B", 6, 20)], memory=26, seqs=4, budget=6)  # B comes back with three times its budget
+    # B does not fit beside A, C may not overtake it
+    _repairs(case, [("A", 5, 4), ("B", 8, 4), ("C", 2, 2)], memory=60, seqs=3, budget=10)
+    # B comes back with three times its budget
+    _repairs(case, [("A", 6, 20), ("B", 6, 20)], memory=26, seqs=4, budget=6)
     _repairs(case, [("A", 4, 12), ("B", 4, 12), ("C", 4, 12)], memory=20, seqs=3, budget=12)
     _repairs(case, [("A", 4, 12), ("B", 4, 12), ("C", 4, 12), ("D", 3, 5)], memory=21, seqs=4, budget=5)
     _repairs(case, [("A", 7, 6), ("B", 3, 16), ("C", 8, 4)], memory=22, seqs=3, budget=8)

@@ -259,7 +259,8 @@ def _victims_edges(case: Case) -> None:
     judge(("a", "a", [0, 0, 1], 4), ("b", "b", [2, 3, 0], 5), k=2)  # the null block is nobody's
     judge(("a0", "a", [1, 2, 3, 4], 5), ("a1", "a", [1, 2, 3, 5], 5), ("b", "b", [6, 7], 12), k=2)
     judge(("a0", "a", [1, 2], 5), ("a1", "a", [1, 2], 5), ("b", "b", [6], 11), k=1)  # alone, neither frees anything
-    judge(("a", "a", [1, 2, 3, 4, 5], 8), ("b", "b", [6], 5), ("c", "c", [7], 5), k=2)  # more than asked for, and cheaper
+    # More than asked for, and cheaper.
+    judge(("a", "a", [1, 2, 3, 4, 5], 8), ("b", "b", [6], 5), ("c", "c", [7], 5), k=2)
     judge(("a", "a", [1], 0), ("b", "b", [2], 0), k=1)
     judge(("b1", "b", [1, 4], 6), ("a", "a", [2, 3], 7), ("b0", "b", [1, 5], 1), k=3)  # a group need not stand together
 

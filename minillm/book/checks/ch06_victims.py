@@ -26,7 +26,8 @@ def random_running(case: Case, count: int) -> list[Running]:
     while len(running) < count:
         group, shared = f"g{len(running)}", [next(fresh) for _ in range(case.randint(0, 4))]
         for index in range(min(case.rng.choice((1, 1, 2, 3, 4)), count - len(running))):
-            kept = shared[:case.rng.choice((len(shared), case.randint(0, len(shared) + 1)))]  # one that has copied its last block
+            # One that has copied its last block.
+            kept = shared[:case.rng.choice((len(shared), case.randint(0, len(shared) + 1)))]
             blocks = kept + [next(fresh) for _ in range(case.randint(0, 4))]
             running.append(Running(f"{group}.{index}", group, blocks, case.randint(1, 12)))
     case.rng.shuffle(running)

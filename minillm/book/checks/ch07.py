@@ -164,7 +164,8 @@ def _pool_edges(case: Case) -> None:
     drive.does("hit", ["xy"]), drive.does("hit", ["abc"])  # one of them was handed out, the other was not
     drive = PoolDrive(case, 4)
     drive.does("allocate", 4)
-    drive.does("cache", 0, "a"), drive.does("cache", 1, "a"), drive.does("cache", 0, "b")  # a second copy; a second hash
+    # A second copy; a second hash.
+    drive.does("cache", 0, "a"), drive.does("cache", 1, "a"), drive.does("cache", 0, "b")
     drive.does("free", [1, 2]), drive.does("free", [0]), drive.does("free", [3])
     drive.does("hit", ["a"]), drive.does("hit", ["b"]), drive.does("free", [0])
     drive.does("allocate", 4)
@@ -203,7 +204,8 @@ def _repair_example(case: Case) -> None:
 @check_repair_cache.part("edges")
 def _repair_edges(case: Case) -> None:
     a, b = "0123456789", "01234567xyz"
-    lives(case, 6, [("admit", "A", "01234567"), ("computed", "A", 8), ("release", "A"), ("admit", "B", "01234567")])  # a full hit
+    # A full hit.
+    lives(case, 6, [("admit", "A", "01234567"), ("computed", "A", 8), ("release", "A"), ("admit", "B", "01234567")])
     lives(case, 6, [("admit", "A", a), ("admit", "B", b), ("computed", "A", 10), ("computed", "B", 11), ("release", "A"), ("release", "B"),
                      ("admit", "C", a), ("release", "C"), ("admit", "D", "something else here"), ("release", "D"), ("admit", "E", b)])
     lives(case, 9, [("admit", "A", a), ("admit", "B", a), ("computed", "B", 10), ("computed", "A", 10), ("release", "B"), ("admit", "C", "p" * 12),
@@ -222,7 +224,8 @@ def _repair_random(case: Case) -> None:
         free = num_blocks
         for number in range(30):
             text = case.rng.choice(texts)
-            if case.rng.random() < 0.45 and -(-len(text) // 4) <= free:  # hits need fewer; this many suffice whatever is shared
+            # Hits need fewer; this many suffice whatever is shared.
+            if case.rng.random() < 0.45 and -(-len(text) // 4) <= free:
                 events.append(("admit", f"r{number}", text))
                 live[f"r{number}"] = (text, -(-len(text) // 4), 0)
                 free -= live[f"r{number}"][1]
@@ -252,9 +255,12 @@ def _order_edges(case: Case) -> None:
     _served(case, [[1, 2, 3, 4], [9], [1, 2, 3, 4], [1, 2, 3, 4]], [0, 0, 0, 0], 2, 2, 0)  # a full hit still computes
     _served(case, [[1, 2], [1, 2, 3], [5, 6], [5, 6, 7]], [3, 0, 0, 1], 2, 1, 0)  # room for one block
     _served(case, [[1, 1, 9], [2, 2, 9], [2, 2, 8], [1, 1, 8]], [0, 1, 4, 5], 2, 1, 0)
-    _served(case, [[1, 2, 3, 4, 5, 6, 7], [8, 8, 8], [1, 2, 9], [1, 2, 3, 4, 5, 6, 9]], [0] * 4, 2, 3, 0)  # heads outlive tails
-    _served(case, [[1, 2, 3, 4, 5, 6, 10], [8, 8, 11], [1, 2, 12], [1, 2, 3, 4, 5, 6, 13]], [0, 0, 9, 11], 2, 3, 0)  # and tails go
-    _served(case, [[1, 1, 9], [2, 2, 9], [1, 1, 8], [3, 3, 9], [1, 1, 7]], [0, 1, 5, 6, 9], 2, 2, 0)  # used again, so kept
+    # Heads outlive tails.
+    _served(case, [[1, 2, 3, 4, 5, 6, 7], [8, 8, 8], [1, 2, 9], [1, 2, 3, 4, 5, 6, 9]], [0] * 4, 2, 3, 0)
+    # And tails go.
+    _served(case, [[1, 2, 3, 4, 5, 6, 10], [8, 8, 11], [1, 2, 12], [1, 2, 3, 4, 5, 6, 13]], [0, 0, 9, 11], 2, 3, 0)
+    # Used again, so kept.
+    _served(case, [[1, 1, 9], [2, 2, 9], [1, 1, 8], [3, 3, 9], [1, 1, 7]], [0, 1, 5, 6, 9], 2, 2, 0)
     _served(case, [[3, 3, 3], [4, 4, 4], [3, 3, 5]], [2, 1, 0], 1, 3, 0)  # ties go to who came first
     _served(case, [[1] * 9, *([[1] * 8 + [2 + i] for i in range(6)]), [5, 5]], [0, *range(0, 12, 2), 1], 4, 4, 1)
     for _ in range(4):  # no prompt is the beginning of another: then no order at all computes fewer tokens

@@ -152,7 +152,8 @@ def _plan_edges(case: Case) -> None:
     _plans(case, [("A", 1), ("B", 9)], [("C", 3)], 0, 4, 99, 4)
     _plans(case, [("A", 1), ("B", 1), ("C", 1)], [], 2, 4, 99, 4)  # fewer tokens than rows that decode
     _plans(case, [("A", 30), ("B", 1), ("C", 1)], [], 2, 4, 99, 1)  # a prompt came first, and has to wait
-    _plans(case, [("A", 9), ("B", 9), ("C", 5)], [], 14, 4, 99, 4)  # least left first, ties in order, what is left of a grain
+    # Least left first, ties in order, what is left of a grain.
+    _plans(case, [("A", 9), ("B", 9), ("C", 5)], [], 14, 4, 99, 4)
     _plans(case, [("A", 30), ("B", 7)], [], 40, 4, 99, 16)  # whole ones need no grain
     _plans(case, [("A", 9), ("B", 3)], [("C", 2)], 8, 4, 99, 8)  # B whole, A passed over, C fits
     _plans(case, [("A", 9)], [("B", 9), ("C", 2)], 7, 4, 99, 8)  # nobody overtakes in the queue

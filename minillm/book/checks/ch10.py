@@ -88,7 +88,8 @@ def _rotate_edges(case: Case) -> None:
     _rotates(case, qkv[:, 1:4], [6, 5, 4, 3, 2], _table(7, 6), base=qkv)  # between queries and values
     _rotates(case, qkv[1:4, 5:], [0, 1, 6], _table(7, 8), base=qkv)
     by_head = case.randn(3, 4, 10)
-    _rotates(case, by_head.transpose(0, 1), [1, 8, 2, 3], _table(9, 6), base=by_head)  # heads lie further apart than tokens
+    # Heads lie further apart than tokens.
+    _rotates(case, by_head.transpose(0, 1), [1, 8, 2, 3], _table(9, 6), base=by_head)
     _rotates(case, case.randn(6, 6, 40).half(), [3, 1, 4, 1, 5, 9], _table(10, 24))
     _rotates(case, case.randn(1, 40, 6), [2], _table(3, 6))
 

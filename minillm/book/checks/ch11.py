@@ -46,7 +46,8 @@ def _traffic_edges(case: Case) -> None:
     _chooses(case, 64, 64, 64, 4, [(32, 32, 16)], 3, 8_192)
     _chooses(case, 64, 64, 64, 2, [(64, 16, 16), (16, 64, 16)], 1, 10**6)  # equal in both: the first
     _chooses(case, 64, 64, 64, 2, [(16, 64, 16), (64, 16, 16)], 1, 10**6)
-    _chooses(case, 60, 60, 60, 2, [(128, 128, 16), (64, 64, 32), (64, 64, 16)], 1, 10**6)  # the same bytes: fewer masked lanes
+    # The same bytes: fewer masked lanes.
+    _chooses(case, 60, 60, 60, 2, [(128, 128, 16), (64, 64, 32), (64, 64, 16)], 1, 10**6)
     _chooses(case, 60, 60, 40, 2, [(64, 64, 32), (64, 64, 16)], 1, 10**6)  # K is padded too
     _chooses(case, 1, 4096, 4096, 2, [(64, 64, 16), (16, 64, 16), (16, 128, 16)], 2, 10**6)  # decode at batch 1
 

@@ -53,7 +53,8 @@ def launch(case: Case, *args: Any) -> tuple[Any, Any]:
                 return case.student(*args)
             except Exception as error:
                 raised = innermost(error)  # the interpreter wraps what a kernel raises
-                unknown = isinstance(raised, NotImplementedError) and not not_written(raised)  # Triton's own: the interpreter lacks something
+                # Triton's own: the interpreter lacks something
+                unknown = isinstance(raised, NotImplementedError) and not not_written(raised)
                 if not unknown and not isinstance(raised, OutOfBounds):
                     raise raised from error
                 outside.append((raised, error))

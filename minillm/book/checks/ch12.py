@@ -49,7 +49,8 @@ def _merge_edges(case: Case) -> None:
     merges(case, torch.tensor([[0.0, 300.0, -300.0, 1.0, 2.0, 299.0]]), values, [[0], [2], [3, 4], [1, 5]])
     merges(case, torch.full((2, 6), 7.0), values, [[0, 1], [2, 3], [4, 5]])  # equal bests
     partly = case.randn(3, 6)
-    partly[0, :3], partly[1, 3:], partly[2] = -torch.inf, -torch.inf, -torch.inf  # masked: one query sees one part, one the other, one neither
+    # Masked: one query sees one part, one the other, one neither.
+    partly[0, :3], partly[1, 3:], partly[2] = -torch.inf, -torch.inf, -torch.inf
     merges(case, partly, values, [[0, 1, 2], [3, 4, 5]])
     merges(case, case.randn(5, 6).double(), values.double(), [[0, 3], [1], [2, 4, 5]])
 
@@ -106,7 +107,8 @@ def _documents_edges(case: Case) -> None:
     _reads_documents(case, [33, 40], -20, torch.float16)
     _reads_documents(case, [3, 1, 60, 2], -300)
     _reads_documents(case, [1], -300)
-    _reads_documents(case, [17, 30], -2.0**17, whole=True)  # lower than float16 goes, and than what is often taken for "masked"
+    # Lower than float16 goes, and than what is often taken for "masked".
+    _reads_documents(case, [17, 30], -2.0**17, whole=True)
 
 
 @check_document_kernel.part("random")
@@ -268,7 +270,8 @@ def _values(case: Case, got: Any, expected: Tensor, dtype: torch.dtype, told: st
             loose: bool = False) -> None:
     """The output against float64; a mistake that gives what was got names itself."""
     case.is_a(got, dtype, f"the output {told}")
-    near = 5e-2 if loose else 4e-3 if dtype is torch.float16 else 2e-4  # scores of 131,072 have few digits left behind the point, in powers of two fewer
+    # Scores of 131,072 have few digits left behind the point, in powers of two fewer.
+    near = 5e-2 if loose else 4e-3 if dtype is torch.float16 else 2e-4
     tolerance = {"atol": near, "rtol": near}
     fits = [name for name, mistaken in mistakes.items() if got.shape == expected.shape and torch.allclose(got.double(), mistaken(), **tolerance)]
     case.close(got, expected, f"the output {told}\n  the output", hint=fits[0] if fits else hint, **tolerance)

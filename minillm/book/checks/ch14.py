@@ -72,7 +72,8 @@ def _static_example(case: Case) -> None:
 @check_static_input.part("edges")
 def _static_edges(case: Case) -> None:
     trial = Trial(case, 4, 3, 4)
-    trial.fill([Row(1, 11, [2, 5, 6]), Row(2, 9, [8, 3, 4]), Row(3, 8, [7, 9, 10]), Row(4, 0, [11])])  # full, full tables
+    # Full, full tables.
+    trial.fill([Row(1, 11, [2, 5, 6]), Row(2, 9, [8, 3, 4]), Row(3, 8, [7, 9, 10]), Row(4, 0, [11])])
     trial.fill([Row(5, 3, [2])])
     trial.fill([Row(6, 4, [12, 13])])  # the same host buffer as the first: three rows and a block fewer
     trial.fill([])
@@ -87,7 +88,8 @@ def _static_edges(case: Case) -> None:
         one.fill([Row(step, 15 - step, [1 + step])])
     one.finish()
     two = Trial(case, 2, 2, 4)
-    for tables in (([5], [6]), ([5], [6]), ([5, 7], [6]), ([5, 7], [8]), ([5, 9], [8]), ([5, 9], [8])):  # a block comes, a request leaves, a block is copied
+    # A block comes, a request leaves, a block is copied.
+    for tables in (([5], [6]), ([5], [6]), ([5, 7], [6]), ([5, 7], [8]), ([5, 9], [8]), ([5, 9], [8])):
         two.fill([Row(3, len(table) * 4 - 1, list(table)) for table in tables])
     two.finish()
     same, table = Trial(case, 1, 3, 4), []
@@ -132,8 +134,10 @@ def _trace_edges(case: Case) -> None:
     _explains(case, made_up_trace(4, 1, 10**9, 10**8, 3 * 10**8, 7), large=True)
     _explains(case, made_up_trace(3, 5, 2, 2, 9)[::-1])  # bars come in any order
     _explains(case, [Bar("host", "schedule", 2, 0, 3), Bar("device", "k", 2, 3, 5), Bar("host", "schedule", 5, 5, 9), Bar("host", "launch", 7, 9, 10),
-                     Bar("device", "k", 7, 10, 14), Bar("host", "update", 9, 14, 20)])  # numbers are left out, steps 5 and 9 have nothing on the device
-    _explains(case, [Bar("device", "k", 1, 0, 5), Bar("host", "launch", 4, 1, 4), Bar("device", "k", 4, 5, 9)])  # step 1 has nothing on the host
+                     # Numbers are left out, steps 5 and 9 have nothing on the device.
+                     Bar("device", "k", 7, 10, 14), Bar("host", "update", 9, 14, 20)])
+    # Step 1 has nothing on the host.
+    _explains(case, [Bar("device", "k", 1, 0, 5), Bar("host", "launch", 4, 1, 4), Bar("device", "k", 4, 5, 9)])
 
 
 @check_explain_trace.part("random")
@@ -207,8 +211,10 @@ def _ahead_edges(case: Case) -> None:
     _serves(case, [Ask(name, 1, 0) for name in "ABCDE"], 2, {name: [1] for name in "ABCDE"})
     _serves(case, [Ask("A", 9, 0), Ask("B", 9, 0)], 1, {"A": [1, 0], "B": [2, 0]})  # B must wait for A's blocks
     _serves(case, [Ask("A", 3, 0), Ask("B", 3, 5), Ask("C", 3, 0), Ask("D", 2, 0)], 3, {"A": [0], "B": [5], "C": [1, 0], "D": [1, 5]})
-    _serves(case, [Ask("A", 6, 1), Ask("B", 6, 2)], 2, {"A": [2, 2, 1], "B": [1, 1, 1, 2]})  # everybody has an own stop token
-    _serves(case, [Ask("Zoe", 2, 0), Ask("Ann", 3, 0), Ask("Max", 2, 0)], 2, {"Zoe": [1, 1], "Ann": [2, 0], "Max": [0]})  # in no order of names
+    # Everybody has an own stop token.
+    _serves(case, [Ask("A", 6, 1), Ask("B", 6, 2)], 2, {"A": [2, 2, 1], "B": [1, 1, 1, 2]})
+    # In no order of names.
+    _serves(case, [Ask("Zoe", 2, 0), Ask("Ann", 3, 0), Ask("Max", 2, 0)], 2, {"Zoe": [1, 1], "Ann": [2, 0], "Max": [0]})
 
 
 @check_serve_ahead.part("random")

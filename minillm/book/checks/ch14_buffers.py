@@ -76,7 +76,8 @@ class Trial:
     def fill(self, rows: list[Row]) -> None:
         """A step: its host buffer is right when it is handed over, and still when it arrives."""
         case, self.copies = self.case, 0
-        self.steps.append([row._replace(blocks=list(row.blocks)) for row in rows])  # the lists are the sequences' own, and change
+        # The lists are the sequences' own, and change.
+        self.steps.append([row._replace(blocks=list(row.blocks)) for row in rows])
         self.lists.append([row.blocks for row in rows])
         with self.watch:
             case.run(self.mine.fill, rows, _Copy(self))

@@ -154,7 +154,8 @@ def _words_hint(words: Tensor, codes: Tensor, bits: int) -> str | None:
 
 @check_choose_options.part("example")
 def _options_example(case: Case) -> None:
-    _chooses(case, [[Option(10, 0), Option(0, 60)], [Option(6, 10), Option(0, 50)]], 10)  # the best gain a byte first is wrong
+    # The best gain a byte first is wrong.
+    _chooses(case, [[Option(10, 0), Option(0, 60)], [Option(6, 10), Option(0, 50)]], 10)
 
 
 @check_choose_options.part("edges")

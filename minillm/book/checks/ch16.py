@@ -83,7 +83,8 @@ def _settle_example(case: Case) -> None:
 @check_settle.part("edges")
 def _settle_edges(case: Case) -> None:
     one = torch.ones(3, dtype=torch.float64)
-    _settles(case, case.randn(3, 1).double(), torch.tensor([[2.0]], dtype=torch.float64), 0, one, 3)  # the last column of all
+    # The last column of all.
+    _settles(case, case.randn(3, 1).double(), torch.tensor([[2.0]], dtype=torch.float64), 0, one, 3)
     _settles(case, case.randn(3, 4).double(), torch.diag(torch.arange(1.0, 5.0)).double(), 2, one, 1)  # nothing moves
     _settles(case, torch.tensor([[0.5, 9.0], [1.5, 0.0], [-2.5, 1.0]], dtype=torch.float64), _hessian(case, 2), 0, one, 7)  # ties to even
     _settles(case, 50 * case.randn(3, 5).double(), _hessian(case, 5), 4, one, 3)  # cut off, and the error is large
@@ -151,7 +152,8 @@ def _search_edges(case: Case) -> None:
     weight, hessian = case.randn(4, 6).double(), _hessian(case, 6)
     even = torch.full((6,), 3.0, dtype=torch.float64)
     _searches(case, weight, hessian, even, 4, [0.9, 0.0, 0.5], [1.0])  # alpha changes nothing: the smallest
-    _searches(case, torch.zeros(2, 6).double(), hessian, even, 4, [0.5, 0.25], [0.7, 0.9])  # no error anywhere: 0.25 and 0.9
+    # No error anywhere: 0.25 and 0.9.
+    _searches(case, torch.zeros(2, 6).double(), hessian, even, 4, [0.5, 0.25], [0.7, 0.9])
     _searches(case, weight, hessian, torch.zeros(6).double(), 3, [0.5, 0.0], [0.9, 1.0])  # no input was ever seen
     magnitude = torch.tensor([0.0, 1.0, 5.0, 0.0, 2.0, 30.0], dtype=torch.float64)
     _searches(case, weight, hessian, magnitude, 3, [1.0], [0.75])  # inputs that are always 0
@@ -256,7 +258,8 @@ def _fold_example(case: Case) -> None:
 def _fold_edges(case: Case) -> None:
     ones = {"norm": torch.ones(3).double(), "down": torch.ones(3).double()}
     _folds(case, _layer(case, 3, 3, 3), ones)
-    _folds(case, _layer(case, 3, 3, 3), {name: s * 2 for name, s in ones.items()})  # square: nothing but the axis tells them apart
+    # Square: nothing but the axis tells them apart.
+    _folds(case, _layer(case, 3, 3, 3), {name: s * 2 for name, s in ones.items()})
     _folds(case, _layer(case, 3, 3, 3), {"norm": torch.tensor([1.0, 2.0, 4.0]).double(), "down": torch.tensor([8.0, 1.0, 0.25]).double()})
     layer = _layer(case, 4, 5, 2)
     layer["norm"][1] = 0.0

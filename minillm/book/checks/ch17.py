@@ -148,11 +148,13 @@ def _span_example(case: Case) -> None:
 @check_span_policy.part("edges")
 def _span_edges(case: Case) -> None:
     _judge_policy(case, 4, 5, [], [([5, 6, 7], 9), ([5, 6, 7], 8), ([5, 6, 7], 0), ([], 0), ([0, 6, 7, 8], 13)], [0, 4, 5, 9])
-    _judge_policy(case, 4, 1, [], [([5, 6, 7], 4), ([5, 6, 7], 3), ([5, 6, 7, 9, 11], 12)], [0, 7])  # a window of 1: itself only
+    # A window of 1: itself only.
+    _judge_policy(case, 4, 1, [], [([5, 6, 7], 4), ([5, 6, 7], 3), ([5, 6, 7, 9, 11], 12)], [0, 7])
     _judge_policy(case, 4, 4, [(7, 8)], [([5, 6, 7, 8, 9], 20)], [20, 6, 7])  # one pinned position keeps its page
     _judge_policy(case, 4, 4, [(8, 8)], [([5, 6, 7, 8, 9], 20)], [20])  # an empty span pins nothing
     _judge_policy(case, 4, 4, [(8, 12)], [([5, 6, 7, 8, 9], 20)], [20])  # ends where a page ends
-    _judge_policy(case, 2, 3, [(9, 11), (0, 3), (2, 4)], [([3, 4, 5, 6, 7, 8, 9, 2], 15)], [15, 9, 2])  # unordered, overlapping
+    # Unordered, overlapping.
+    _judge_policy(case, 2, 3, [(9, 11), (0, 3), (2, 4)], [([3, 4, 5, 6, 7, 8, 9, 2], 15)], [15, 9, 2])
     _judge_policy(case, 3, 2, [(30, 40)], [([3, 4, 5, 6], 11)], [11])  # pinned in the future
     _judge_policy(case, 4, 100, [(0, 4)], [([5, 6, 7], 10)], [11])  # a window longer than the text
     _judge_policy(case, 4, 4, [(0, 1)], [([5, 6, 7, 8, 9, 10], 17)], [17])  # pages for positions to come
@@ -222,7 +224,8 @@ def _place_edges(case: Case) -> None:
     _judge_plan(case, [(3, 4), (1, 5)], (3, 0, 0), costs)  # twelve block uses against five
     _judge_plan(case, [(2, 0), (2, 4)], (2, 0, 0), costs)  # nobody asks for the first
     _judge_plan(case, [(1, 2), (2, 2)], (0, 0, 9), {"host": 1, "disk": 20, "compute": 15})  # computing beats the disk
-    _judge_plan(case, [(1, 2), (2, 2)], (0, 9, 9), {"host": 30, "disk": 10, "compute": 15})  # and the host may be the worst
+    # And the host may be the worst.
+    _judge_plan(case, [(1, 2), (2, 2)], (0, 9, 9), {"host": 30, "disk": 10, "compute": 15})
     _judge_plan(case, [(3, 7), (3, 7), (3, 7)], (6, 3, 0), costs)
     _judge_plan(case, [(4, 6), (3, 6), (3, 6), (2, 6)], (6, 6, 0), costs)  # must be packed well
     _judge_plan(case, [(4, 10), (3, 9), (3, 9)], (6, 4, 0), costs)
@@ -272,7 +275,8 @@ def _hitters_example(case: Case) -> None:
 @check_heavy_hitters.part("edges")
 def _hitters_edges(case: Case) -> None:
     _judge_hitters(case, 1, 1, [[1.0], [0.9, 0.1], [0.9, 0.1]])  # only the newest
-    _judge_hitters(case, 3, 3, [[1.0], [0.5, 0.5], [0.5, 0.25, 0.25], [0.25, 0.25, 0.25, 0.25], [0.0, 0.5, 0.25, 0.25]])  # a sliding window
+    # A sliding window.
+    _judge_hitters(case, 3, 3, [[1.0], [0.5, 0.5], [0.5, 0.25, 0.25], [0.25, 0.25, 0.25, 0.25], [0.0, 0.5, 0.25, 0.25]])
     _judge_hitters(case, 2, 1, [[1.0], [1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.5, 0.5], [0.0, 0.5, 0.5]])
     _judge_hitters(case, 4, 2, [[0.0] * n for n in (1, 2, 3, 4, 5, 5, 5)])  # all equal: the smallest position
     # the sum, not the last step: 0 was looked at long ago, 1 just now

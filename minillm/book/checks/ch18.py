@@ -34,8 +34,10 @@ def _length_edges(case: Case) -> None:
     _best(case, [0.1, 0.1], 5.0, {1: 10.0, 2: 11.0, 3: 12.0}, 1)  # drafting never pays
     _best(case, [0.0, 1.0, 1.0], 0.0, {1: 8.0, 2: 8.0, 3: 8.0, 4: 8.0}, 1)  # as good as none: the shortest
     _best(case, [1.0, 1.0, 1.0], 0.0, {1: 8.0, 2: 16.0, 3: 24.0, 4: 32.0}, 1)  # all equal
-    _best(case, [0.5, 1.0, 1.0, 1.0, 1.0], 1.0, {1: 4.0, 2: 4.0, 3: 4.0, 4: 4.0, 5: 4.0, 6: 4.0}, 1)  # a hard first place
-    _best(case, [0.9] * 5, 0.5, {1: 10.0, 2: 19.0, 3: 19.0, 4: 19.0, 5: 19.0, 6: 19.0}, 1)  # dearer at first, then it pays
+    # A hard first place.
+    _best(case, [0.5, 1.0, 1.0, 1.0, 1.0], 1.0, {1: 4.0, 2: 4.0, 3: 4.0, 4: 4.0, 5: 4.0, 6: 4.0}, 1)
+    # Dearer at first, then it pays.
+    _best(case, [0.9] * 5, 0.5, {1: 10.0, 2: 19.0, 3: 19.0, 4: 19.0, 5: 19.0, 6: 19.0}, 1)
     _best(case, [0.8] * 4, 0.2, {64: 10.0, 128: 20.0, 192: 30.0, 256: 40.0, 320: 50.0}, 64)  # a full machine
     _best(case, [0.75] * 4, 6.0, {8: 10.0, 16: 11.0, 24: 12.0, 32: 13.0, 40: 14.0}, 8)
 
@@ -108,10 +110,13 @@ def _chance_edges(case: Case) -> None:
         _gives(case, p, [2, 3], ngram[[2, 3]], [chance, 0.5], 0.5)  # guesses that were looked up
     _gives(case, p, [2, 1, 0], ngram[[2, 1, 0]], [0.9, 0.9, 0.9], 0.5)
     _gives(case, np.array([0.5, 0.5, 0.0, 0.0]), [2], np.full((1, 4), 0.25), [0.0], 0.6)  # the target never says it
-    _gives(case, np.array([0.5, 0.5, 0.0, 0.0]), [1], np.array([[0.0, 1.0, 0.0, 0.0]]), [0.5], 0.0)  # exactly on the border
-    _gives(case, np.array([0.25, 0.25, 0.25, 0.25]), [0], np.array([[0.5, 0.5, 0.0, 0.0]]), [0.5], 0.5)  # and the draw, too
+    # Exactly on the border.
+    _gives(case, np.array([0.5, 0.5, 0.0, 0.0]), [1], np.array([[0.0, 1.0, 0.0, 0.0]]), [0.5], 0.0)
+    # And the draw, too.
+    _gives(case, np.array([0.25, 0.25, 0.25, 0.25]), [0], np.array([[0.5, 0.5, 0.0, 0.0]]), [0.5], 0.5)
     _gives(case, np.array([0.0, 0.0, 1.0, 0.0]), [0], np.array([[1.0, 0.0, 0.0, 0.0]]), [0.0], 0.0)
-    _gives(case, np.array([0.5, 0.5, 0.0]), [2, 0], np.array([[0.5, 0.5, 0.0], [0.0, 0.2, 0.8]]), [0.3, 0.7], 0.7)  # nothing is left over
+    # Nothing is left over.
+    _gives(case, np.array([0.5, 0.5, 0.0]), [2, 0], np.array([[0.5, 0.5, 0.0], [0.0, 0.2, 0.8]]), [0.3, 0.7], 0.7)
 
 
 @check_second_chance.part("random")
@@ -242,7 +247,8 @@ def _drafter_edges(case: Case) -> None:
     _follows(case, [1, 2, 3], [(0, 0, 1), (0, 0, 1), (2, 1, 1), (5, 5, 1)])
     _follows(case, [5, 6], [(3, 2, 4), (3, 3, 6), (3, 3, 1)])  # more tokens come than one: forced by a grammar
     _follows(case, [5, 6], [(6, 3, 1), (1, 1, 1), (6, 6, 1), (2, 0, 1), (6, 5, 1)])  # drafts of other lengths
-    _follows(case, [5, 6], [(6, 2, 1, 0), (6, 2, 1, 0), (2, 0, 1, 0), (0, 0, 1, 0), (3, 3, 1)])  # not all guesses were checked, and they are right
+    # Not all guesses were checked, and they are right.
+    _follows(case, [5, 6], [(6, 2, 1, 0), (6, 2, 1, 0), (2, 0, 1, 0), (0, 0, 1, 0), (3, 3, 1)])
 
 
 @check_repair_drafter.part("random")

@@ -93,7 +93,8 @@ def _gain_hint(gains: list, model: _Model, prompt: tuple, neutral: tuple, choice
 
 # 5 · the jump
 
-PIECES = [b"a", b"b", b'"', b":", b" ", b'":', b' "', b'": "', b"ab", b"aba", b"1", b"{", b'{"', b"e", b"pet", b"p", b"t", b"pe"]
+PIECES = [b"a", b"b", b'"', b":", b" ", b'":', b' "', b'": "',
+          b"ab", b"aba", b"1", b"{", b'{"', b"e", b"pet", b"p", b"t", b"pe"]  # fmt: skip
 
 
 @check_jump.part("example")

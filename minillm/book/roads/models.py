@@ -15,7 +15,7 @@ VOCAB_SIZE = 300
 WINDOW = 9
 SHAPE = dict(vocab_size=VOCAB_SIZE, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, head_dim=16, max_position_embeddings=256, rms_norm_eps=1e-5, rope_theta=10000.0,
-             hidden_act="silu", tie_word_embeddings=False, bos_token_id=0, eos_token_id=1, torch_dtype="float32")
+             hidden_act="silu", tie_word_embeddings=False, bos_token_id=0, eos_token_id=1, torch_dtype="float32")  # fmt: skip
 MODELS = {
     "llama": dict(model_type="llama"),
     "mistral": dict(model_type="mistral", sliding_window=WINDOW),

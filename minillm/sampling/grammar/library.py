@@ -70,7 +70,8 @@ class LibraryCompiler:
             shown = shortened(begins.decode(errors="replace"))
             raise _refusal(params, f"the vocabulary has no tokens for what it begins with, {shown}")
         try:
-            rules.start().fill_mask(np.empty(self.vocabulary.num_words, np.int32))  # what leads nowhere is found when it is tried
+            # What leads nowhere is found when it is tried.
+            rules.start().fill_mask(np.empty(self.vocabulary.num_words, np.int32))
         except GrammarError as error:
             raise _refusal(params, f"it matches no text: {error}") from None
         return rules

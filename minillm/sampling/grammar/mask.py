@@ -98,7 +98,8 @@ class GrammarMasks:
     def _reserve(self, num_rows: int) -> None:
         self.words = np.zeros((num_rows, self.num_words), np.int32)
         self._floats = np.empty((num_rows if self._on_cpu else 0, 4 * self.num_words, 8), np.float32)
-        self._views: dict[int, tuple[np.ndarray, np.ndarray, Tensor]] = {}  # by number of rows: words, floats, the tensor of these
+        # By number of rows: words, floats, the tensor of these.
+        self._views: dict[int, tuple[np.ndarray, np.ndarray, Tensor]] = {}
 
 
 def _fill_row(grammar: Grammar, draft: Sequence[int], words: np.ndarray, first: int) -> Stuck | None:

@@ -17,7 +17,8 @@ class StructuredOutputsParams:
     Raises TypeError or ValueError naming the field, the value and what is allowed.
     """
 
-    json: str | Mapping[str, Any] | type | None = None  # a JSON Schema: text, dictionary or pydantic model; kept as text
+    # A JSON Schema: text, dictionary or pydantic model; kept as text.
+    json: str | Mapping[str, Any] | type | None = None
     regex: str | None = None  # the whole text matches, as by `re.fullmatch`
     choice: Sequence[str] | None = None  # the text is one of these
     grammar: str | None = None  # a context-free grammar as Lark writes it, from the rule `start` on

@@ -43,7 +43,8 @@ def _leave_a_name(patterns: list[str], names: list[str]) -> bool:
     token_ids = _byte_tokenizer().tokenize_str(written)
     if matcher.try_consume_tokens(token_ids) < len(token_ids):
         return True  # the parser spells a name in another way: what it allows shows when it runs
-    return bool(np.frombuffer(matcher.compute_bitmask(), np.int32)[: 256 // 32].any())  # one token a byte; the end is another
+    # One token a byte; the end is another.
+    return bool(np.frombuffer(matcher.compute_bitmask(), np.int32)[: 256 // 32].any())
 
 
 @cache
