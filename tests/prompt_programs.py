@@ -28,7 +28,9 @@ def rows_of(llm: LLM) -> list[int]:
 
 def prefill_of(llm: LLM) -> int:
     """How many tokens of prompts were computed."""
-    rows = [(event.args["start"], event.value, event.args["prompt"]) for event in llm.trace.events if event.name == "tokens"]
+    rows = [
+        (event.args["start"], event.value, event.args["prompt"]) for event in llm.trace.events if event.name == "tokens"
+    ]
     return int(sum(max(0, min(start + count, prompt) - start) for start, count, prompt in rows))
 
 

@@ -39,7 +39,9 @@ def test_every_size_has_its_parts_and_arrivals_their_joins(defaults, monkeypatch
     assert [figures[name]["tokens_per_step"] for name in names[:2]] == [1, 3]
     assert 0.3 < figures["arrivals 4"]["joined_per_step"] < 4 and 2 < figures["arrivals 4"]["tokens_per_step"] <= 4
     decoding, joining = host.tables(measured)
-    assert [column.header for column in joining.columns if column.header not in {c.header for c in decoding.columns}] == ["run", "join a step", "add_request"]
+    assert [
+        column.header for column in joining.columns if column.header not in {c.header for c in decoding.columns}
+    ] == ["run", "join a step", "add_request"]
     assert list(decoding.columns[0].cells) == ["goal at 256", "1", "3"] and list(joining.columns[0].cells) == ["4"]
     assert next(decoding.columns[4].cells) == "1,000" and decoding.columns[4].header == "together"
     Console(quiet=True).print(decoding, joining)
@@ -65,7 +67,10 @@ def test_parts_are_the_spans_and_what_is_in_none():
     for _ in range(2):
         with times.span("update"):
             work(32)
-    assert times.seconds == {"schedule": 1, "copies": 4, "build batch": 6, "sample": 16, "update": 64} and times.covered == 87
+    assert (
+        times.seconds == {"schedule": 1, "copies": 4, "build batch": 6, "sample": 16, "update": 64}
+        and times.covered == 87
+    )
     parts = host.Step(times.seconds, times.covered, now[0], collector=0.0, add=0.5, tokens=1, joined=0).parts
     assert parts == {"schedule": 1, "build": 6, "update": 64, "together": 71, "deltas": 8, "total": 79, "add": 0.5}
 
@@ -115,7 +120,9 @@ def test_the_collector_is_timed_while_it_is_watched():
     assert collector.seconds == heard
 
 
-@pytest.mark.parametrize("wrong", [dict(batches=(0,)), dict(arrivals=(-1,)), dict(steps=0), dict(prompt_tokens=0), dict(mean_output=0)])
+@pytest.mark.parametrize(
+    "wrong", [dict(batches=(0,)), dict(arrivals=(-1,)), dict(steps=0), dict(prompt_tokens=0), dict(mean_output=0)]
+)
 def test_less_than_one_is_refused(wrong):
     with pytest.raises(ValueError, match="1 at least"):
         host.run(host.Workload(**wrong), "cpu")
@@ -140,7 +147,9 @@ def test_too_few_repeats_are_refused():
 
 def test_requests_of_one_seed_are_the_same():
     first, again = (host.Host(TOY, torch.device("cpu")) for _ in range(2))
-    drawn = [[(machine._request(5).prompt_token_ids, machine._length()) for _ in range(200)] for machine in (first, again)]
+    drawn = [
+        [(machine._request(5).prompt_token_ids, machine._length()) for _ in range(200)] for machine in (first, again)
+    ]
     assert drawn[0] == drawn[1]
     lengths = [length for _, length in drawn[0]]
     assert 1 <= min(lengths) and max(lengths) <= host.LONGEST * TOY.mean_output and 2 < sum(lengths) / 200 < 4

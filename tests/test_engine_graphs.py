@@ -23,7 +23,11 @@ CPU = torch.device("cpu")
 
 def test_only_what_changed_of_the_tables_is_sent(monkeypatch):
     sent = []
-    monkeypatch.setattr(input_batch, "upload", lambda *columns, device: sent.append(len(columns[0])) or [torch.from_numpy(c.copy()) for c in columns])
+    monkeypatch.setattr(
+        input_batch,
+        "upload",
+        lambda *columns, device: sent.append(len(columns[0])) or [torch.from_numpy(c.copy()) for c in columns],
+    )
     requests = InputBatch(4, "cuda")
     sent.clear()  # the empty table
     rows = rows_of(9, 3, 14)  # tables of 3, 1 and 4 blocks
@@ -45,8 +49,13 @@ def test_the_tables_on_the_device_are_those_of_the_rows_whatever_happened_before
     rng, inputs, requests = random.Random(3), Inputs(6, 5, CPU), InputBatch(4, "cpu", 1, 1)
     for _ in range(200):
         rows = rows_of(*(rng.randint(1, 18) for _ in range(rng.randint(1, 3))))
-        rows = [row._replace(num_tokens=count, draft=(7,) * (count - 1)) for row in rows for count in [rng.randint(1, 2)]]
-        rows = [row if row.start + row.num_tokens <= 4 * len(row.block_ids) else row._replace(num_tokens=1, draft=()) for row in rows]
+        rows = [
+            row._replace(num_tokens=count, draft=(7,) * (count - 1)) for row in rows for count in [rng.randint(1, 2)]
+        ]
+        rows = [
+            row if row.start + row.num_tokens <= 4 * len(row.block_ids) else row._replace(num_tokens=1, draft=())
+            for row in rows
+        ]
         for row in rows:
             row.block_ids[:] = [rng.randint(1, 40) for _ in row.block_ids]
         announce(requests, rows)
@@ -55,7 +64,9 @@ def test_the_tables_on_the_device_are_those_of_the_rows_whatever_happened_before
         tables = [row.block_ids for row in rows for _ in range(row.num_tokens)]
         token_ids, positions, slots, lengths, indices = (x.tolist() for x in inputs.numbers_of(size))
         read = [-(-length // 4) for length in lengths]
-        assert [inputs.table[at, : read[at]].tolist() for at in range(len(tables))] == [table[: read[at]] for at, table in enumerate(tables)]
+        assert [inputs.table[at, : read[at]].tolist() for at in range(len(tables))] == [
+            table[: read[at]] for at, table in enumerate(tables)
+        ]
         wanted = [position for row in rows for position in range(row.start, row.start + row.num_tokens)]
         padding = size - len(wanted)
         assert positions == wanted + [0] * padding and lengths == [at + 1 for at in wanted] + [0] * padding
@@ -69,7 +80,9 @@ def test_the_tables_on_the_device_are_those_of_the_rows_whatever_happened_before
 
 def test_columns_of_every_size_are_aligned():
     inputs = Inputs(7, 3, CPU)
-    assert all(x.data_ptr() % 16 == inputs.numbers.data_ptr() % 16 for size in range(1, 8) for x in inputs.numbers_of(size))
+    assert all(
+        x.data_ptr() % 16 == inputs.numbers.data_ptr() % 16 for size in range(1, 8) for x in inputs.numbers_of(size)
+    )
 
 
 def test_all_sizes_write_their_logits_to_one_place(tmp_path):
@@ -124,8 +137,14 @@ def test_pieces_between_attention_compute_the_step(tmp_path):
 @pytest.mark.parametrize(
     "knobs",
     [
-        dict(speculative_config={"method": "ngram", "prompt_lookup_min": 1}, max_num_batched_tokens=12, async_scheduling=False),
-        dict(kv_cache_dtype="int8", preemption_mode="swap", host_kv_bytes=2**16, num_kv_blocks=9, async_scheduling=True),
+        dict(
+            speculative_config={"method": "ngram", "prompt_lookup_min": 1},
+            max_num_batched_tokens=12,
+            async_scheduling=False,
+        ),
+        dict(
+            kv_cache_dtype="int8", preemption_mode="swap", host_kv_bytes=2**16, num_kv_blocks=9, async_scheduling=True
+        ),
     ],
 )
 def test_an_engine_with_recorded_pieces_generates_the_plain_engines_tokens(knobs, tmp_path, monkeypatch):
@@ -145,7 +164,10 @@ def test_an_engine_with_recorded_pieces_generates_the_plain_engines_tokens(knobs
 
     def generate(backend):
         llm = LLM(tmp_path, attention_backend=backend, **settings)
-        return [out.outputs[0].token_ids for out in llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)]
+        return [
+            out.outputs[0].token_ids
+            for out in llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        ]
 
     expected = generate("torch")
     monkeypatch.setattr(build, "build_pieces", pieces_on_a_cpu)

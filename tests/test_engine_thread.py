@@ -26,7 +26,15 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(params=[False, True], ids=["in turn", "ahead"])
 def llm(folder, request):
-    llm = LLM(folder, device="cpu", dtype="float32", num_kv_blocks=60, block_size=4, max_num_seqs=6, async_scheduling=request.param)
+    llm = LLM(
+        folder,
+        device="cpu",
+        dtype="float32",
+        num_kv_blocks=60,
+        block_size=4,
+        max_num_seqs=6,
+        async_scheduling=request.param,
+    )
     yield llm
     assert not (llm.engine.has_unfinished or llm.outputs.raw or llm.outputs.sinks)
     llm.engine.scheduler.check_integrity()
@@ -75,7 +83,9 @@ def test_ids_are_the_callers_own(llm):
         stream = thread.submit(PROMPTS[0], GREEDY, request_id="a")
         with pytest.raises(ValueError, match="request_id='a' is under way"):
             thread.submit(PROMPTS[1], GREEDY, request_id="a")
-        other = thread.submit(PROMPTS[1], SamplingParams(n=2, max_tokens=4), request_id="a_1")  # as a sample of a would be called
+        other = thread.submit(
+            PROMPTS[1], SamplingParams(n=2, max_tokens=4), request_id="a_1"
+        )  # as a sample of a would be called
         thread.resume()
         assert len(stream.output(30).outputs) == 1 and len(other.output(30).outputs) == 2
         assert thread.submit(PROMPTS[0], GREEDY, request_id="a").output(30).request_id == "a"
@@ -89,7 +99,10 @@ def test_what_is_refused_is_raised_where_it_is_asked_for_or_read(llm):
             thread.submit("", GREEDY)
         with pytest.raises(NotImplementedError, match="lora_request.*chapter 23"):
             thread.submit(PROMPTS[0], GREEDY, lora_request="mine")
-        llm.engine.scheduler.kv_cache.blocks_needed, needed = lambda *_: 10**9, llm.engine.scheduler.kv_cache.blocks_needed
+        llm.engine.scheduler.kv_cache.blocks_needed, needed = (
+            lambda *_: 10**9,
+            llm.engine.scheduler.kv_cache.blocks_needed,
+        )
         refused = thread.submit(PROMPTS[0], GREEDY)
         with pytest.raises(ValueError, match="the cache has 60"):
             list(refused)

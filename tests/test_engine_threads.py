@@ -55,7 +55,9 @@ def program(llm: LLM) -> str:
 
 CALLS = {
     "generate": generate,
-    "samples": lambda llm: tokens_of(llm.generate(PROMPTS[:3], SamplingParams(n=3, seed=1, max_tokens=9), use_tqdm=False)),
+    "samples": lambda llm: tokens_of(
+        llm.generate(PROMPTS[:3], SamplingParams(n=3, seed=1, max_tokens=9), use_tqdm=False)
+    ),
     "chat": lambda llm: tokens_of(llm.chat([TALK, TALK], GREEDY, use_tqdm=False)),
     "stream": stream,
     "submit": submit,

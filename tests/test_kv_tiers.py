@@ -25,7 +25,9 @@ def serve_one(manager: KVCacheManager, tokens: list[int], name: str = "x") -> tu
     compute(manager, text)
     moves = manager.take_moves()
     manager.check_integrity()
-    assert not {place for _, place in moves.swap_out} & {place for place, _ in moves.swap_in}, "overwritten before it is read"
+    assert not {place for _, place in moves.swap_out} & {place for place, _ in moves.swap_in}, (
+        "overwritten before it is read"
+    )
     for place, block_hash in moves.to_disk:
         manager.tiers.disk.write(block_hash, "written")
     manager.free(text)
@@ -150,7 +152,9 @@ def test_a_swapped_block_is_known_by_its_hash_and_copied_once():
     blocks = manager.pool.allocate(6)  # what it left on the device is overwritten
     assert not manager.take_moves().swap_out
     manager.pool.free(blocks)
-    assert manager.get_computed_blocks(Text("two", A)).found["host"] == 8  # another one finds what the first one swapped
+    assert (
+        manager.get_computed_blocks(Text("two", A)).found["host"] == 8
+    )  # another one finds what the first one swapped
     manager.free(one)
     assert manager.host.num_free == 6 and len(manager.host.cached) == 2
     two = Text("two", A)
@@ -217,7 +221,9 @@ def test_reading_begins_when_a_request_is_added():
     assert [block_hash for _, block_hash in shelf.pending] == chain
     engine.abort(*engine.scheduler.requests)
     shelf.land()
-    assert len(manager.take_moves().from_disk) == 2 and not manager.records  # it has gone, what was read for it may serve others
+    assert (
+        len(manager.take_moves().from_disk) == 2 and not manager.records
+    )  # it has gone, what was read for it may serve others
 
 
 def test_a_lost_file_shortens_the_prefix():

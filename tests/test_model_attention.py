@@ -68,7 +68,9 @@ def test_sequences_of_one_batch_do_not_see_each_other():
 
 def test_without_a_cache_nothing_can_be_cached():
     with pytest.raises(ValueError, match="positions start at 0"):
-        NoCacheAttention((None,)).attend(torch.ones(1, 1, 2), torch.ones(1, 1, 2), torch.ones(1, 1, 2), 0, ragged([1], [5]))
+        NoCacheAttention((None,)).attend(
+            torch.ones(1, 1, 2), torch.ones(1, 1, 2), torch.ones(1, 1, 2), 0, ragged([1], [5])
+        )
 
 
 class OnlyAttend:
@@ -83,7 +85,11 @@ class OnlyAttend:
     (NativeAttention, {"fused_layer"}), (TritonAttention, {"fused_store", "graph_safe"}),
 ])  # fmt: skip
 def test_backends_declare_what_they_can_do(backend, declared):
-    methods = {"fused_layer": ["run_layer"], "fused_store": ["rotate_and_store", "attend_stored"], "graph_safe": ["attend"]}
+    methods = {
+        "fused_layer": ["run_layer"],
+        "fused_store": ["rotate_and_store", "attend_stored"],
+        "graph_safe": ["attend"],
+    }
     assert {name for name in methods if can(backend, name)} == declared
     assert all(callable(getattr(backend, method)) for name in declared for method in methods[name])
 

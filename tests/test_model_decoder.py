@@ -140,7 +140,12 @@ def test_linears_are_the_matrices_of_the_checkpoint_by_name(checkpoints, name):
     for place, linear in model.linears().items():
         prefix = "" if place == "lm_head" else "model."
         ours |= {matrix: linear.weight[rows] for matrix, rows in linear.checkpoint_rows(prefix + place).items()}
-    assert list(model.layers[1].linears()) == ["self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"]
+    assert list(model.layers[1].linears()) == [
+        "self_attn.qkv_proj",
+        "self_attn.o_proj",
+        "mlp.gate_up_proj",
+        "mlp.down_proj",
+    ]
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[matrix], theirs[matrix]) for matrix in theirs)
 
 

@@ -5,6 +5,7 @@ row. A small model really runs, so that scheduler, cache manager, batch building
 forward passes and its sampling are left out of the figures. One thread does everything. The garbage collector runs on what
 has been made since the run began (all older objects are frozen); its time is inside the parts, and shown beside them.
 """
+
 from __future__ import annotations
 
 import gc
@@ -54,8 +55,13 @@ def num_runs(workload: Workload) -> int:
     return (len(workload.batches) + len(workload.arrivals)) * (workload.repeats + 1)
 
 
-def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench host",
-        on_run: Callable[[str], None] = lambda what: None, keep: Callable[[dict], object] | None = None) -> dict:
+def run(
+    workload: Workload = Workload(),
+    device: str = "auto",
+    command: str = "minillm bench host",
+    on_run: Callable[[str], None] = lambda what: None,
+    keep: Callable[[dict], object] | None = None,
+) -> dict:
     """Measure `workload` and return a result (see `measure.result`).
 
     A part's figure is the median over the repeats of its median over the steps of a run. Raises ValueError for less than
@@ -82,7 +88,9 @@ def _measure(host: Host, kind: str, sizes: tuple[int, ...], record: Record, on_r
         runs[name].append(host.run(size, joining=kind == "arrivals"))
         return median_of(runs[name][-1], "together")
 
-    record.interleave({name: partial(timed, name, size) for name, size in zip(runs, sizes)}, host.workload.repeats, on_run=on_run)
+    record.interleave(
+        {name: partial(timed, name, size) for name, size in zip(runs, sizes)}, host.workload.repeats, on_run=on_run
+    )
     for name, taken in runs.items():
         record.figures[name], samples = figures_of(taken[1:])  # the first one warmed up
         del record.samples[name]
@@ -145,15 +153,19 @@ class Host:
 
         with mock.patch.object(self.llm.trace, "span", self.spans.span), self.collector.watching():
             join(running)
-            steps = [step() for _ in range(self.unmeasured + self.workload.steps)][self.unmeasured:]
+            steps = [step() for _ in range(self.unmeasured + self.workload.steps)][self.unmeasured :]
         while engine.has_unfinished:
             engine.step()
         opened = {name for one in steps for name in one.spans}
         if missing := [name for name in SPANS.values() if name not in opened]:
-            raise RuntimeError(f"no step has opened the span {missing[0]!r}, only {sorted(opened)}: the parts of a step cannot be told apart")
+            raise RuntimeError(
+                f"no step has opened the span {missing[0]!r}, only {sorted(opened)}: the parts of a step cannot be told apart"
+            )
         if not joining and any(one.tokens != running for one in steps):
-            raise RuntimeError(f"measured steps made {sorted({one.tokens for one in steps})} tokens for {running} requests that decode; "
-                               "each has to make one token for each of them")
+            raise RuntimeError(
+                f"measured steps made {sorted({one.tokens for one in steps})} tokens for {running} requests that decode; "
+                "each has to make one token for each of them"
+            )
         return steps
 
     def _request(self, num_tokens: int):
@@ -238,10 +250,14 @@ def figures_of(runs: list[list[Step]]) -> tuple[dict, dict[str, measure.Samples]
     every = [step for steps in runs for step in steps]
     p90 = sorted(step.parts["together"] for step in every)[9 * len(every) // 10]
     figures = {f"{part}_seconds": taken.median for part, taken in samples.items()} | {
-        "spread": samples["together"].spread, "total_spread": samples["total"].spread, "p90_seconds": p90,
+        "spread": samples["together"].spread,
+        "total_spread": samples["total"].spread,
+        "p90_seconds": p90,
         "collector_seconds": statistics.fmean(step.collector for step in every),
         "tokens_per_step": statistics.fmean(step.tokens for step in every),
-        "joined_per_step": statistics.fmean(step.joined for step in every), "steps": len(every)}
+        "joined_per_step": statistics.fmean(step.joined for step in every),
+        "steps": len(every),
+    }
     return figures, samples
 
 
@@ -262,12 +278,19 @@ def tables(measured: dict) -> list:
 
     f, w = measured["figures"], measured["workload"]
     parts = (*SPANS, "together", "± half range", "p90", "deltas", "total", "collector")
-    decoding = Table("decode", *parts, title=f"The host's work of a step, µs of {w['clock']} time, {measured['hardware']['name']}")
+    decoding = Table(
+        "decode", *parts, title=f"The host's work of a step, µs of {w['clock']} time, {measured['hardware']['name']}"
+    )
     decoding.add_row(f"goal at {GOAL_BATCH}", *[""] * 3, _micro(GOAL_SECONDS), *[""] * 5, style="dim")
     for size in w["batches"]:
         decoding.add_row(str(size), *_cells(f[f"decode {size}"]))
-    joining = Table("run", "join a step", *parts, "add_request",
-                    title=f"Requests that join and leave, {w['mean_output']} tokens of output on average")
+    joining = Table(
+        "run",
+        "join a step",
+        *parts,
+        "add_request",
+        title=f"Requests that join and leave, {w['mean_output']} tokens of output on average",
+    )
     for size in w["arrivals"]:
         one = f[f"arrivals {size}"]
         joining.add_row(str(size), f"{one['joined_per_step']:.1f}", *_cells(one), _micro(one["add_seconds"]))
@@ -275,8 +298,11 @@ def tables(measured: dict) -> list:
 
 
 def _cells(f: dict) -> list[str]:
-    return [*(_micro(f[f"{part}_seconds"]) for part in (*SPANS, "together")), f"{f['spread'] / 2:.0%}",
-            *(_micro(f[name]) for name in ("p90_seconds", "deltas_seconds", "total_seconds", "collector_seconds"))]
+    return [
+        *(_micro(f[f"{part}_seconds"]) for part in (*SPANS, "together")),
+        f"{f['spread'] / 2:.0%}",
+        *(_micro(f[name]) for name in ("p90_seconds", "deltas_seconds", "total_seconds", "collector_seconds")),
+    ]
 
 
 def _micro(seconds: float) -> str:

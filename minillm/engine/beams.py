@@ -60,14 +60,18 @@ def search_beams(
             metrics.first_token_time = engine.clock()
         return arrived
 
-    requests = BeamRequests(request, beam_width, engine.runner.model.config.vocab_size, engine.scheduler, wait, engine.announcer.forget)
+    requests = BeamRequests(
+        request, beam_width, engine.runner.model.config.vocab_size, engine.scheduler, wait, engine.announcer.forget
+    )
     engine.add_request(request)
     beams = beam_search(requests.next_logprobs, beam_width, max_tokens, stop_token_ids, length_penalty)
     detokenizer, samples = Detokenizer(decode, request.prompt_token_ids), []
     for index, beam in enumerate(beams):
         text = detokenizer.whole(beam.token_ids[: -1 if beam.finished else None])
         reason = "stop" if beam.finished else "length"
-        samples.append(CompletionOutput(index, text, list(beam.token_ids), beam.cumulative_logprob, finish_reason=reason))
+        samples.append(
+            CompletionOutput(index, text, list(beam.token_ids), beam.cumulative_logprob, finish_reason=reason)
+        )
     metrics.finished_time = engine.clock()
     metrics.num_cached_tokens, metrics.cached_tokens = request.num_cached_tokens, request.cached_tokens
     return RequestOutput(request.request_id, request.prompt, request.prompt_token_ids, samples, metrics)

@@ -80,7 +80,9 @@ def build_manager(model: Decoder, config: EngineConfig) -> KVCacheManager:
         config.enable_prefix_caching and policy is None,
         sliding_window(model) if policy is None else policy.window,
         num_host_blocks,
-        identity=model.fingerprint if config.kv_cache_dtype == "auto" else f"{model.fingerprint} {config.kv_cache_dtype}",
+        identity=model.fingerprint
+        if config.kv_cache_dtype == "auto"
+        else f"{model.fingerprint} {config.kv_cache_dtype}",
         disk=build_disk(model, config, block_bytes),
         sinks=0 if policy is None else policy.sinks,
     )

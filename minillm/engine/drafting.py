@@ -76,7 +76,9 @@ class DraftForward:
         return ScheduledRequest(name, row.start, row.num_tokens, row.block_ids[first:], row.samples, first_block=first)
 
 
-def build_speculation(model: Decoder, runner: ModelRunner, kv_cache: KVCacheManager, config: EngineConfig, trace: Trace) -> Speculation | None:
+def build_speculation(
+    model: Decoder, runner: ModelRunner, kv_cache: KVCacheManager, config: EngineConfig, trace: Trace
+) -> Speculation | None:
     """What `speculative_config` asks for. Raises ValueError for a draft model with another vocabulary."""
     spec = SpeculativeConfig.of(config.speculative_config)
     if spec is None:
@@ -102,15 +104,21 @@ def build_speculation(model: Decoder, runner: ModelRunner, kv_cache: KVCacheMana
     return Speculation(runner.draft, spec.num_speculative_tokens, lengths, trace)
 
 
-def build_draft_runner(model: Decoder, kv_cache: KVCacheManager, config: EngineConfig, spec: SpeculativeConfig) -> tuple[ModelRunner, KVCacheManager]:
+def build_draft_runner(
+    model: Decoder, kv_cache: KVCacheManager, config: EngineConfig, spec: SpeculativeConfig
+) -> tuple[ModelRunner, KVCacheManager]:
     """The draft model over a cache of its own, with as many blocks as the target's."""
     path = resolve_model(spec.model)
     check_same_tokens(config.model, model.config.vocab_size, path)
     draft = load_model(path, model.dtype, model.device, spec.quantization)
-    manager = KVCacheManager(kv_cache.pool.num_blocks, kv_cache.block_size, config.enable_prefix_caching, sliding_window(draft))
+    manager = KVCacheManager(
+        kv_cache.pool.num_blocks, kv_cache.block_size, config.enable_prefix_caching, sliding_window(draft)
+    )
     cache = build_cache(draft, manager, config.kv_cache_dtype)
     attention = build_attention(draft, cache, config.attention_backend)
-    graphs = build_graphs(draft, attention, manager, config, tokens_each=2)  # two to catch up on after a full acceptance
+    graphs = build_graphs(
+        draft, attention, manager, config, tokens_each=2
+    )  # two to catch up on after a full acceptance
     runner = ModelRunner(draft, cache, attention, graphs=graphs)
     if draft.device.type == "cuda" and can(attention, "graph_safe"):
         warm_up(draft, attention, runner.sampler)
@@ -128,7 +136,9 @@ def check_same_tokens(target: str | Path, vocab_size: int, draft: Path) -> None:
     if not target:  # an engine that was made from parts
         return
     ours, theirs = (load_tokenizer(path).get_vocab() for path in (resolve_model(target), draft))
-    if different := sorted(token for token, token_id in ours.items() if token_id < vocab_size and theirs.get(token) != token_id):
+    if different := sorted(
+        token for token, token_id in ours.items() if token_id < vocab_size and theirs.get(token) != token_id
+    ):
         raise ValueError(
             f"speculative_config: the draft model {str(draft)!r} has another tokenizer: {different[0]!r} is "
             f"{theirs.get(different[0])} there and {ours[different[0]]} here; draft and target need the same one"

@@ -87,7 +87,9 @@ class Engine:
         on_gpu = model is not None and (model.device.type == "cuda" or like_a_gpu("ahead"))
         self.overlap = on_gpu if config.async_scheduling is None else config.async_scheduling
         self.announcer = Announcer()
-        self.in_flight: tuple[SchedulerOutput, Launched] | None = None  # a step whose tokens are not known on the host yet
+        self.in_flight: tuple[SchedulerOutput, Launched] | None = (
+            None  # a step whose tokens are not known on the host yet
+        )
         # Hears of every request id that ended without a delta: aborted from outside, or in a step that failed with an error.
         self.on_end: Callable[[str, BaseException | None], None] = lambda request_id, error: None
         self.num_steps = 0
@@ -134,7 +136,12 @@ class Engine:
         have to hear it."""
         requests, samples = self.scheduler.requests, getattr(self.scheduler, "samples", {})
         groups = dict.fromkeys(requests[name].group_id if name in requests else name for name in request_ids)
-        ending = [one for group in groups for one in (requests.get(group), *samples.get(group, {}).values()) if one is not None]
+        ending = [
+            one
+            for group in groups
+            for one in (requests.get(group), *samples.get(group, {}).values())
+            if one is not None
+        ]
         with ExitStack() as afterwards:  # all are notified, whatever one of them raises
             for group in groups:
                 afterwards.callback(self.on_end, group, error)
@@ -268,17 +275,25 @@ class Engine:
         groups = {request.group_id for name in names if (request := self.scheduler.requests.get(name)) is not None}
         ending = [request for request in self.scheduler.requests.values() if request.group_id in groups]
         distrust = getattr(self.kv_cache, "distrust", None)
-        forget = [self.kv_cache.pool.evict_all] if distrust is None else [partial(distrust, output.moves) for output in outputs]
+        forget = (
+            [self.kv_cache.pool.evict_all]
+            if distrust is None
+            else [partial(distrust, output.moves) for output in outputs]
+        )
         self._put_away(error, ending, forget)
 
     def _abandon_all(self, error: BaseException) -> None:
         """The scheduler failed: nothing that it keeps is certain."""
-        self._put_away(error, list(self.scheduler.requests.values()), [self.kv_cache.take_moves, self.kv_cache.pool.evict_all])
+        self._put_away(
+            error, list(self.scheduler.requests.values()), [self.kv_cache.take_moves, self.kv_cache.pool.evict_all]
+        )
 
     def _put_away(self, error: BaseException, ending: list[Request], others: list[Callable[[], object]]) -> None:
         self.in_flight = None
         self.announcer.forget_all()
-        ends = [self.scheduler.drop_in_flight] if self.overlap else []  # with none in flight too: waiting may have failed
+        ends = (
+            [self.scheduler.drop_in_flight] if self.overlap else []
+        )  # with none in flight too: waiting may have failed
         ends += [partial(self.scheduler.finish, request, "abort") for request in ending]
         notify = [partial(self.on_end, group, error) for group in dict.fromkeys(request.group_id for request in ending)]
         for action in (*ends, *others, *notify):

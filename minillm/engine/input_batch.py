@@ -36,7 +36,11 @@ class RequestState:
 
     def __init__(self, new: NewRequest, slot: int, grammar: Grammar | None):
         self.request_id, self.params, self.seed, self.index = new.request_id, new.params, new.seed, new.index
-        self.stop_token_ids, self.cache_salt, self.logprob_start_len = new.stop_token_ids, new.cache_salt, new.logprob_start_len
+        self.stop_token_ids, self.cache_salt, self.logprob_start_len = (
+            new.stop_token_ids,
+            new.cache_salt,
+            new.logprob_start_len,
+        )
         self.token_ids = new.token_ids  # prompt and output, as far as the host knows them
         self.num_prompt_tokens = new.num_prompt_tokens
         self.prompt_token_ids = new.token_ids[: new.num_prompt_tokens]
@@ -45,7 +49,9 @@ class RequestState:
         self.slot = slot
         self.grammar = grammar
         self.stuck: Stuck | None = None  # where in the step under way its grammar could make no mask, and why
-        self.draft_probs: Tensor | None = None  # [num draft tokens, vocab_size], what they were drawn from, if by chance
+        self.draft_probs: Tensor | None = (
+            None  # [num draft tokens, vocab_size], what they were drawn from, if by chance
+        )
 
     def sample_seed(self, index: int | None = None) -> int:
         """As `minillm.engine.request.Request.sample_seed`."""
@@ -149,7 +155,9 @@ class InputBatch:
             state.slot = NO_SLOT
             self.num_removed += 1
 
-    def extend(self, states: Sequence[RequestState], slots: np.ndarray, token_ids: Sequence[int], num_removed: int) -> None:
+    def extend(
+        self, states: Sequence[RequestState], slots: np.ndarray, token_ids: Sequence[int], num_removed: int
+    ) -> None:
         """One more token for each. `slots` [len(states)] were theirs when `num_removed` requests had been removed: one that was
         removed since is left out."""
         for state, token_id in zip(states, token_ids):
@@ -201,7 +209,18 @@ class InputBatch:
         slot_mapping = np.multiply(self.block_table[owners, block], self.block_size, dtype=np.int64)
         slot_mapping += offset
         return StepInputs(
-            rows, states, slots, starts, counts, samples, any(drafts), token_ids, positions, slot_mapping, query_start_loc, late
+            rows,
+            states,
+            slots,
+            starts,
+            counts,
+            samples,
+            any(drafts),
+            token_ids,
+            positions,
+            slot_mapping,
+            query_start_loc,
+            late,
         )
 
     def numbers(self, count: int) -> np.ndarray:
@@ -223,7 +242,9 @@ class InputBatch:
         if not self._changes:
             return
         width = self.block_table.shape[1]
-        places = [np.arange(slot * width + first, slot * width + first + len(ids)) for slot, first, ids in self._changes]
+        places = [
+            np.arange(slot * width + first, slot * width + first + len(ids)) for slot, first, ids in self._changes
+        ]
         blocks = [np.asarray(ids, np.int32) for _, _, ids in self._changes]
         # The last one wins where an entry changed twice: index_copy_ leaves the order open.
         target, last = np.unique(np.concatenate(places)[::-1], return_index=True)

@@ -1,7 +1,7 @@
 """LaunchedStep: a step on its way, and what its draws mean for each request. Built in chapter 14.
 
-    draws     [x]   [d d x]         [s s s]         one token a row; a draft and the token after it; samples of one prompt
-    result    x     accepted d, x   a token each    and behind each what its grammar forces (chapter 19)
+draws     [x]   [d d x]         [s s s]         one token a row; a draft and the token after it; samples of one prompt
+result    x     accepted d, x   a token each    and behind each what its grammar forces (chapter 19)
 """
 
 from __future__ import annotations
@@ -45,7 +45,14 @@ class LaunchedStep:
         slots: np.ndarray = NONE,
         is_plain: bool = False,
     ):
-        self.rows, self.states, self.sampled, self.prompts, self.requests, self.trace = rows, states, sampled, prompts, requests, trace
+        self.rows, self.states, self.sampled, self.prompts, self.requests, self.trace = (
+            rows,
+            states,
+            sampled,
+            prompts,
+            requests,
+            trace,
+        )
         self.slots, self.is_plain, self.num_removed = slots, is_plain, requests.num_removed
         wanted = (*(sampled.tensors if sampled else ()), *chain.from_iterable(part.scores for part in prompts))
         self.download = Download(*wanted)
@@ -57,7 +64,10 @@ class LaunchedStep:
         sampled = self.sampled and self.sampled.read(*islice(tensors, len(self.sampled.tensors)))
         result = StepResult()
         for request_id, first, counts, scores in self.prompts:
-            result.prompt_logprobs[request_id] = first, dictionaries(LogprobTensors(*islice(tensors, len(scores))), counts)
+            result.prompt_logprobs[request_id] = (
+                first,
+                dictionaries(LogprobTensors(*islice(tensors, len(scores))), counts),
+            )
         if sampled is not None:
             self._read(*sampled, result)
         return result

@@ -1,6 +1,6 @@
 """LLM: a model you can ask, with vLLM's names. Built in chapter 04.
 
-    prompts -> InputProcessor -> Request -> Engine -> tokens -> OutputProcessor -> RequestOutput
+prompts -> InputProcessor -> Request -> Engine -> tokens -> OutputProcessor -> RequestOutput
 """
 
 from __future__ import annotations
@@ -264,12 +264,20 @@ class LLM:
     def _search(self, request: Request, beam_width: int, length_penalty: float) -> RequestOutput:
         deltas = self.outputs.raw[request.group_id] = ArrivedTokens()
         try:
-            return search_beams(self.engine, request, beam_width, length_penalty, self.step_once, deltas, self.outputs.decode)
+            return search_beams(
+                self.engine, request, beam_width, length_penalty, self.step_once, deltas, self.outputs.decode
+            )
         finally:
             self.outputs.withdraw([request])
 
     def one_request(
-        self, caller: str, prompt: Prompt, params: SamplingParams | None, priority: int | None, user: str | None, lora_request: Any
+        self,
+        caller: str,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        priority: int | None,
+        user: str | None,
+        lora_request: Any,
     ) -> Request:
         """One prompt as a request, not added yet; `caller` is the name of the method that takes no more than one."""
         refuse_later(lora_request=(lora_request, 23))

@@ -63,7 +63,10 @@ def build_graphs(
     if config.enforce_eager or not can(attention, "graph_safe"):
         return None
     if model.stream is not None:
-        warnings.warn("steps are not recorded (CUDA graphs) with cpu_offload_bytes: enforce_eager=True says so beforehand", stacklevel=2)
+        warnings.warn(
+            "steps are not recorded (CUDA graphs) with cpu_offload_bytes: enforce_eager=True says so beforehand",
+            stacklevel=2,
+        )
         return None
     longest = config.max_model_len or model.config.max_position_embeddings
     if kv_cache.window is None:  # else a text grows longer than what is kept of it

@@ -1,8 +1,8 @@
 """A request: a prompt, how to continue it, and how far it has come. Built in chapter 05.
 
-    token_ids            [p p p p p p | o o o]     prompt, then what was generated
-    num_computed_tokens   --------->               keys and values of these are in the cache
-    num_tokens            ------------------>      all there are, draft tokens too (chapter 18); a step computes some of the difference
+token_ids            [p p p p p p | o o o]     prompt, then what was generated
+num_computed_tokens   --------->               keys and values of these are in the cache
+num_tokens            ------------------>      all there are, draft tokens too (chapter 18); a step computes some of the difference
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class Request:
         self.num_preemptions = 0
         self.max_computed_tokens = 0  # the most it ever had computed: what lies under it was paid for once
         self.token_times: list[float] = []  # when each output token came, seconds on the engine's clock
-        self.logprob_start_len = max(1, logprob_start_len)  # where prompt log-probabilities begin; nothing precedes token 0
+        self.logprob_start_len = max(
+            1, logprob_start_len
+        )  # where prompt log-probabilities begin; nothing precedes token 0
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None] * self.logprob_start_len

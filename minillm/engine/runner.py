@@ -178,8 +178,13 @@ class ModelRunner:
         """Put the tokens that the last launched step samples, and the host has not seen, where this step reads them."""
         if not len(step.late):
             return
-        late, sources = step.late, self.requests.sampled_at[step.slots[step.late]]  # late rows have one token, and stand first
-        if np.array_equal(late, np.arange(len(late))) and np.array_equal(sources, late):  # the same requests, as in most steps
+        late, sources = (
+            step.late,
+            self.requests.sampled_at[step.slots[step.late]],
+        )  # late rows have one token, and stand first
+        if np.array_equal(late, np.arange(len(late))) and np.array_equal(
+            sources, late
+        ):  # the same requests, as in most steps
             token_ids[: len(late)] = self._sampled[: len(late)]
         else:
             target, source = upload(late, sources, device=token_ids.device)
@@ -193,7 +198,12 @@ class ModelRunner:
                 self._sampling = []
                 return LaunchedStep([], [], None, prompts, self.requests, self.trace)
             sampling = np.flatnonzero(step.samples).tolist()
-            states, rows, slots, starts = [states[at] for at in sampling], [rows[at] for at in sampling], slots[sampling], starts[sampling]
+            states, rows, slots, starts = (
+                [states[at] for at in sampling],
+                [rows[at] for at in sampling],
+                slots[sampling],
+                starts[sampling],
+            )
         if most > 1:  # a prompt about to fork: one row of logits, n draws
             repeats = [repeat for row in rows for repeat in (row.samples, *[1] * len(row.draft))]
             logits = logits.index_select(0, *upload(np.arange(len(repeats)).repeat(repeats), device=logits.device))
@@ -218,7 +228,12 @@ class ModelRunner:
             drawing[index][0].stuck = stuck
 
     def _sampling_metadata(
-        self, states: list[RequestState], rows: Sequence[ScheduledRequest], starts: np.ndarray, is_plain: bool, all_decode: bool
+        self,
+        states: list[RequestState],
+        rows: Sequence[ScheduledRequest],
+        starts: np.ndarray,
+        is_plain: bool,
+        all_decode: bool,
     ) -> SamplingMetadata:
         """Built anew when other requests sample than in the last step; else what `advance` kept up to date."""
         if all_decode and is_plain and self._sampling == states and np.array_equal(self._next_starts, starts):
@@ -259,7 +274,11 @@ class ModelRunner:
         for state, first, count in scored:
             following = upload(state.prompt[first : first + count], device=self.model.device)[0]
             counts = [state.params.prompt_logprobs] * count
-            parts.append(ScoredPrompt(state.request_id, first, counts, score_tokens(logits[start : start + count], following, counts)))
+            parts.append(
+                ScoredPrompt(
+                    state.request_id, first, counts, score_tokens(logits[start : start + count], following, counts)
+                )
+            )
             start += count
         return parts
 

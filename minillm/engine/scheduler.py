@@ -169,7 +169,9 @@ class Scheduler:
         """Change a request's state. Raises RuntimeError for a transition that the table does not have."""
         if status not in TRANSITIONS[request.status]:
             allowed = ", ".join(sorted(one.value for one in TRANSITIONS[request.status])) or "none"
-            raise RuntimeError(f"request {request.request_id} cannot go from {request.status.value} to {status.value}; allowed: {allowed}")
+            raise RuntimeError(
+                f"request {request.request_id} cannot go from {request.status.value} to {status.value}; allowed: {allowed}"
+            )
         request.status = status
 
     def check_integrity(self) -> None:
@@ -178,7 +180,9 @@ class Scheduler:
         running = {request.request_id for request in self.running}
         waiting = [request.request_id for request in self.waiting]
         if len(set(waiting)) != len(waiting) or running & set(waiting) or running | set(waiting) != set(self.requests):
-            raise RuntimeError(f"running {sorted(running)} and waiting {sorted(waiting)} are not {sorted(self.requests)}")
+            raise RuntimeError(
+                f"running {sorted(running)} and waiting {sorted(waiting)} are not {sorted(self.requests)}"
+            )
         if set(self.kv_cache.tables) != (owners := running | set(self.leaving)):
             raise RuntimeError(f"blocks are owned by {sorted(self.kv_cache.tables)}, running are {sorted(owners)}")
 
@@ -210,7 +214,9 @@ class Scheduler:
     def _take(self, request: Request, row: ScheduledRequest, result: StepResult) -> list[tuple[Request, int | None]]:
         """Give the request its new tokens, and a token to each sample that splits off it here."""
         if row.samples == 1 and not row.draft:  # as in most steps
-            taken = request.take(result.token_ids[row.request_id], row.request_id in result.ended, result.errors.get(row.request_id))
+            taken = request.take(
+                result.token_ids[row.request_id], row.request_id in result.ended, result.errors.get(row.request_id)
+            )
             if request.finish_reason is not None:
                 self.finish(request, request.finish_reason)
             return [(request, token_id) for token_id in taken or [None]]
@@ -293,7 +299,9 @@ class Scheduler:
         samples = 0 if start + count < num_known else 1 + request.num_forks
         draft = tuple(drafted[: start + count - num_known]) if drafted and samples else ()
         take_changes = getattr(self.kv_cache, "take_changes", None)  # a cache of your own may leave it out
-        first, block_ids = (0, list(self.kv_cache.tables[request.request_id])) if take_changes is None else take_changes(request)
+        first, block_ids = (
+            (0, list(self.kv_cache.tables[request.request_id])) if take_changes is None else take_changes(request)
+        )
         forks = request.fork_ids if samples > 1 else ()
         output.rows.append(ScheduledRequest(request.request_id, start, count, block_ids, samples, draft, first, forks))
         if samples > 1 or draft or request.needs_host:

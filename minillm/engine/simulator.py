@@ -69,7 +69,13 @@ class CostModel:
     per_prefill_pair: float = 0.0
 
     def seconds(self, output: SchedulerOutput) -> float:
-        weights = (self.per_step, self.per_prefill_token, self.per_decode, self.per_decode_context, self.per_prefill_pair)
+        weights = (
+            self.per_step,
+            self.per_prefill_token,
+            self.per_decode,
+            self.per_decode_context,
+            self.per_prefill_pair,
+        )
         return sum(weight * feature for weight, feature in zip(weights, features(output)))
 
     @classmethod
@@ -125,7 +131,9 @@ class SimulatedRunner:
 
     def _token(self, seed: int, index: int, position: int) -> int:
         """What sample `index` says at a position of its output; never NEVER_ENDS."""
-        return NEVER_ENDS + 1 + derive_seed(derive_seed(seed, index) if index else seed, position) % (self.vocab_size - 1)
+        return (
+            NEVER_ENDS + 1 + derive_seed(derive_seed(seed, index) if index else seed, position) % (self.vocab_size - 1)
+        )
 
 
 class StepRecorder:

@@ -102,7 +102,14 @@ class OutputSink:
         if finish_reason:
             self._close(sample, request, finish_reason)
         return StreamDelta(
-            text, token_ids, finish_reason, sample.error, self.name, request.index, named and [named], sample.stop_reason
+            text,
+            token_ids,
+            finish_reason,
+            sample.error,
+            self.name,
+            request.index,
+            named and [named],
+            sample.stop_reason,
         )
 
     def notify(self, delta: StreamDelta) -> None:
@@ -154,7 +161,9 @@ class OutputSink:
                 ended = sample.finish_reason == "stop"
                 sample.text = self._detokenizer().whole(sample.token_ids[:-1] if ended else sample.token_ids)
         prompt, rows = request.prompt_token_ids, request.prompt_logprobs
-        prompt_logprobs = rows and [self._named(row, prompt[max(0, i - CHARACTER_TOKENS) : i]) for i, row in enumerate(rows)]
+        prompt_logprobs = rows and [
+            self._named(row, prompt[max(0, i - CHARACTER_TOKENS) : i]) for i, row in enumerate(rows)
+        ]
         metrics = RequestMetrics(
             request.arrival_time,
             self.first_token_time,
@@ -208,4 +217,6 @@ class OutputSink:
         """The log-probabilities of the tokens that may follow `before`, each with its text."""
         if row is None:
             return None
-        return {one: replace(entry, decoded_token=token_text(self.decode_all, one, before)) for one, entry in row.items()}
+        return {
+            one: replace(entry, decoded_token=token_text(self.decode_all, one, before)) for one, entry in row.items()
+        }

@@ -67,7 +67,9 @@ def served_model_len(config: EngineConfig, kv_cache: KVCacheManager, model_len: 
             f"{block_size} tokens, the cache has {num_blocks}; lower max_model_len, or raise num_kv_blocks"
         )
     if (longest := num_blocks * block_size) < 2:
-        raise ValueError(f"num_kv_blocks={num_blocks} of block_size={block_size} hold no prompt and an answer; raise either")
+        raise ValueError(
+            f"num_kv_blocks={num_blocks} of block_size={block_size} hold no prompt and an answer; raise either"
+        )
     return longest
 
 

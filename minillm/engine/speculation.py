@@ -1,6 +1,6 @@
 """Speculation: before a step drafts are asked for, after it the accepted tokens are counted. Built in chapter 18.
 
-    Drafter.propose -> Request.spec_token_ids -> Scheduler gives them slots -> runner verifies them -> Scheduler.update
+Drafter.propose -> Request.spec_token_ids -> Scheduler gives them slots -> runner verifies them -> Scheduler.update
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ class Speculation:
         flight: a draft continues the last token, which has to be known."""
         for request in scheduler.running:  # drafts that the last step had no room for are of no use any more
             request.spec_token_ids = []
-        ready = [request for request in scheduler.running if _takes_draft(request) and known.get(request.request_id) is request]
+        ready = [
+            request
+            for request in scheduler.running
+            if _takes_draft(request) and known.get(request.request_id) is request
+        ]
         if not ready:
             return
         counts = self._counts(ready, scheduler)
@@ -70,9 +74,13 @@ class Speculation:
         """How many tokens each may draft: what is left of the budget when every running request has its own token."""
         left = max(0, scheduler.max_num_batched_tokens - len(scheduler.running))
         counts = []
-        limits = [max(0, min(self.num_tokens, request.max_tokens - len(request.output_token_ids) - 1)) for request in ready]
+        limits = [
+            max(0, min(self.num_tokens, request.max_tokens - len(request.output_token_ids) - 1)) for request in ready
+        ]
         if self.lengths is not None:
-            limits = self.lengths.choose([request.request_id for request in ready], limits, len(scheduler.running) - len(ready))
+            limits = self.lengths.choose(
+                [request.request_id for request in ready], limits, len(scheduler.running) - len(ready)
+            )
         for limit in limits:
             counts.append(min(limit, left))
             left -= counts[-1]

@@ -117,7 +117,10 @@ class EngineThread:
         self._guard = threading.Lock()  # of streams and the flags
         self._idle = threading.Condition(self._guard)
         self._accepts, self._paused, self._closing = False, False, False
-        self._threads = [threading.Thread(target=run, name=name, daemon=True) for run, name in ((self._run, "engine"), (self._write, "text"))]
+        self._threads = [
+            threading.Thread(target=run, name=name, daemon=True)
+            for run, name in ((self._run, "engine"), (self._write, "text"))
+        ]
 
     def start(self) -> EngineThread:
         self.llm.engine.check_open()
@@ -150,7 +153,9 @@ class EngineThread:
         request = self.llm.one_request("submit", prompt, sampling_params, priority, user, lora_request)
         stream = Stream(request.group_id if request_id is None else request_id, self, on_delta)
         outputs, clock = self.llm.outputs, self.llm.engine.clock
-        stream.sink = OutputSink(request, outputs.decode, outputs.decode_all, clock, streaming=True, name=stream.request_id)
+        stream.sink = OutputSink(
+            request, outputs.decode, outputs.decode_all, clock, streaming=True, name=stream.request_id
+        )
         with self._guard:
             if not self._accepts:
                 raise RuntimeError("this engine thread takes no requests: it was not started, drains, or is closed")

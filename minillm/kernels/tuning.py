@@ -82,7 +82,9 @@ def fastest(
     if best != candidates[0] and seconds[best] > MARGIN * seconds.get(candidates[0], float("inf")):
         best = candidates[0]
     if file and seconds:
-        write(file, {"key": key, "tiles": list(best), "seconds": {str(tuple(tiles)): s for tiles, s in seconds.items()}})
+        write(
+            file, {"key": key, "tiles": list(best), "seconds": {str(tuple(tiles)): s for tiles, s in seconds.items()}}
+        )
     return best
 
 
@@ -139,7 +141,9 @@ def prompts_like(keys: Tensor, values: Tensor, num_heads: int, dtype: torch.dtyp
     """Attention of a few prompts over pages of these shapes, as a function of the tiles."""
     block_size, device = keys.shape[3], keys.device
     per_seq = ceil_div(LENGTH, block_size)
-    generator = torch.Generator(device).manual_seed(0)  # numbers, as zeros take less power, and the user's stream untouched
+    generator = torch.Generator(device).manual_seed(
+        0
+    )  # numbers, as zeros take less power, and the user's stream untouched
 
     def some(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device)

@@ -201,7 +201,9 @@ class KVCacheManager:
         num_blocks = ceil_div(num_tokens, self.block_size)
         if self.window is None:
             return num_blocks
-        return min(num_blocks, self.num_sink_blocks - (-(self.window + max_new_tokens + self.block_size) // self.block_size))
+        return min(
+            num_blocks, self.num_sink_blocks - (-(self.window + max_new_tokens + self.block_size) // self.block_size)
+        )
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every block, and every host place, is free or owned as often as counted."""

@@ -42,8 +42,10 @@ class Disk(Protocol):
     def __contains__(self, block_hash: bytes) -> bool: ...
     def fetch(self, block_hash: bytes) -> Future[Any]:
         """Read it, beside the caller; the result is None where it cannot be read."""
+
     def keep(self, block_hash: bytes, data: Any) -> None:
         """Hold what was read until the step that puts it into host memory takes it."""
+
     def touch(self, block_hash: bytes) -> None: ...
 
 

@@ -24,8 +24,12 @@ class AttentionBackend(Protocol):
     """
 
     fused_layer: bool = False  # `run_layer` computes a whole DecoderLayer in one call: NativeAttention
-    fused_store: bool = False  # rotates, stores and attends from the projection on: `minillm.model.fused.FusedAttention`
-    graph_safe: bool = False  # decodes without waiting for the device, and takes padding (slot -1, length 0): CUDA graphs record it
+    fused_store: bool = (
+        False  # rotates, stores and attends from the projection on: `minillm.model.fused.FusedAttention`
+    )
+    graph_safe: bool = (
+        False  # decodes without waiting for the device, and takes padding (slot -1, length 0): CUDA graphs record it
+    )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
         """Store k and v of this step's tokens, then attend with q over all positions up to its own.

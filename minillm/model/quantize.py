@@ -50,7 +50,9 @@ def quantize_decoder(
         statistics = walk.observe(layer) if walk else {}
         rescale(layer, config, statistics, decoder.config.num_heads // decoder.config.num_kv_heads)
         for name, linear in layer.linears().items():
-            linear.quantize(quantize_linear(linear.plain, config, statistics.get(name), behind_norm=name in norms_before(layer)))
+            linear.quantize(
+                quantize_linear(linear.plain, config, statistics.get(name), behind_norm=name in norms_before(layer))
+            )
         if walk:
             walk.advance(layer)
         on_layer(f"layer {index + 1} of {len(decoder.layers)}")
@@ -97,7 +99,9 @@ def quantize_linear(
     return QuantizedLinear(quantized, config.activations, static_scale(config, inputs, outliers), outliers)
 
 
-def static_scale(config: QuantizationConfig, inputs: InputStatistics | None, outliers: tuple[Tensor, Tensor] | None) -> Tensor | None:
+def static_scale(
+    config: QuantizationConfig, inputs: InputStatistics | None, outliers: tuple[Tensor, Tensor] | None
+) -> Tensor | None:
     """One scale for all tokens, from the largest input that calibration saw; None where each token has its own."""
     if config.activations is None or config.activation_scales == "token":
         return None
@@ -121,7 +125,9 @@ def rescale(layer: DecoderLayer, config: QuantizationConfig, statistics: Statist
         awq_rescale(layer, config, statistics, queries_per_value)
 
 
-def awq_rescale(layer: DecoderLayer, config: QuantizationConfig, statistics: Statistics, queries_per_value: int) -> None:
+def awq_rescale(
+    layer: DecoderLayer, config: QuantizationConfig, statistics: Statistics, queries_per_value: int
+) -> None:
     """AWQ's scales for the four products of a layer, in the order in which they compute:
 
         product        what makes its inputs, and is divided        what is multiplied

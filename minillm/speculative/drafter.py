@@ -57,13 +57,17 @@ class Drafter(Protocol):
     def forget(self, request_id: str) -> None: ...
 
 
-def checked_drafts(drafter: Drafter, requests: Sequence[DraftedRequest], counts: Sequence[int], vocab_size: int) -> list[Draft]:
+def checked_drafts(
+    drafter: Drafter, requests: Sequence[DraftedRequest], counts: Sequence[int], vocab_size: int
+) -> list[Draft]:
     """What `drafter` proposes, cut to the counts and to what each request's grammar allows. Raises TypeError or ValueError
     naming the drafter and what is wrong."""
     name = type(drafter).__name__
     drafts = drafter.propose(requests, counts)
     if not isinstance(drafts, list) or len(drafts) != len(requests):
-        raise ValueError(f"{name}.propose returned {drafts!r:.200} for {len(requests)} requests; a list with a Draft for each, in their order")
+        raise ValueError(
+            f"{name}.propose returned {drafts!r:.200} for {len(requests)} requests; a list with a Draft for each, in their order"
+        )
     return [_checked(name, *one, vocab_size) for one in zip(requests, counts, drafts)]
 
 
@@ -80,7 +84,9 @@ def _checked(name: str, request: DraftedRequest, count: int, draft: Draft, vocab
             )
     wanted = (len(draft.token_ids), vocab_size)
     if draft.probs is not None and tuple(draft.probs.shape) != wanted:
-        raise ValueError(f"{name} gives probs of shape {tuple(draft.probs.shape)} for {wanted[0]} tokens; allowed: {wanted}")
+        raise ValueError(
+            f"{name} gives probs of shape {tuple(draft.probs.shape)} for {wanted[0]} tokens; allowed: {wanted}"
+        )
     probs = draft.probs if by_chance(request) else None  # else the target's own token decides
     if request.grammar is not None and (allowed := request.grammar.validate(token_ids)) < len(token_ids):
         if probs is not None:

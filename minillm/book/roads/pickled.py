@@ -44,5 +44,7 @@ def passed(message: Any) -> Any:
     data = pickle.dumps(message)
     for module in (b"torch._utils", b"minillm.engine.request", b"minillm.sampling.grammar.library"):
         if module in data:
-            raise TypeError(f"a {type(message).__name__} holds an object of {module.decode()}; a step holds plain data alone")
+            raise TypeError(
+                f"a {type(message).__name__} holds an object of {module.decode()}; a step holds plain data alone"
+            )
     return pickle.loads(data)
