@@ -1,4 +1,5 @@
 """The command line: lab, tour, generate, train, quantize, bench, check. Built in chapter 00."""
+
 from __future__ import annotations
 
 import sys
@@ -13,20 +14,29 @@ from .bench.console import Device, Model, errors_in_one_line, log, out, progress
 
 # torch and transformers take seconds to import: every command imports what it needs itself, so that help is instant.
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False,
-                  help="A textbook you can run: the engine behind LLM servers, one notebook at a time.\n\n"
-                       "**Begin:** `minillm lab` opens the book, `minillm tour` shows in a minute where it leads.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="A textbook you can run: the engine behind LLM servers, one notebook at a time.\n\n"
+    "**Begin:** `minillm lab` opens the book, `minillm tour` shows in a minute where it leads.",
+)
 app.add_typer(bench, name="bench")
 
 
 @app.callback()
-def options(traceback: Annotated[bool, typer.Option("--traceback", help="Show the whole traceback of an error.")] = False) -> None:
+def options(
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show the whole traceback of an error.")] = False,
+) -> None:
     state["traceback"] = traceback
 
 
 @app.command()
-def lab(browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser window.")] = True,
-        port: Annotated[int, typer.Option(help="JupyterLab's port; the next free one is taken if it is in use.")] = 8888) -> None:
+def lab(
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser window.")] = True,
+    port: Annotated[int, typer.Option(help="JupyterLab's port; the next free one is taken if it is in use.")] = 8888,
+) -> None:
     """Open the book: JupyterLab on chapter 00.
 
     Run it from a clone; the notebooks are in `chapters/` beside the package.
@@ -39,11 +49,20 @@ def lab(browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Op
         root = clone()
         chapters = sorted((root / "chapters").glob("00_*.ipynb"))
         if not chapters:
-            raise FileNotFoundError(f"no chapter 00 in {root / 'chapters'}: the notebooks come with a clone of the "
-                                    "repository, not with the installed package; clone it and `pip install -e .` there")
+            raise FileNotFoundError(
+                f"no chapter 00 in {root / 'chapters'}: the notebooks come with a clone of the "
+                "repository, not with the installed package; clone it and `pip install -e .` there"
+            )
         # Given as an argument, the notebook's folder would be the server's root, and exercises/ out of its reach.
         first_page = f"/lab/tree/chapters/{chapters[0].name}"
-        command = [sys.executable, "-m", "jupyter", "lab", f"--ServerApp.root_dir={root}", f"--LabApp.default_url={first_page}"]
+        command = [
+            sys.executable,
+            "-m",
+            "jupyter",
+            "lab",
+            f"--ServerApp.root_dir={root}",
+            f"--LabApp.default_url={first_page}",
+        ]
         command += [f"--port={port}"] + ([] if browser else ["--no-browser"])
         if hasattr(os, "geteuid") and os.geteuid() == 0:  # Jupyter refuses root unless it is told that this is meant
             command.append("--allow-root")
@@ -56,9 +75,12 @@ def clone() -> Path:
 
 
 @app.command()
-def tour(model: Model = "tinyworld", device: Device = "auto",
-         max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of the story.")] = 160,
-         seconds: Annotated[float, typer.Option(min=0.1, help="A rung is cut off after this long.")] = 12.0) -> None:
+def tour(
+    model: Model = "tinyworld",
+    device: Device = "auto",
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of the story.")] = 160,
+    seconds: Annotated[float, typer.Option(min=0.1, help="A rung is cut off after this long.")] = 12.0,
+) -> None:
     """The whole ladder in about a minute: one story, told by every stage of the engine.
 
     Every rung says the same words; the bars show how fast.
@@ -71,18 +93,20 @@ def tour(model: Model = "tinyworld", device: Device = "auto",
 
 @app.command()
 def generate(
-        prompt: Annotated[str, typer.Argument(help="The text to continue; with --chat, what you say.")],
-        model: Model = "tinyworld", device: Device = "auto",
-        dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-        max_tokens: Annotated[int, typer.Option(help="Stop after so many tokens.")] = 200,
-        temperature: Annotated[float, typer.Option(help="0 takes the likeliest token every time.")] = 0.8,
-        top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that hold this share.")] = 1.0,
-        top_k: Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0 means all.")] = 0,
-        min_p: Annotated[float, typer.Option(help="Leave out tokens less likely than this share of the likeliest.")] = 0.0,
-        repetition_penalty: Annotated[float, typer.Option(help="Over 1.0, what was said becomes less likely.")] = 1.0,
-        seed: Annotated[Optional[int], typer.Option(help="The same seed says the same.")] = None,
-        stop: Annotated[Optional[list[str]], typer.Option(help="Stop before this text; may be given again.")] = None,
-        chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")] = False) -> None:
+    prompt: Annotated[str, typer.Argument(help="The text to continue; with --chat, what you say.")],
+    model: Model = "tinyworld",
+    device: Device = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    max_tokens: Annotated[int, typer.Option(help="Stop after so many tokens.")] = 200,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token every time.")] = 0.8,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that hold this share.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0 means all.")] = 0,
+    min_p: Annotated[float, typer.Option(help="Leave out tokens less likely than this share of the likeliest.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Over 1.0, what was said becomes less likely.")] = 1.0,
+    seed: Annotated[Optional[int], typer.Option(help="The same seed says the same.")] = None,
+    stop: Annotated[Optional[list[str]], typer.Option(help="Stop before this text; may be given again.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")] = False,
+) -> None:
     """Say something, streamed as it is made; speed comes at the end, on stderr.
 
     `minillm generate "Once upon a time"`
@@ -96,12 +120,21 @@ def generate(
 
         from minillm import LLM, SamplingParams
 
-        params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, stop=stop or None,
-                                repetition_penalty=repetition_penalty, max_tokens=max_tokens)
+        params = SamplingParams(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            seed=seed,
+            stop=stop or None,
+            repetition_penalty=repetition_penalty,
+            max_tokens=max_tokens,
+        )
         llm = LLM(model, device=device, dtype=dtype)
         if chat:
-            ids = llm.get_tokenizer().apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True,
-                                                          tokenize=True, return_dict=False)
+            ids = llm.get_tokenizer().apply_chat_template(
+                [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=True, return_dict=False
+            )
             request = {"prompt_token_ids": ids}
         else:
             request = prompt
@@ -116,7 +149,7 @@ def generate(
 
 
 def report_speed(count: int, first: float | None, total: float) -> str:
-    """"64 tokens, 210.3 tokens/s after the first, first token after 4 ms"."""
+    """ "64 tokens, 210.3 tokens/s after the first, first token after 4 ms"."""
     if first is None:
         return "0 tokens"
     rate = f", {(count - 1) / (total - first):,.1f} tokens/s after the first" if count > 1 and total > first else ""
@@ -124,14 +157,22 @@ def report_speed(count: int, first: float | None, total: float) -> str:
 
 
 @app.command()
-def train(preset: Annotated[str, typer.Option(help="tinyworld or tinyworld-draft.")] = "tinyworld",
-          out_folder: Annotated[Optional[Path], typer.Option("--out", help="Folder for the model; runs/PRESET by default.")] = None,
-          tokens: Annotated[Optional[int], typer.Option(min=1, help="Tokens to train on, instead of the preset's.")] = None,
-          seed: Annotated[int, typer.Option(help="Of the first weights and the order of documents.")] = 0,
-          device: Device = "auto",
-          compile: Annotated[Optional[bool], typer.Option("--compile/--no-compile", help="torch.compile; on by default on a GPU.")] = None,
-          learn_tokenizer: Annotated[bool, typer.Option("--learn-tokenizer", help="Learn one first, instead of the bundled one.")] = False,
-          overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a finished model in the folder.")] = False) -> None:
+def train(
+    preset: Annotated[str, typer.Option(help="tinyworld or tinyworld-draft.")] = "tinyworld",
+    out_folder: Annotated[
+        Optional[Path], typer.Option("--out", help="Folder for the model; runs/PRESET by default.")
+    ] = None,
+    tokens: Annotated[Optional[int], typer.Option(min=1, help="Tokens to train on, instead of the preset's.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the first weights and the order of documents.")] = 0,
+    device: Device = "auto",
+    compile: Annotated[
+        Optional[bool], typer.Option("--compile/--no-compile", help="torch.compile; on by default on a GPU.")
+    ] = None,
+    learn_tokenizer: Annotated[
+        bool, typer.Option("--learn-tokenizer", help="Learn one first, instead of the bundled one.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a finished model in the folder.")] = False,
+) -> None:
     """Train a bundled model from nothing: a few hours on a CPU, minutes on a GPU.
 
     Stop it whenever you like (Ctrl-C): the same command goes on where it was.
@@ -148,19 +189,33 @@ def train(preset: Annotated[str, typer.Option(help="tinyworld or tinyworld-draft
 
 @app.command()
 def quantize(
-        model: Annotated[str, typer.Argument(help="A bundled name, a local folder, or a hub id such as Qwen/Qwen3-0.6B.")],
-        out_folder: Annotated[Path, typer.Option("--out", help="Folder for the result; new, or empty.")],
-        method: Annotated[str, typer.Option(help="rtn, gptq, awq, smoothquant or llm_int8.")] = "gptq",
-        bits: Annotated[Optional[int], typer.Option(min=2, max=8, help="Of a weight; 4 by default, 8 for smoothquant and llm_int8.")] = None,
-        group_size: Annotated[int, typer.Option(min=0, help="Inputs that share a scale; 0 is a whole row, as W8A8 always has it.")] = 64,
-        format: Annotated[Optional[str], typer.Option(help="fp8 or fp4, instead of --bits.")] = None,
-        symmetric: Annotated[Optional[bool], typer.Option("--symmetric/--asymmetric", help="Without or with zero points; by default with, for gptq and awq.")] = None,
-        act_order: Annotated[bool, typer.Option("--act-order", help="GPTQ: the columns with the largest inputs first.")] = False,
-        calibration: Annotated[Optional[Path], typer.Option(help="A text file to calibrate with, instead of the corpus.")] = None,
-        documents: Annotated[int, typer.Option(min=1, help="Of the corpus, or pieces of 512 tokens of the file.")] = 64,
-        seed: Annotated[int, typer.Option(help="Which documents; not 1, which quality is measured on.")] = 0,
-        dtype: Annotated[str, typer.Option(help="To calibrate in: auto, float32, bfloat16 or float16.")] = "auto",
-        device: Device = "auto") -> None:
+    model: Annotated[str, typer.Argument(help="A bundled name, a local folder, or a hub id such as Qwen/Qwen3-0.6B.")],
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder for the result; new, or empty.")],
+    method: Annotated[str, typer.Option(help="rtn, gptq, awq, smoothquant or llm_int8.")] = "gptq",
+    bits: Annotated[
+        Optional[int], typer.Option(min=2, max=8, help="Of a weight; 4 by default, 8 for smoothquant and llm_int8.")
+    ] = None,
+    group_size: Annotated[
+        int, typer.Option(min=0, help="Inputs that share a scale; 0 is a whole row, as W8A8 always has it.")
+    ] = 64,
+    format: Annotated[Optional[str], typer.Option(help="fp8 or fp4, instead of --bits.")] = None,
+    symmetric: Annotated[
+        Optional[bool],
+        typer.Option(
+            "--symmetric/--asymmetric", help="Without or with zero points; by default with, for gptq and awq."
+        ),
+    ] = None,
+    act_order: Annotated[
+        bool, typer.Option("--act-order", help="GPTQ: the columns with the largest inputs first.")
+    ] = False,
+    calibration: Annotated[
+        Optional[Path], typer.Option(help="A text file to calibrate with, instead of the corpus.")
+    ] = None,
+    documents: Annotated[int, typer.Option(min=1, help="Of the corpus, or pieces of 512 tokens of the file.")] = 64,
+    seed: Annotated[int, typer.Option(help="Which documents; not 1, which quality is measured on.")] = 0,
+    dtype: Annotated[str, typer.Option(help="To calibrate in: auto, float32, bfloat16 or float16.")] = "auto",
+    device: Device = "auto",
+) -> None:
     """Write a model in fewer bits, as a folder that loads like any other.
 
     `minillm quantize tinyworld --method gptq --bits 3 --out runs/tinyworld-3`
@@ -170,7 +225,9 @@ def quantize(
     with errors_in_one_line():
         from . import quantizing
 
-        config = quantizing.config_of(method, bits, group_size or None, format, symmetric, act_order, documents, seed, calibration)
+        config = quantizing.config_of(
+            method, bits, group_size or None, format, symmetric, act_order, documents, seed, calibration
+        )
         with progress("quantizing", quantizing.num_steps(model)) as advance:
             result = quantizing.quantize_model(model, config, out_folder, dtype, device, advance)
         out.print(quantizing.report(result), highlight=False)
@@ -178,17 +235,30 @@ def quantize(
 
 @app.command()
 def check(
-        notebooks: Annotated[Optional[list[Path]], typer.Argument(help="Notebooks; by default all of the clone.")] = None,
-        lint: Annotated[bool, typer.Option("--lint", help="Look at the notebooks as they are (the default).")] = False,
-        execute: Annotated[bool, typer.Option("--execute", help="Run them first, and save them in their stable form.")] = False,
-        like_a_gpu: Annotated[bool, typer.Option("--like-a-gpu", help="Run them with a GPU's defaults; compare, save nothing.")] = False,
-        release: Annotated[Optional[str], typer.Option(help="Generate exercises/ from solutions/: self-study or course.")] = None,
-        to: Annotated[Optional[Path], typer.Option(help="Folder for --release course, which does not go to exercises/.")] = None,
-        badges: Annotated[bool, typer.Option("--badges", help="Point Colab badges and set-up cells at --repository.")] = False,
-        repository: Annotated[Optional[str], typer.Option(help="owner/name of the fork, for --badges.")] = None,
-        roads: Annotated[Optional[int], typer.Option(min=1, help="Serve so many random combinations of the engine's settings.")] = None,
-        seed: Annotated[int, typer.Option(min=0, help="Of the first of --roads; the next has the next seed.")] = 0,
-        road: Annotated[Optional[str], typer.Option(help="Serve one combination, as --roads printed it.")] = None) -> None:
+    notebooks: Annotated[Optional[list[Path]], typer.Argument(help="Notebooks; by default all of the clone.")] = None,
+    lint: Annotated[bool, typer.Option("--lint", help="Look at the notebooks as they are (the default).")] = False,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Run them first, and save them in their stable form.")
+    ] = False,
+    like_a_gpu: Annotated[
+        bool, typer.Option("--like-a-gpu", help="Run them with a GPU's defaults; compare, save nothing.")
+    ] = False,
+    release: Annotated[
+        Optional[str], typer.Option(help="Generate exercises/ from solutions/: self-study or course.")
+    ] = None,
+    to: Annotated[
+        Optional[Path], typer.Option(help="Folder for --release course, which does not go to exercises/.")
+    ] = None,
+    badges: Annotated[
+        bool, typer.Option("--badges", help="Point Colab badges and set-up cells at --repository.")
+    ] = False,
+    repository: Annotated[Optional[str], typer.Option(help="owner/name of the fork, for --badges.")] = None,
+    roads: Annotated[
+        Optional[int], typer.Option(min=1, help="Serve so many random combinations of the engine's settings.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first of --roads; the next has the next seed.")] = 0,
+    road: Annotated[Optional[str], typer.Option(help="Serve one combination, as --roads printed it.")] = None,
+) -> None:
     """Check the notebooks, run them, generate the exercises; check the engine. For authors and lecturers.
 
     `minillm check chapters/01_one_token_at_a_time.ipynb --execute`
@@ -219,7 +289,9 @@ def check(
             from .book import exercises
 
             changed = exercises.regenerate(release, out=to, root=clone())
-            out.print(f"{len(changed)} exercises changed{''.join(f', {path.name}' for path in changed)}", highlight=False)
+            out.print(
+                f"{len(changed)} exercises changed{''.join(f', {path.name}' for path in changed)}", highlight=False
+            )
         problems, write_line = [], partial(out.print, highlight=False, markup=False)
         if lint or execute or not (badges or release or like_a_gpu):
             from .book import notebooks as checker

@@ -129,7 +129,9 @@ class DeviceInfo:
         return [(field.name.replace("_", " "), str(getattr(self, field.name))) for field in fields(self)]
 
     def _repr_html_(self) -> str:
-        cells = "".join(f"<tr><th style='text-align:left'>{key}</th><td>{value}</td></tr>" for key, value in self.rows())
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{key}</th><td>{value}</td></tr>" for key, value in self.rows()
+        )
         return f"<table><caption>This machine</caption>{cells}</table>"
 
     def __rich__(self):
@@ -210,7 +212,9 @@ def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
     if size := tensor.numel() * tensor.element_size():
         cuda, place = torch.cuda.cudart(), tensor.data_ptr()
         if int(error := cuda.cudaHostRegister(place, size, 0)):
-            raise RuntimeError(f"{size} bytes of host memory could not be page-locked ({error}); ask for less, or raise `ulimit -l`")
+            raise RuntimeError(
+                f"{size} bytes of host memory could not be page-locked ({error}); ask for less, or raise `ulimit -l`"
+            )
         weakref.finalize(tensor, cuda.cudaHostUnregister, place)  # before its memory is given back
     return tensor
 

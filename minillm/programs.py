@@ -46,10 +46,16 @@ def select(name: str, choices: Sequence[str], normalize: bool = False) -> Select
     """The most probable of `choices`, as `state[name]`: by the sum of its tokens' log-probabilities, which is how likely the
     model is to go on so; or by their mean, as in SGLang. `minillm.sampling.selection` says what speaks for each.
     """
-    if isinstance(choices, str) or not isinstance(choices, Sequence) or not all(isinstance(one, str) for one in choices):
+    if (
+        isinstance(choices, str)
+        or not isinstance(choices, Sequence)
+        or not all(isinstance(one, str) for one in choices)
+    ):
         raise TypeError(f"select({name!r}): choices={choices!r} is not allowed; allowed: a list of strings")
     if not choices or not all(choices) or len(set(choices)) < len(choices):
-        raise ValueError(f"select({name!r}): choices={choices!r} is not allowed; allowed: at least one, none empty, each once")
+        raise ValueError(
+            f"select({name!r}): choices={choices!r} is not allowed; allowed: at least one, none empty, each once"
+        )
     return Select(name, tuple(choices), normalize)
 
 
@@ -135,7 +141,9 @@ class State:
         for index, branch in enumerate(branches):
             branch._check_open()
             if branch not in self._branches or branch in branches[:index]:
-                raise ValueError(f"branches[{index}] is not a branch of this state, or given twice; give what fork() returned")
+                raise ValueError(
+                    f"branches[{index}] is not a branch of this state, or given twice; give what fork() returned"
+                )
         names = dict.fromkeys(name for branch in branches for name in branch._names[branch._num_inherited :])
         self._append(self._join(list(branches), separator, list(names)), *names)
         for branch in branches:
@@ -178,12 +186,16 @@ class State:
         before, texts = self._text.tokens(), [self._text.tokens(choice) for choice in piece.choices]
         start = len(list(takewhile(lambda column: len(set(column)) == 1, zip(before, *texts))))
         if not start:
-            raise ValueError(f"select({piece.name!r}) needs a token before its choices that they leave as it is; write more")
+            raise ValueError(
+                f"select({piece.name!r}) needs a token before its choices that they leave as it is; write more"
+            )
         yield from self._share(before[: start - 1], len(texts))  # the logits of token start - 1 are wanted
         submissions = [self._submit(text, SCORE, start) for text in texts]
         yield submissions
         rows = [submission.output().prompt_logprobs for submission in submissions]
-        logprobs = [[row[token].logprob for token, row in zip(text[start:], found[start:])] for text, found in zip(texts, rows)]
+        logprobs = [
+            [row[token].logprob for token, row in zip(text[start:], found[start:])] for text, found in zip(texts, rows)
+        ]
         selection = Selection(piece.choices, logprobs, piece.normalize)
         self._text.say(selection.choice, texts[selection.index])
         self._values[piece.name] = selection.choice, selection
@@ -236,7 +248,9 @@ class State:
         self._check_open()
         for name in names:
             if not isinstance(name, str) or name in self._names:
-                raise ValueError(f"the name {name!r} is taken, or no string; taken: {', '.join(self._names) or 'nothing yet'}")
+                raise ValueError(
+                    f"the name {name!r} is taken, or no string; taken: {', '.join(self._names) or 'nothing yet'}"
+                )
         self._names += names
         self._operations.append(operation)
         self._advance()
@@ -294,7 +308,9 @@ class State:
     def _check_open(self) -> None:
         self._check_failed()
         if self._sealed:
-            raise RuntimeError(f"the state {self._sealed} and takes nothing more; go on with the one that it was forked from")
+            raise RuntimeError(
+                f"the state {self._sealed} and takes nothing more; go on with the one that it was forked from"
+            )
 
     def _check_failed(self) -> None:
         if self._error is not None:

@@ -11,7 +11,15 @@ import torch
 from safetensors.torch import save_file
 
 from minillm.model.calibration import corpus_sequences, perplexity
-from minillm.model.checkpoint import load_config, load_model, load_tokenizer, read_model, read_tensors, resolve_model, weight_files
+from minillm.model.checkpoint import (
+    load_config,
+    load_model,
+    load_tokenizer,
+    read_model,
+    read_tensors,
+    resolve_model,
+    weight_files,
+)
 from minillm.model.decoder import Decoder
 from minillm.model.quantized_folder import check_new, linears_of, save_quantized
 from minillm.quantization.config import QuantizationConfig, resolve
@@ -46,7 +54,9 @@ def quantize_model(
     check_new(folder)
     source = resolve_model(model)
     if not (source / "config.json").exists():
-        raise ValueError(f"{source} has no config.json beside its weights; quantize a model folder in Hugging Face layout")
+        raise ValueError(
+            f"{source} has no config.json beside its weights; quantize a model folder in Hugging Face layout"
+        )
     sequences = corpus_sequences(load_tokenizer(source), QUALITY_DOCUMENTS, corpus.HELD_OUT_SEED)
     before = perplexity(load_model(source, dtype, device), sequences)
     on_step("measured the original")
@@ -81,7 +91,9 @@ def config_of(
     changes = dict(num_documents=num_documents, seed=seed, calibration=calibration and str(calibration))
     if method in ("smoothquant", "llm_int8"):
         if bits not in (None, 8) or format not in (None, "fp8") or symmetric is False:
-            raise ValueError(f"--method {method} multiplies int8 by int8 (or fp8 by fp8), symmetric; --bits 8 or --format fp8")
+            raise ValueError(
+                f"--method {method} multiplies int8 by int8 (or fp8 by fp8), symmetric; --bits 8 or --format fp8"
+            )
         return resolve({"name": method, "weights": format or "int8", "activations": format or "int8", **changes})
     weights = format or f"int{bits or 4}"
     if symmetric is None:

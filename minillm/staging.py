@@ -29,7 +29,9 @@ def upload(*columns: np.ndarray | Sequence[int], device: torch.device | str) -> 
     starts, num_bytes = layout(arrays)
     host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
     fill(host, arrays, starts)
-    return views(torch.empty(num_bytes, dtype=torch.uint8, device=device).copy_(host, non_blocking=True), arrays, starts)
+    return views(
+        torch.empty(num_bytes, dtype=torch.uint8, device=device).copy_(host, non_blocking=True), arrays, starts
+    )
 
 
 def layout(arrays: Sequence[np.ndarray]) -> tuple[list[int], int]:

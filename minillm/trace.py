@@ -89,12 +89,15 @@ class Trace:
         """Write the trace in Chrome's trace-event format (microseconds), which Perfetto opens."""
         common = {"pid": 0, "tid": 0}
         records = [
-            {"ph": "X", "name": s.name, "ts": s.start * 1e6, "dur": s.duration * 1e6, "args": {"step": s.step, **s.args}}
+            {
+                "ph": "X",
+                "name": s.name,
+                "ts": s.start * 1e6,
+                "dur": s.duration * 1e6,
+                "args": {"step": s.step, **s.args},
+            }
             for s in self.spans
-        ] + [
-            {"ph": "C", "name": e.name, "ts": e.time * 1e6, "args": {e.name: e.value}}
-            for e in self.events
-        ]
+        ] + [{"ph": "C", "name": e.name, "ts": e.time * 1e6, "args": {e.name: e.value}} for e in self.events]
         records.sort(key=lambda record: record["ts"])
         path = Path(path)
         path.write_text(json.dumps({"traceEvents": [record | common for record in records], "displayTimeUnit": "ms"}))

@@ -12,6 +12,7 @@ Four things make a small model learn these tasks within hours on two CPU cores:
   heads, Olsson et al., 2022, arXiv:2209.11895);
 * short sequences first, the full context for the last part.
 """
+
 from __future__ import annotations
 
 import json
@@ -62,8 +63,9 @@ class TrainingConfig:
 
 PRESETS = {
     "tinyworld": TrainingConfig(),
-    "tinyworld-draft": TrainingConfig(hidden_size=96, num_layers=2, num_heads=3, num_kv_heads=1,
-                                      intermediate_size=256, tokens=8_000_000),
+    "tinyworld-draft": TrainingConfig(
+        hidden_size=96, num_layers=2, num_heads=3, num_kv_heads=1, intermediate_size=256, tokens=8_000_000
+    ),
 }
 
 
@@ -77,9 +79,16 @@ class Progress:
     tokens_per_second: float
 
 
-def train(config: TrainingConfig, tokenizer: Tokenizer, out: Path, device: torch.device,
-          on_step: Callable[[Progress], None] = lambda progress: None, checkpoint_every: int = 50,
-          stop_after: int | None = None, compile: bool = False) -> Path:
+def train(
+    config: TrainingConfig,
+    tokenizer: Tokenizer,
+    out: Path,
+    device: torch.device,
+    on_step: Callable[[Progress], None] = lambda progress: None,
+    checkpoint_every: int = 50,
+    stop_after: int | None = None,
+    compile: bool = False,
+) -> Path:
     """Train to the end, or on from `out/training.pt` if a run with the same configuration was cut off there.
 
     Writes `out/training.pt` every `checkpoint_every` steps and, at the end, the Hugging Face folder `out` in bf16
@@ -123,8 +132,17 @@ def train(config: TrainingConfig, tokenizer: Tokenizer, out: Path, device: torch
     return out
 
 
-def run_preset(preset: str, out: Path, tokens: int | None = None, seed: int = 0, device: str = "auto",
-               compile: bool | None = None, learn_tokenizer: bool = False, overwrite: bool = False, console=None) -> Path:
+def run_preset(
+    preset: str,
+    out: Path,
+    tokens: int | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    compile: bool | None = None,
+    learn_tokenizer: bool = False,
+    overwrite: bool = False,
+    console=None,
+) -> Path:
     """`minillm train`: choose a tokenizer, then train `preset` into `out` under a progress bar.
 
     The tokenizer is that of the run being resumed, else the bundled one, else (or with `learn_tokenizer`) a new one.
@@ -139,8 +157,14 @@ def run_preset(preset: str, out: Path, tokens: int | None = None, seed: int = 0,
         raise FileExistsError(f"{out} holds a finished model; choose another folder, or --overwrite")
     config = replace(PRESETS[preset], seed=seed, tokens=tokens or PRESETS[preset].tokens)
     where = resolve_device(device)
-    with Bar(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[speed]}"),
-             TimeRemainingColumn(), console=console) as bar:
+    with Bar(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[speed]}"),
+        TimeRemainingColumn(),
+        console=console,
+    ) as bar:
         task = bar.add_task("learning the tokenizer", total=None, speed="")
         tokenizer = _choose_tokenizer(out, learn_tokenizer)
         mean: float | None = None  # of the loss, over the last twenty steps or so
@@ -148,10 +172,17 @@ def run_preset(preset: str, out: Path, tokens: int | None = None, seed: int = 0,
         def on_step(progress: Progress) -> None:
             nonlocal mean
             mean = progress.loss if mean is None else 0.95 * mean + 0.05 * progress.loss
-            bar.update(task, total=progress.num_steps, completed=progress.step, description=f"{preset}: loss {mean:.3f}",
-                       speed=f"{progress.tokens_per_second:,.0f} tokens/s")
+            bar.update(
+                task,
+                total=progress.num_steps,
+                completed=progress.step,
+                description=f"{preset}: loss {mean:.3f}",
+                speed=f"{progress.tokens_per_second:,.0f} tokens/s",
+            )
 
-        return train(config, tokenizer, out, where, on_step, compile=where.type == "cuda" if compile is None else compile)
+        return train(
+            config, tokenizer, out, where, on_step, compile=where.type == "cuda" if compile is None else compile
+        )
 
 
 def _choose_tokenizer(out: Path, learn_tokenizer: bool) -> Tokenizer:
@@ -165,18 +196,30 @@ def _choose_tokenizer(out: Path, learn_tokenizer: bool) -> Tokenizer:
 
 def llama_config(config: TrainingConfig, tokenizer: Tokenizer) -> LlamaConfig:
     return LlamaConfig(
-        vocab_size=tokenizer.get_vocab_size(), hidden_size=config.hidden_size, num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads, num_key_value_heads=config.num_kv_heads,
-        intermediate_size=config.intermediate_size, max_position_embeddings=config.context, rope_theta=10_000.0,
-        rms_norm_eps=1e-5, tie_word_embeddings=True, attn_implementation="sdpa", use_cache=False,
-        bos_token_id=tokenizer.token_to_id(bpe.BEGIN), eos_token_id=tokenizer.token_to_id(bpe.END))
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        intermediate_size=config.intermediate_size,
+        max_position_embeddings=config.context,
+        rope_theta=10_000.0,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        attn_implementation="sdpa",
+        use_cache=False,
+        bos_token_id=tokenizer.token_to_id(bpe.BEGIN),
+        eos_token_id=tokenizer.token_to_id(bpe.END),
+    )
 
 
 def build_optimizers(model: LlamaForCausalLM, config: TrainingConfig) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers; AdamW for embeddings and norms, which have no rows and columns to balance."""
     if not hasattr(torch.optim, "Muon"):
-        raise RuntimeError(f"training needs torch.optim.Muon, which torch {torch.__version__} does not have: "
-                           "install torch >= 2.9 (everything else in minillm runs on 2.8)")
+        raise RuntimeError(
+            f"training needs torch.optim.Muon, which torch {torch.__version__} does not have: "
+            "install torch >= 2.9 (everything else in minillm runs on 2.8)"
+        )
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers" in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "layers" not in name]
     muon = torch.optim.Muon(matrices, lr=config.muon_lr, momentum=0.95, weight_decay=0.01)
@@ -210,8 +253,8 @@ def batch(config: TrainingConfig, step: int, tokenizer: Tokenizer) -> tuple[np.n
         while filled < length + 1:
             ids, is_answer = next(docs)
             n = min(len(ids), length + 1 - filled)
-            tokens[row, filled:filled + n] = ids[:n]
-            weights[row, filled:filled + n] = np.where(is_answer[:n], config.answer_weight, 1.0)
+            tokens[row, filled : filled + n] = ids[:n]
+            weights[row, filled : filled + n] = np.where(is_answer[:n], config.answer_weight, 1.0)
             filled += n
     return tokens, weights
 
@@ -253,8 +296,12 @@ def _has_bf16(device: torch.device) -> bool:
 
 
 def _save_state(out: Path, config: TrainingConfig, step: int, model, optimizers) -> None:
-    state = {"config": json.dumps(asdict(config)), "step": step, "model": model.state_dict(),
-             "optimizers": [o.state_dict() for o in optimizers]}
+    state = {
+        "config": json.dumps(asdict(config)),
+        "step": step,
+        "model": model.state_dict(),
+        "optimizers": [o.state_dict() for o in optimizers],
+    }
     torch.save(state, out / "training.pt.partial")
     os.replace(out / "training.pt.partial", out / "training.pt")
 
@@ -262,9 +309,15 @@ def _save_state(out: Path, config: TrainingConfig, step: int, model, optimizers)
 def _pin_tokenizer(out: Path, tokenizer: Tokenizer) -> None:
     """A run keeps the tokenizer it began with, in `out/tokenizer.json`, for whoever resumes it."""
     file = out / "tokenizer.json"
-    if (out / "training.pt").exists() and file.exists() and Tokenizer.from_file(str(file)).to_str() != tokenizer.to_str():
-        raise ValueError(f"{out}/training.pt was written with another tokenizer, the one in {file}; "
-                         "finish that run with it, or choose another folder")
+    if (
+        (out / "training.pt").exists()
+        and file.exists()
+        and Tokenizer.from_file(str(file)).to_str() != tokenizer.to_str()
+    ):
+        raise ValueError(
+            f"{out}/training.pt was written with another tokenizer, the one in {file}; "
+            "finish that run with it, or choose another folder"
+        )
     tokenizer.save(str(file))
 
 
@@ -273,8 +326,10 @@ def _resume(out: Path, config: TrainingConfig, model, optimizers) -> int:
         return 0
     state = torch.load(out / "training.pt", map_location="cpu", weights_only=True)
     if state["config"] != json.dumps(asdict(config)):
-        raise ValueError(f"{out}/training.pt was written with another configuration: {state['config']}; "
-                         "finish that run with its own settings, or choose another folder")
+        raise ValueError(
+            f"{out}/training.pt was written with another configuration: {state['config']}; "
+            "finish that run with its own settings, or choose another folder"
+        )
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"]):
         optimizer.load_state_dict(saved)

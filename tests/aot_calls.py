@@ -27,7 +27,17 @@ def call_rotary(heads: int, kv_heads: int, head_dim: int, with_norm: bool, pages
     angles = empty(64, 1, head_dim)
     weights = (empty(head_dim), empty(head_dim), 1e-6) if with_norm else (None, None, 0.0)
     cache = pages(kv_heads, head_dim, pages_dtype)
-    return rotary.rotate_and_store, (q, k, v, angles, angles, *cache, empty(64, dtype=torch.int64), *weights, *scales(cache))
+    return rotary.rotate_and_store, (
+        q,
+        k,
+        v,
+        angles,
+        angles,
+        *cache,
+        empty(64, dtype=torch.int64),
+        *weights,
+        *scales(cache),
+    )
 
 
 def call_matmul(m: int, n: int, k: int, layout: str, dtype: torch.dtype = FP16):
@@ -49,7 +59,15 @@ def scales(cache: tuple[torch.Tensor, torch.Tensor]):
     return one, one
 
 
-def call_prefill(head_dim: int, window: int | None = None, dtype: torch.dtype = FP16, heads: int = 16, codes=None, sinks: int = 0, longest: int = 4096):
+def call_prefill(
+    head_dim: int,
+    window: int | None = None,
+    dtype: torch.dtype = FP16,
+    heads: int = 16,
+    codes=None,
+    sinks: int = 0,
+    longest: int = 4096,
+):
     index = empty(8, dtype=torch.int64), empty(7, dtype=torch.int64), empty(7, 256, dtype=torch.int64)
     q, cache = empty(64, heads, head_dim, dtype=dtype), pages(2, head_dim, codes or dtype)
     more = (window, None, None, *scales(cache), sinks, q if sinks else None)
@@ -57,7 +75,13 @@ def call_prefill(head_dim: int, window: int | None = None, dtype: torch.dtype = 
 
 
 def call_decode(
-    head_dim: int, num_splits: int, window: int | None = None, dtype: torch.dtype = FP16, heads: int = 16, codes=None, sinks: int = 0
+    head_dim: int,
+    num_splits: int,
+    window: int | None = None,
+    dtype: torch.dtype = FP16,
+    heads: int = 16,
+    codes=None,
+    sinks: int = 0,
 ):
     index = empty(7, dtype=torch.int64), empty(7, 256, dtype=torch.int64)
     q, cache = empty(7, heads, head_dim, dtype=dtype), pages(2, head_dim, codes or dtype)
@@ -79,7 +103,9 @@ def call_sample(vocab_size: int, *used: str):
     return sampling.sample, (empty(4, vocab_size, dtype=FP32), floats, ints, ints, empty(4, dtype=torch.bool), *filters)
 
 
-def call_quantized(rows: int, format: str, group: int | None, zeros: bool = False, dtype: torch.dtype = FP16, splits: int = 1):
+def call_quantized(
+    rows: int, format: str, group: int | None, zeros: bool = False, dtype: torch.dtype = FP16, splits: int = 1
+):
     unit, groups = 512 // packed_weight.carrier_bits(format), 4096 // group if group else 1
     weight = packed_weight.PackedWeight(
         empty(4096 // unit, 4096, 16, dtype=torch.int32), empty(groups, 4096, dtype=FP16 if group else FP32),
@@ -90,7 +116,14 @@ def call_quantized(rows: int, format: str, group: int | None, zeros: bool = Fals
 
 def call_scaled(rows: int, dtype: torch.dtype):
     scales = empty(rows, dtype=FP32), empty(4096, dtype=FP32)
-    return scaled_matmul.scaled_matmul, (empty(rows, 4096, dtype=dtype), scales[0], empty(4096, 4096, dtype=dtype), scales[1], None, FP16)
+    return scaled_matmul.scaled_matmul, (
+        empty(rows, 4096, dtype=dtype),
+        scales[0],
+        empty(4096, 4096, dtype=dtype),
+        scales[1],
+        None,
+        FP16,
+    )
 
 
 # name -> a launcher and its arguments, or a function of them. Add the kernels of a new module here.
@@ -140,7 +173,10 @@ CALLS = {
     "decode, 64, planned, drafts, window": call_planned(64, 8, 1024, heads=8),
     "decode, 128, planned, drafts, fp8": call_planned(128, 4, codes=FP8),
     "plan of decoding": (decode_plan.plan_decode, (empty(256, dtype=torch.int32), 8, 40_960, 132)),
-    "plan of decoding, drafts": (decode_plan.plan_decode, (empty(256, dtype=torch.int32), 8, 40_960, 132, 1024, empty(256, dtype=torch.int32), 8)),
+    "plan of decoding, drafts": (
+        decode_plan.plan_decode,
+        (empty(256, dtype=torch.int32), 8, 40_960, 132, 1024, empty(256, dtype=torch.int32), 8),
+    ),
     "rotary, int8": call_rotary(32, 8, 128, False, INT8),
     "rotary, fp8, normed": call_rotary(32, 8, 128, True, FP8),
     "prefill, 64, int8": call_prefill(64, codes=INT8),

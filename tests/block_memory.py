@@ -13,7 +13,14 @@ class BlockMemory:
     row reads can be checked: a stale block, a missing copy, a wrong page all show. Made-up tokens depend on the text alone.
     """
 
-    def __init__(self, block_size: int, window: int | None = None, vocab_size: int = 50, max_tokens: int = 10**9, max_rows: int = 10**9):
+    def __init__(
+        self,
+        block_size: int,
+        window: int | None = None,
+        vocab_size: int = 50,
+        max_tokens: int = 10**9,
+        max_rows: int = 10**9,
+    ):
         self.block_size, self.window, self.vocab_size = block_size, window, vocab_size
         self.max_tokens, self.max_rows = max_tokens, max_rows
         self.slots: dict[int, object] = {}

@@ -1,4 +1,5 @@
 """What all tests share: this checkout on the path of child processes, no network, sample notebooks."""
+
 from __future__ import annotations
 
 import os
@@ -43,11 +44,20 @@ def root() -> Path:
 
 def marks(grade_id: str, **flags) -> dict:
     """nbgrader's metadata of one cell."""
-    return {"nbgrader": {"grade": False, "grade_id": grade_id, "locked": False, "schema_version": 3,
-                         "solution": False, "task": False, **flags}}
+    return {
+        "nbgrader": {
+            "grade": False,
+            "grade_id": grade_id,
+            "locked": False,
+            "schema_version": 3,
+            "solution": False,
+            "task": False,
+            **flags,
+        }
+    }
 
 
-CHECKER_CELL = '''from minillm.book.checks import Checker
+CHECKER_CELL = """from minillm.book.checks import Checker
 
 check_lowest = Checker("lowest", hint="An empty list has no lowest free id.")
 
@@ -64,7 +74,7 @@ def _edges(case):
 def _random(case):
     for _ in range(10):
         free = [case.rng.randrange(100) for _ in range(case.rng.randrange(1, 9))]
-        case.equal(case.call(free), min(free))'''
+        case.equal(case.call(free), min(free))"""
 
 SOLUTION_CELL = '''def lowest(free):
     """The lowest free id; ValueError when there is none."""
@@ -86,10 +96,17 @@ def sample_solution() -> nbformat.NotebookNode:
         colab.set_up_nbcell(),
         new_code(CHECKER_CELL, metadata=marks("imports", locked=True)),
         new_text("### Lowest free id\n\nWrite `lowest(free)`.", metadata=marks("lowest_statement", locked=True)),
-        new_text("<details><summary>A nudge</summary>\n\nSort.\n\n</details>", metadata=marks("lowest_help", locked=True)),
+        new_text(
+            "<details><summary>A nudge</summary>\n\nSort.\n\n</details>", metadata=marks("lowest_help", locked=True)
+        ),
         new_code(SOLUTION_CELL, metadata=marks("lowest", solution=True)),
-        *(new_code(f'check_lowest(lowest, "{part}")', metadata=marks(f"lowest_{part}", grade=True, locked=True, points=points))
-          for part, points in (("example", 1), ("edges", 2), ("random", 2))),
+        *(
+            new_code(
+                f'check_lowest(lowest, "{part}")',
+                metadata=marks(f"lowest_{part}", grade=True, locked=True, points=points),
+            )
+            for part, points in (("example", 1), ("edges", 2), ("random", 2))
+        ),
         new_code("free_ids = [4, 7]\nlowest(free_ids)"),
     ]
     return nbfile.normalise(nbformat.v4.new_notebook(cells=cells))
@@ -100,8 +117,11 @@ def sample_chapter() -> nbformat.NotebookNode:
     """A small chapter, executed by hand, that the lint finds nothing in when saved as chapters/06_sample.ipynb."""
     from minillm.book import colab, nbfile
 
-    cells = [nbformat.v4.new_markdown_cell(f"# 06 · Sample\n\n{colab.badge('chapters/06_sample.ipynb')}"), colab.set_up_nbcell(),
-             nbformat.v4.new_code_cell("print(2 + 2)", metadata={"tags": ["nbval-check-output"]})]
+    cells = [
+        nbformat.v4.new_markdown_cell(f"# 06 · Sample\n\n{colab.badge('chapters/06_sample.ipynb')}"),
+        colab.set_up_nbcell(),
+        nbformat.v4.new_code_cell("print(2 + 2)", metadata={"tags": ["nbval-check-output"]}),
+    ]
     cells[1].execution_count, cells[2].execution_count = 1, 2
     cells[2].outputs = [nbformat.v4.new_output("stream", name="stdout", text="4\n")]
     book = {"objectives": ["add two numbers"], "needs": ["05"], "minutes": 5}

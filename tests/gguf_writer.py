@@ -12,7 +12,9 @@ from gguf import GGMLQuantizationType as Type
 from tiny import byte_tokenizer
 
 
-def write(path: Path, model, kind=Type.F32, kinds: dict[str, Type] | None = None, drop=(), change=None, extra=()) -> Path:
+def write(
+    path: Path, model, kind=Type.F32, kinds: dict[str, Type] | None = None, drop=(), change=None, extra=()
+) -> Path:
     """`model` of transformers as llama.cpp's converter writes it, matrices as `kind` (those in `kinds` otherwise).
 
     `drop` are metadata keys to leave out, `change` tensors to replace, `extra` (method, value) of the writer to add.
@@ -22,10 +24,16 @@ def write(path: Path, model, kind=Type.F32, kinds: dict[str, Type] | None = None
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer = gguf.GGUFWriter(str(path), arch)
     values = {
-        "block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size,
-        "head_count": config.num_attention_heads, "head_count_kv": config.num_key_value_heads,
-        "key_length": head_dim, "value_length": head_dim, "layer_norm_rms_eps": config.rms_norm_eps, "rope_freq_base": config.rope_parameters["rope_theta"],
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "head_count": config.num_attention_heads,
+        "head_count_kv": config.num_key_value_heads,
+        "key_length": head_dim,
+        "value_length": head_dim,
+        "layer_norm_rms_eps": config.rms_norm_eps,
+        "rope_freq_base": config.rope_parameters["rope_theta"],
     }
     for key, value in values.items():
         if key not in drop:

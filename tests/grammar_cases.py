@@ -48,7 +48,9 @@ def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
 def pieces_tokenizer(pieces: Sequence[str]) -> PreTrainedTokenizerFast:
     """Whole characters without bytes to fall back on: 0 is <unk>, which stands for what no piece says, 2 the end."""
     written = ["<unk>", "<s>", "</s>", *pieces]
-    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(written)}, [], unk_token="<unk>", fuse_unk=True))
+    tokenizer = Tokenizer(
+        models.BPE({token: index for index, token in enumerate(written)}, [], unk_token="<unk>", fuse_unk=True)
+    )
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
@@ -73,7 +75,13 @@ def allowed(grammar: Grammar, vocab_size: int) -> set[int]:
 
 
 def random_walk(
-    grammar: Grammar, vocab_size: int, ends: set[int], seed: int, max_tokens: int = 400, hurry: float = 0.2, jump: bool = False
+    grammar: Grammar,
+    vocab_size: int,
+    ends: set[int],
+    seed: int,
+    max_tokens: int = 400,
+    hurry: float = 0.2,
+    jump: bool = False,
 ) -> list[int]:
     """Tokens drawn from the masks until the end, without it; `hurry` is how often the end is taken where it may be."""
     rng = random.Random(seed)

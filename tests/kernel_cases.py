@@ -12,7 +12,9 @@ from torch import Tensor
 from minillm.kernels import language
 
 # The interpreter multiplies bfloat16 matrices wrongly, and a T4 has no bfloat16.
-HAS_BFLOAT16 = language.MODE == "compiled" and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+HAS_BFLOAT16 = (
+    language.MODE == "compiled" and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+)
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * HAS_BFLOAT16
 
 # The relative error of a whole tensor that two roundings to the dtype may cause.

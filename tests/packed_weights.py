@@ -32,7 +32,9 @@ class Rounded:
         return torch.from_numpy(w)
 
 
-def round_weight(weight: torch.Tensor, bits: int, group_size: int = -1, act_order: int | None = None, symmetric: bool = False) -> Rounded:
+def round_weight(
+    weight: torch.Tensor, bits: int, group_size: int = -1, act_order: int | None = None, symmetric: bool = False
+) -> Rounded:
     """To the nearest point of each group's own grid; `act_order` is the seed of the order that puts inputs into groups."""
     w = weight.float().numpy()
     size = w.shape[1] if group_size == -1 else group_size
@@ -92,7 +94,11 @@ def awq(rounded: Rounded) -> dict[str, torch.Tensor]:
                 packed[:, word] |= codes[:, 8 * word + output].astype(np.uint32) << np.uint32(4 * place)
         return torch.from_numpy(packed.view(np.int32))
 
-    return {"qweight": words(rounded.codes.T), "qzeros": words(rounded.zeros), "scales": torch.from_numpy(rounded.scales)}
+    return {
+        "qweight": words(rounded.codes.T),
+        "qzeros": words(rounded.zeros),
+        "scales": torch.from_numpy(rounded.scales),
+    }
 
 
 def compressed(rounded: Rounded, bits: int, with_groups: bool = False) -> dict[str, torch.Tensor]:

@@ -28,11 +28,19 @@ def rows_of(llm: LLM) -> list[int]:
 
 def prefill_of(llm: LLM) -> int:
     """How many tokens of prompts were computed."""
-    rows = [(event.args["start"], event.value, event.args["prompt"]) for event in llm.trace.events if event.name == "tokens"]
+    rows = [
+        (event.args["start"], event.value, event.args["prompt"]) for event in llm.trace.events if event.name == "tokens"
+    ]
     return int(sum(max(0, min(start + count, prompt) - start) for start, count, prompt in rows))
 
 
 def is_clean(llm: LLM) -> bool:
     llm.engine.scheduler.check_integrity()
-    left = (llm.engine.has_unfinished, llm.outputs.collectors, llm.outputs.submissions, llm.engine.kv_cache.tables, llm.engine.kv_cache.chains)
+    left = (
+        llm.engine.has_unfinished,
+        llm.outputs.collectors,
+        llm.outputs.submissions,
+        llm.engine.kv_cache.tables,
+        llm.engine.kv_cache.chains,
+    )
     return not any(left)

@@ -19,7 +19,9 @@ def engine_of(num_blocks=20, block_size=4, max_num_seqs=4, budget=100, host=0, *
 
 
 def ask(name: str, prompt: list[int], max_tokens: int = 4, n: int = 1) -> Request:
-    return Request(name, prompt, SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=True), max_tokens, arrival_time=0.0)
+    return Request(
+        name, prompt, SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=True), max_tokens, arrival_time=0.0
+    )
 
 
 def serve(engine: Engine, *requests: Request) -> list[list[tuple]]:

@@ -18,7 +18,9 @@ def write_models(path: Path) -> Path:
     target = save_tiny_llama(path / "target")
     with torch.no_grad():
         for parameter in target.parameters():
-            parameter += 0.1 * parameter.std() * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+            parameter += (
+                0.1 * parameter.std() * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+            )
     save_tiny_llama(path / "noisy")
     target.save_pretrained(path / "noisy")
     save_tiny_llama(path / "other", vocab_size=VOCAB_SIZE + 1)

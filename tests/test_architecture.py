@@ -1,4 +1,5 @@
 """The house stands: floors, circles, docstrings, file lengths; and the detectors see what is wrong in made-up houses."""
+
 from __future__ import annotations
 
 import pytest
@@ -12,7 +13,9 @@ def test_the_package_keeps_the_rules_of_the_house(root):
 
 def test_every_engine_module_names_its_chapter(root):
     chapters = rooms.module_chapters(root / "minillm")
-    engine_rooms = {name for name in rooms.find_modules(root / "minillm") if rooms.floor_of(name) in rooms.ENGINE_FLOORS}
+    engine_rooms = {
+        name for name in rooms.find_modules(root / "minillm") if rooms.floor_of(name) in rooms.ENGINE_FLOORS
+    }
     assert engine_rooms, "no engine module found: the walk looks in the wrong place"
     assert engine_rooms <= set(chapters)
     assert all(0 <= chapters[name] <= 25 for name in engine_rooms)
@@ -32,23 +35,51 @@ def house(tmp_path, **files: str):
 
 
 def test_a_sound_house_has_no_violations(tmp_path):
-    package = house(tmp_path, device="", model__layers="from minillm.device import x", engine__llm="from minillm.model import layers\nfrom .core import y",
-                    engine__core="import minillm.model.layers", bench="from minillm import LLM", cli="def run():\n    from minillm.engine.llm import LLM")
+    package = house(
+        tmp_path,
+        device="",
+        model__layers="from minillm.device import x",
+        engine__llm="from minillm.model import layers\nfrom .core import y",
+        engine__core="import minillm.model.layers",
+        bench="from minillm import LLM",
+        cli="def run():\n    from minillm.engine.llm import LLM",
+    )
     assert rooms.violations(package) == []
 
 
-@pytest.mark.parametrize("files, said", [
-    ({"model__layers": "import minillm.engine.llm", "engine__llm": ""}, "minillm.model.layers line 2: imports upward, from minillm.engine.llm"),
-    ({"model__layers": "def f():\n    from ..engine import llm", "engine__llm": ""}, "imports upward, from minillm.engine.llm"),
-    ({"model__layers": "from minillm.sampling.params import P", "sampling__params": ""}, "imports sideways, from minillm.sampling.params"),
-    ({"model__layers": "from minillm import LLM"}, "imports from the front door"),
-    ({"attic": ""}, "no room called 'attic'"),
-    ({"engine__a": "from minillm.engine.b import x", "engine__b": "from .c import x", "engine__c": "from minillm.engine import a"},
-     "circular import: minillm.engine.a -> minillm.engine.b -> minillm.engine.c -> minillm.engine.a"),
-    ({"model__layers": '"""No chapter."""'}, 'minillm.model.layers: the first paragraph of its docstring must say "Built in chapter NN."'),
-    ({"model__layers": '"""First.\n\nBuilt in chapter 02, said too late."""'}, "must say"),
-    ({"device": "x = 1\n" * 319}, "minillm.device: 321 lines, the limit is 320"),
-])
+@pytest.mark.parametrize(
+    "files, said",
+    [
+        (
+            {"model__layers": "import minillm.engine.llm", "engine__llm": ""},
+            "minillm.model.layers line 2: imports upward, from minillm.engine.llm",
+        ),
+        (
+            {"model__layers": "def f():\n    from ..engine import llm", "engine__llm": ""},
+            "imports upward, from minillm.engine.llm",
+        ),
+        (
+            {"model__layers": "from minillm.sampling.params import P", "sampling__params": ""},
+            "imports sideways, from minillm.sampling.params",
+        ),
+        ({"model__layers": "from minillm import LLM"}, "imports from the front door"),
+        ({"attic": ""}, "no room called 'attic'"),
+        (
+            {
+                "engine__a": "from minillm.engine.b import x",
+                "engine__b": "from .c import x",
+                "engine__c": "from minillm.engine import a",
+            },
+            "circular import: minillm.engine.a -> minillm.engine.b -> minillm.engine.c -> minillm.engine.a",
+        ),
+        (
+            {"model__layers": '"""No chapter."""'},
+            'minillm.model.layers: the first paragraph of its docstring must say "Built in chapter NN."',
+        ),
+        ({"model__layers": '"""First.\n\nBuilt in chapter 02, said too late."""'}, "must say"),
+        ({"device": "x = 1\n" * 319}, "minillm.device: 321 lines, the limit is 320"),
+    ],
+)
 def test_a_violation_is_found_and_named(tmp_path, files, said):
     found = rooms.violations(house(tmp_path, **files))
     assert len(found) == 1 and said in found[0], found
@@ -56,13 +87,20 @@ def test_a_violation_is_found_and_named(tmp_path, files, said):
 
 def test_types_may_be_imported_sideways_but_not_upward(tmp_path):
     typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from minillm.{} import X"
-    assert rooms.violations(house(tmp_path / "a", model__layers=typed.format("sampling.params"), sampling__params="")) == []
+    assert (
+        rooms.violations(house(tmp_path / "a", model__layers=typed.format("sampling.params"), sampling__params=""))
+        == []
+    )
     found = rooms.violations(house(tmp_path / "b", model__layers=typed.format("engine.llm"), engine__llm=""))
     assert len(found) == 1 and "upward" in found[0]
 
 
 def test_chapters_come_from_the_first_paragraph(tmp_path):
-    package = house(tmp_path, kv_cache__block_pool='"""Paged KV cache:\nthe block pool. Built in\nchapter 06."""', training='"""No chapter."""')
+    package = house(
+        tmp_path,
+        kv_cache__block_pool='"""Paged KV cache:\nthe block pool. Built in\nchapter 06."""',
+        training='"""No chapter."""',
+    )
     chapters = rooms.module_chapters(package)
     assert chapters["minillm.kv_cache.block_pool"] == 6
     assert "minillm.training" not in chapters

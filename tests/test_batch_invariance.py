@@ -42,13 +42,23 @@ ENGINES = {
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model", MODELS)
 def test_logits_do_not_depend_on_the_cut(model, dtype, tmp_path):
-    make_model(1, vocab_size=VOCAB_SIZE, num_hidden_layers=2, head_dim=16, max_position_embeddings=256, **MODELS[model]).save_pretrained(tmp_path)
+    make_model(
+        1, vocab_size=VOCAB_SIZE, num_hidden_layers=2, head_dim=16, max_position_embeddings=256, **MODELS[model]
+    ).save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
     for block_size in (16, 7):
         for name, settings in ENGINES.items():
             if name == "sinks" and "window" in model:
                 continue  # one window is enough
-            llm = LLM(tmp_path, dtype=dtype, device="cpu", num_kv_blocks=20, block_size=block_size, attention_backend="native", **settings)
+            llm = LLM(
+                tmp_path,
+                dtype=dtype,
+                device="cpu",
+                num_kv_blocks=20,
+                block_size=block_size,
+                attention_backend="native",
+                **settings,
+            )
             whole = logits_of(llm, [LENGTH], block_size)
             for cut, lengths in CUTS.items():
                 assert torch.equal(logits_of(llm, lengths, block_size), whole), (block_size, name, cut)
@@ -62,7 +72,9 @@ def logits_of(llm: LLM, lengths: list[int], block_size: int) -> torch.Tensor:
     for length in lengths:
         batch = ForwardBatch.single(token_ids[start : start + length], start, all_logits=True)
         slots = table[0][batch.positions // block_size] * block_size + batch.positions % block_size
-        logits.append(llm.model.forward(replace(batch, block_table=table, slot_mapping=slots), llm.engine.runner.attention))
+        logits.append(
+            llm.model.forward(replace(batch, block_table=table, slot_mapping=slots), llm.engine.runner.attention)
+        )
         start += length
     return torch.cat(logits)
 
@@ -77,12 +89,20 @@ def test_a_row_of_a_product_does_not_depend_on_its_company(dtype, shape):
         assert torch.equal(native.linear(x[:rows], weight, None, shape[0]), together[:rows]), rows
 
 
-@pytest.mark.parametrize("speculation", [{"method": "ngram", "prompt_lookup_min": 1}, {"method": "draft_model", "model": "tinyworld-draft"}])
+@pytest.mark.parametrize(
+    "speculation", [{"method": "ngram", "prompt_lookup_min": 1}, {"method": "draft_model", "model": "tinyworld-draft"}]
+)
 def test_guessing_changes_no_token_in_bfloat16_either(speculation):
     """In bfloat16 the two best tokens are often as good as each other to two digits, and rounding decides."""
     prompts = [document.text[:60] for document in corpus.held_out("story", 12)]
-    for params in (SamplingParams(temperature=0.0, max_tokens=60), SamplingParams(temperature=1.0, seed=3, max_tokens=60)):
-        plain, guessing = (LLM("tinyworld", dtype="bfloat16", device="cpu", speculative_config=config) for config in (None, speculation))
+    for params in (
+        SamplingParams(temperature=0.0, max_tokens=60),
+        SamplingParams(temperature=1.0, seed=3, max_tokens=60),
+    ):
+        plain, guessing = (
+            LLM("tinyworld", dtype="bfloat16", device="cpu", speculative_config=config)
+            for config in (None, speculation)
+        )
         assert said(guessing, prompts, params) == said(plain, prompts, params)
 
 

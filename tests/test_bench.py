@@ -1,4 +1,5 @@
 """The measurements at toy size: what they count, check and write; never how long anything takes."""
+
 from __future__ import annotations
 
 import json
@@ -28,8 +29,9 @@ def toy(tmp_path_factory):
 
 def test_candidates_are_run_in_turns_after_a_warm_up():
     order, heard = [], []
-    samples = measure.interleave({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, repeats=5, warmup=1,
-                                 on_run=heard.append)
+    samples = measure.interleave(
+        {"a": lambda: order.append("a"), "b": lambda: order.append("b")}, repeats=5, warmup=1, on_run=heard.append
+    )
     assert order == heard == ["a", "b"] * 6
     assert [len(s.seconds) for s in samples.values()] == [5, 5]
 
@@ -58,7 +60,9 @@ def test_ceilings_are_measured(ceilings):
 
 def test_a_result_says_where_and_how_and_comes_back_from_its_file(ceilings, tmp_path):
     samples = {"a": measure.Samples((1.0, 2.0, 3.0))}
-    written = measure.result("decode-toy", "minillm bench decode", CPU, {"tokens": 3}, ceilings, {"speed": 2.0}, samples)
+    written = measure.result(
+        "decode-toy", "minillm bench decode", CPU, {"tokens": 3}, ceilings, {"speed": 2.0}, samples
+    )
     path = measure.save(written, tmp_path)
     assert path.name.startswith("decode-toy-") and measure.load("decode-*", tmp_path) == [written]
     assert written["samples_seconds"] == {"a": [1.0, 2.0, 3.0]}
@@ -69,8 +73,17 @@ def test_a_result_says_where_and_how_and_comes_back_from_its_file(ceilings, tmp_
 def test_committed_results_have_every_field():
     for path in measure.RESULTS.glob("*.json"):
         found = json.loads(path.read_text())
-        assert found.keys() == {"name", "command", "date", "hardware", "versions", "workload", "ceilings", "figures",
-                                "samples_seconds"}, path.name
+        assert found.keys() == {
+            "name",
+            "command",
+            "date",
+            "hardware",
+            "versions",
+            "workload",
+            "ceilings",
+            "figures",
+            "samples_seconds",
+        }, path.name
         assert found["command"].startswith("minillm ") and path.name.startswith(found["name"])
 
 
@@ -86,12 +99,16 @@ def test_decode_checks_the_outputs_and_writes_every_figure(monkeypatch):
     assert measured["figures"]["float32"]["outputs_checked"] and not measured["figures"]["bfloat16"]["outputs_checked"]
     assert measured["figures"]["float32"]["agreeing_tokens"] == 6
     assert {len(seconds) for seconds in measured["samples_seconds"].values()} == {5}
-    assert measured["samples_seconds"].keys() == {f"{d}/{e}" for d in workload.dtypes for e in ("transformers", "minillm")}
+    assert measured["samples_seconds"].keys() == {
+        f"{d}/{e}" for d in workload.dtypes for e in ("transformers", "minillm")
+    }
     for figures in measured["figures"].values():
         assert figures["speedup"] == pytest.approx(
-            figures["minillm_tokens_per_second"] / figures["transformers_tokens_per_second"])
+            figures["minillm_tokens_per_second"] / figures["transformers_tokens_per_second"]
+        )
         assert figures["share_of_limit"] == pytest.approx(
-            figures["minillm_tokens_per_second"] / figures["limit_tokens_per_second"])
+            figures["minillm_tokens_per_second"] / figures["limit_tokens_per_second"]
+        )
         assert all(seconds > 0 for seconds in figures["parts"].values()), figures["parts"]
     assert len(done) == 1 + 2 * (2 * 6 + 1)
     assert len(decode.tables(measured)) == 3
@@ -101,12 +118,20 @@ def test_llama_cpp_says_the_same_where_it_is_installed(toy, tmp_path):
     pytest.importorskip("llama_cpp", reason="needs llama.cpp: pip install -e '.[compare]'")
     path = llama_cpp.write_gguf(toy, decode.load_config(toy), torch.float32, tmp_path / "float32.gguf")
     theirs = list(islice(llama_cpp.LlamaCpp(path, 1, 64)([5, 6, 7]), 30))
-    assert theirs == ladder.record("", ladder.with_engine()(str(toy), CPU, torch.float32), [5, 6, 7], 30, ignore_eos=True).token_ids
-    measured = decode.run(decode.Workload("toy", ("float32",), prompt_tokens=4, output_tokens=8), "cpu", shapes={"toy": TOY})
+    assert (
+        theirs
+        == ladder.record(
+            "", ladder.with_engine()(str(toy), CPU, torch.float32), [5, 6, 7], 30, ignore_eos=True
+        ).token_ids
+    )
+    measured = decode.run(
+        decode.Workload("toy", ("float32",), prompt_tokens=4, output_tokens=8), "cpu", shapes={"toy": TOY}
+    )
     figures = measured["figures"]["float32"]
     assert figures["llama_cpp_agreeing_tokens"] == 8 and len(measured["samples_seconds"]["float32/llama.cpp"]) == 5
     assert figures["speedup_over_llama_cpp"] == pytest.approx(
-        figures["minillm_tokens_per_second"] / figures["llama_cpp_tokens_per_second"])
+        figures["minillm_tokens_per_second"] / figures["llama_cpp_tokens_per_second"]
+    )
 
 
 def test_only_a_plain_llama_is_written_for_llama_cpp(toy, tmp_path):
@@ -125,6 +150,7 @@ def test_decode_refuses_to_time_engines_that_disagree(monkeypatch):
         def shifted(*args):
             for piece in stream(*args):
                 yield replace(piece, token_ids=tuple((token + 1) % 512 for token in piece.token_ids))
+
         return shifted
 
     monkeypatch.setattr(ladder, "with_engine", lambda **room: wrong)
@@ -145,7 +171,9 @@ def test_bytes_a_token_are_the_weights_and_the_mean_context(toy):
     norms = (2 * 2 + 1) * 32
     assert decode.bytes_per_token(config, torch.float32, workload) == 4 * (matrices + norms) + 12 * (2 * 2 * 2 * 8 * 4)
     untied = replace(config, tie_word_embeddings=False)
-    assert decode.bytes_per_token(untied, torch.float32, workload) == decode.bytes_per_token(config, torch.float32, workload)
+    assert decode.bytes_per_token(untied, torch.float32, workload) == decode.bytes_per_token(
+        config, torch.float32, workload
+    )
 
 
 def test_timed_methods_are_put_back(toy):
@@ -220,8 +248,10 @@ def test_an_error_inside_a_rung_reaches_the_reader(toy):
 
 
 def test_rungs_that_disagree_are_found():
-    said = [ladder.Recording(name, (ladder.TimedText("x", tokens, 0.1),), True) for name, tokens in
-            [("a", (1, 2, 3)), ("b", (1, 2)), ("c", (1, 9))]]
+    said = [
+        ladder.Recording(name, (ladder.TimedText("x", tokens, 0.1),), True)
+        for name, tokens in [("a", (1, 2, 3)), ("b", (1, 2)), ("c", (1, 9))]
+    ]
     tour.check_same(said[:2])
     with pytest.raises(RuntimeError, match="'c'"):
         tour.check_same(said)

@@ -1,4 +1,5 @@
 """`bench gpu`: parts in order, cut off at their limits with their children, what they wrote kept, predictions compared."""
+
 from __future__ import annotations
 
 import json
@@ -28,18 +29,34 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def parts(monkeypatch):
     """Puts other parts in the place of the real ones: (name, program, limit in seconds[, group])."""
+
     def put(*made):
-        monkeypatch.setattr(gpu, "parts_of", lambda *args: [gpu.Part(name, ("-c", program), limit, *group) for name, program, limit, *group in made])
+        monkeypatch.setattr(
+            gpu,
+            "parts_of",
+            lambda *args: [gpu.Part(name, ("-c", program), limit, *group) for name, program, limit, *group in made],
+        )
+
     return put
 
 
 def test_every_part_is_run_in_order_and_says_how_it_ended(tmp_path, parts):
-    parts(("fine", "print('well')", 30), ("broken", "raise SystemExit('no such thing')", 30), ("endless", "while True: pass", 1))
+    parts(
+        ("fine", "print('well')", 30),
+        ("broken", "raise SystemExit('no such thing')", 30),
+        ("endless", "while True: pass", 1),
+    )
     done = []
     summary = gpu.run(tmp_path, device="cpu", on_run=done.append)
     assert done == ["fine", "broken", "endless"] and summary == json.loads((tmp_path / "summary.json").read_text())
-    assert [part["ended"] for part in summary["parts"].values()] == ["passed", "failed with status 1", "stopped after 1 s"]
-    assert [part["last_line"] for part in summary["parts"].values()][:2] == ["well", "no such thing"] and gpu.tables(summary)
+    assert [part["ended"] for part in summary["parts"].values()] == [
+        "passed",
+        "failed with status 1",
+        "stopped after 1 s",
+    ]
+    assert [part["last_line"] for part in summary["parts"].values()][:2] == ["well", "no such thing"] and gpu.tables(
+        summary
+    )
     again = gpu.run(tmp_path, device="cpu", only=("fi",))["parts"]
     # What an earlier run said stays.
     assert {name: part["ended"] for name, part in again.items()}["broken"] == "failed with status 1"
@@ -93,7 +110,9 @@ def test_a_part_that_hangs_is_ended_with_its_children_and_its_first_case_is_kept
 
 
 def test_ctrl_c_and_a_signal_to_end_leave_a_whole_summary(tmp_path, parts):
-    parts(("fine", "print('well')", 30), ("endless", "import time; print('on'); time.sleep(600)", 60), ("never", "", 30))
+    parts(
+        ("fine", "print('well')", 30), ("endless", "import time; print('on'); time.sleep(600)", 60), ("never", "", 30)
+    )
 
     def stop_when_under_way():
         log = tmp_path / "endless.log"
@@ -111,8 +130,10 @@ def test_ctrl_c_and_a_signal_to_end_leave_a_whole_summary(tmp_path, parts):
 
 
 def test_parts_of_a_group_run_at_once_and_none_beyond_the_minutes(tmp_path, parts, monkeypatch):
-    meet = (f"import time; from pathlib import Path; here = Path({str(tmp_path)!r}); (here / '%s.here').touch()\n"
-            "while not (here / '%s.here').exists(): time.sleep(0.02)")
+    meet = (
+        f"import time; from pathlib import Path; here = Path({str(tmp_path)!r}); (here / '%s.here').touch()\n"
+        "while not (here / '%s.here').exists(): time.sleep(0.02)"
+    )
     parts(("one", meet % ("one", "two"), 60, "tests"), ("two", meet % ("two", "one"), 60, "tests"))
     monkeypatch.setattr(gpu.os, "cpu_count", lambda: 2)
     assert {part["ended"] for part in gpu.run(tmp_path, device="cpu")["parts"].values()} == {"passed"}
@@ -146,15 +167,35 @@ def test_samples_are_kept_as_they_are_taken_and_a_whole_result_has_no_reason(mon
     monkeypatch.setattr("minillm.bench.record.SECONDS_BETWEEN", -1.0)
     with record.case("turns"):
         record.interleave({"a": lambda: 1.0, "b": lambda: 2.0}, 5, "turns/")
-    assert [len(one["samples_seconds"].get("turns/a", [])) for one in kept] == [0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 5]
-    assert "complete" not in record.finish() and kept[-1]["samples_seconds"] == {"turns/a": [1.0] * 5, "turns/b": [2.0] * 5}
+    assert [len(one["samples_seconds"].get("turns/a", [])) for one in kept] == [
+        0,
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+        4,
+        4,
+        5,
+        5,
+        5,
+    ]
+    assert "complete" not in record.finish() and kept[-1]["samples_seconds"] == {
+        "turns/a": [1.0] * 5,
+        "turns/b": [2.0] * 5,
+    }
 
 
 def test_a_peer_that_does_not_run_here_is_named_and_ours_has_to():
     def fails(x):
         raise NotImplementedError("not on this device")
 
-    case = Case("doubling", lambda: (torch.ones(3),), {"minillm": lambda x: x * 2, "cuDNN": fails, "torch": lambda x: x + x}, 24)
+    case = Case(
+        "doubling", lambda: (torch.ones(3),), {"minillm": lambda x: x * 2, "cuDNN": fails, "torch": lambda x: x + x}, 24
+    )
     assert check(case, CPU) == {"cuDNN": "NotImplementedError: not on this device"}
     case.candidates["minillm"] = fails
     with pytest.raises(NotImplementedError):
@@ -166,10 +207,14 @@ def test_a_peer_that_does_not_run_here_is_named_and_ours_has_to():
 
 def test_the_committed_predictions_are_those_the_command_computes():
     committed = predictions.committed("NVIDIA H200")
-    assert committed == [predictions.Prediction(**json.loads(json.dumps(one.__dict__)) | {"figure": one.figure})
-                         for one in predictions.predict(predictions.gpu_of("H200"))]
+    assert committed == [
+        predictions.Prediction(**json.loads(json.dumps(one.__dict__)) | {"figure": one.figure})
+        for one in predictions.predict(predictions.gpu_of("H200"))
+    ]
     assert all(0 <= one.low < one.high < math.inf and one.formula and one.why for one in committed)
-    results = {f"kernels-bfloat16-{family}" for family in gpu_parts.FAMILIES} | {f"step-{shape}-bfloat16-batch-{batch}" for shape, batch in gpu_parts.STEPS}
+    results = {f"kernels-bfloat16-{family}" for family in gpu_parts.FAMILIES} | {
+        f"step-{shape}-bfloat16-batch-{batch}" for shape, batch in gpu_parts.STEPS
+    }
     assert results <= {one.result for one in committed}
 
 
@@ -184,7 +229,9 @@ def test_a_decode_step_is_predicted_from_its_bytes_and_launches():
 
 
 def test_measured_figures_are_set_beside_the_predicted():
-    one = predictions.Prediction("step-toy", ("figures", "rungs", "+ scheduled*", "step_seconds"), "s", 1.0, 4.0, "f", {}, "w")
+    one = predictions.Prediction(
+        "step-toy", ("figures", "rungs", "+ scheduled*", "step_seconds"), "s", 1.0, 4.0, "f", {}, "w"
+    )
     absent = predictions.Prediction("step-toy", ("figures", "nothing"), "s", 1.0, 4.0, "f", {}, "w")
     results = [{"name": "step-toy", "figures": {"rungs": {"+ scheduled ahead": {"step_seconds": 6.0}}}}]
     [found] = predictions.compare([one, absent], results)
@@ -192,7 +239,10 @@ def test_measured_figures_are_set_beside_the_predicted():
     assert predictions.compare([one], []) == [] == predictions.tables([])
 
 
-@pytest.mark.parametrize("name, message", [("RTX 4090", "'RTX 4090' is not among.*T4, A100, L4, H100, H200"), ("Tesla T4", "'T4' has no bfloat16")])
+@pytest.mark.parametrize(
+    "name, message",
+    [("RTX 4090", "'RTX 4090' is not among.*T4, A100, L4, H100, H200"), ("Tesla T4", "'T4' has no bfloat16")],
+)
 def test_a_gpu_without_a_data_sheet_is_refused_by_name(name, message):
     with pytest.raises(ValueError, match=message):
         predictions.result(name, "minillm bench predict")
@@ -203,16 +253,36 @@ def test_a_gpu_without_a_data_sheet_is_refused_by_name(name, message):
 
 
 def test_kernels_are_sorted_into_the_parts_of_a_step():
-    event = lambda name, us, kind="DeviceType.CUDA": SimpleNamespace(name=name, device_type=kind, time_range=SimpleNamespace(elapsed_us=lambda: us))  # noqa: E731
-    events = [event("paged_decode_kernel", 30.0), event("merge_kernel", 10.0), event("nvjet_tst_64x8", 200.0), event("add_rms_norm_kernel", 20.0),
-              event("silu_mul_kernel", 20.0), event("rotate_and_store_kernel", 10.0), event("nvjet_tst_64x8", 100.0), event("Memcpy HtoD", 5.0),
-              event("draw_kernel", 5.0), event("aten::mm", 999.0, "DeviceType.CPU"), event("puzzling", 100.0)]
+    event = lambda name, us, kind="DeviceType.CUDA": SimpleNamespace(
+        name=name, device_type=kind, time_range=SimpleNamespace(elapsed_us=lambda: us)
+    )  # noqa: E731
+    events = [
+        event("paged_decode_kernel", 30.0),
+        event("merge_kernel", 10.0),
+        event("nvjet_tst_64x8", 200.0),
+        event("add_rms_norm_kernel", 20.0),
+        event("silu_mul_kernel", 20.0),
+        event("rotate_and_store_kernel", 10.0),
+        event("nvjet_tst_64x8", 100.0),
+        event("Memcpy HtoD", 5.0),
+        event("draw_kernel", 5.0),
+        event("aten::mm", 999.0, "DeviceType.CPU"),
+        event("puzzling", 100.0),
+    ]
     wall, kernels = kernel_times.wall_and_kernels(lambda: None, profile=lambda run: kernel_times.kernels_of(events))
     assert next(kernel.count for kernel in kernels if kernel.name == "nvjet_tst_64x8") == 2 and wall > 0
     spent = kernel_times.by_part(kernels, 1e-3, num_tokens=10)
     assert {part: round(1e6 * seconds, 3) for part, seconds in spent.items()} == {
-        "attention": 4.0, "matrix products": 30.0, "norms": 2.0, "element-wise": 2.0, "rotation, writing of keys and values": 1.0, "copies": 0.5,
-        "sampling": 0.5, "other kernels": 10.0, "gaps and the host": 50.0}
+        "attention": 4.0,
+        "matrix products": 30.0,
+        "norms": 2.0,
+        "element-wise": 2.0,
+        "rotation, writing of keys and values": 1.0,
+        "copies": 0.5,
+        "sampling": 0.5,
+        "other kernels": 10.0,
+        "gaps and the host": 50.0,
+    }
 
 
 def test_a_ceiling_of_a_gpu_is_timed_over_twenty_milliseconds_of_its_own_clock(monkeypatch):
@@ -252,12 +322,25 @@ def test_what_a_step_costs_speculation_is_measured_on_the_steps_that_the_engine_
     def passes(seconds: float) -> None:
         now[0] += seconds
 
-    graphs = SimpleNamespace(sizes=[1, 2, 4, 16], block_size=16, batches={size: size for size in (1, 2, 4, 16)},
-                             inputs=SimpleNamespace(fill=lambda rows, size, block_size: filled.append((len(rows), size))),
-                             run=lambda size: passes(0.1 * size))
-    runner = SimpleNamespace(graphs=graphs, attention=None, model=SimpleNamespace(device=CPU, forward=lambda batch, attention: passes(5.0)))
+    graphs = SimpleNamespace(
+        sizes=[1, 2, 4, 16],
+        block_size=16,
+        batches={size: size for size in (1, 2, 4, 16)},
+        inputs=SimpleNamespace(fill=lambda rows, size, block_size: filled.append((len(rows), size))),
+        run=lambda size: passes(0.1 * size),
+    )
+    runner = SimpleNamespace(
+        graphs=graphs, attention=None, model=SimpleNamespace(device=CPU, forward=lambda batch, attention: passes(5.0))
+    )
     cost = measure_steps(runner, 32, clock=lambda: now[0])
-    assert {size: round(float(cost(size)), 6) for size in (1, 2, 4, 8, 16, 32)} == {1: 0.1, 2: 0.2, 4: 0.4, 8: 1.6, 16: 1.6, 32: 5.0}
+    assert {size: round(float(cost(size)), 6) for size in (1, 2, 4, 8, 16, 32)} == {
+        1: 0.1,
+        2: 0.2,
+        4: 0.4,
+        8: 1.6,
+        16: 1.6,
+        32: 5.0,
+    }
     # All of it padding.
     assert {size for rows, size in filled} == {1, 2, 4, 16} and {rows for rows, size in filled} == {0}
     runner.graphs = None
@@ -267,7 +350,12 @@ def test_what_a_step_costs_speculation_is_measured_on_the_steps_that_the_engine_
 def test_the_rehearsal_counts_what_a_step_asks_for():
     measured = rehearsal.run("cpu", scenarios={"n-gram": rehearsal.SCENARIOS["n-gram"]})
     found = measured["figures"]["n-gram"]
-    assert found["steps"] >= 4 and found["operations_a_step"] > 0 and found["waits_a_step"] == 0 and rehearsal.tables(measured)
+    assert (
+        found["steps"] >= 4
+        and found["operations_a_step"] > 0
+        and found["waits_a_step"] == 0
+        and rehearsal.tables(measured)
+    )
 
 
 def test_every_scenario_of_the_rehearsal_is_one_that_the_engine_takes():
@@ -287,8 +375,10 @@ def test_shards_hold_every_test_once():
     held = []
     for index in range(1, 5):
         mine, dropped = list(items), []
-        config = SimpleNamespace(getoption=lambda name, index=index: f"{index}/4",
-                                 hook=SimpleNamespace(pytest_deselected=lambda items: dropped.extend(items)))
+        config = SimpleNamespace(
+            getoption=lambda name, index=index: f"{index}/4",
+            hook=SimpleNamespace(pytest_deselected=lambda items: dropped.extend(items)),
+        )
         shard.pytest_collection_modifyitems(config, mine)
         assert len(mine) + len(dropped) == 100 and 10 < len(mine) < 40
         held += [item.nodeid for item in mine]
@@ -301,16 +391,32 @@ def test_every_part_of_the_real_run_exists(tmp_path):
     """The commands of the real run, with an option too many: one that was renamed would only be found on a GPU."""
     made = gpu.parts_of(tmp_path)
     names = [part.name for part in made]
-    assert names[:3] == ["describe", "rehearsal", "tests-kernels-1"] and names[-1] == "notebooks-5" and len(set(names)) == len(names)
-    assert names.index("kernels-prefill") < names.index("throughput-qwen3-0.6b") < names.index("decode") < names.index("bits") < names.index("structured")
+    assert (
+        names[:3] == ["describe", "rehearsal", "tests-kernels-1"]
+        and names[-1] == "notebooks-5"
+        and len(set(names)) == len(names)
+    )
+    assert (
+        names.index("kernels-prefill")
+        < names.index("throughput-qwen3-0.6b")
+        < names.index("decode")
+        < names.index("bits")
+        < names.index("structured")
+    )
     assert all(part.seconds <= 480 for part in made)
     for part in made:
         if "bench" in part.command:
-            arguments = list(part.command[part.command.index("bench"):])
+            arguments = list(part.command[part.command.index("bench") :])
             result = CliRunner().invoke(app, [*arguments, "--no-such-option"])
             assert "No such option: --no-such-option" in " ".join(result.output.split()), (part.name, result.output)
         for argument in part.command:
             if argument.endswith(".py"):
                 assert gpu_parts.Path(argument).is_file(), argument
-    listed = CliRunner().invoke(app, ["bench", "gpu", "--out", str(tmp_path), "--list", "--part", "kernels", "--part", "kv"])
-    assert listed.exit_code == 0 and "kernels-kv8" in listed.output and "decode" not in listed.output.replace("kernels-decode", "")
+    listed = CliRunner().invoke(
+        app, ["bench", "gpu", "--out", str(tmp_path), "--list", "--part", "kernels", "--part", "kv"]
+    )
+    assert (
+        listed.exit_code == 0
+        and "kernels-kv8" in listed.output
+        and "decode" not in listed.output.replace("kernels-decode", "")
+    )

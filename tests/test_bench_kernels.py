@@ -1,4 +1,5 @@
 """`bench step`, `bench kernels` and `bench gpu` at toy size: what they check, count and write; never how long it takes."""
+
 from __future__ import annotations
 
 import json
@@ -58,7 +59,9 @@ def test_a_compiled_rung_computes_the_same(tmp_path):
 @interpreted
 def test_the_gpu_rungs_say_the_same_interpreted():
     rungs = tuple(replace(rung, name=rung.name) for rung in step.GPU_RUNGS)
-    measured = step.run(step.Workload("toy", prompt_tokens=3, output_tokens=3), "cpu", shapes={"toy": WIDE}, rungs=rungs)
+    measured = step.run(
+        step.Workload("toy", prompt_tokens=3, output_tokens=3), "cpu", shapes={"toy": WIDE}, rungs=rungs
+    )
     assert list(measured["figures"]["rungs"]) == ["torch", "+ Triton kernels", "+ CUDA graphs", "+ scheduled ahead"]
 
 
@@ -66,7 +69,16 @@ def test_the_gpu_rungs_say_the_same_interpreted():
 def test_every_triton_case_is_right_at_toy_size():
     """Each case of each family once; the timing itself is `measure.interleave`, tested elsewhere."""
     cases = kernel_cases.cases_of(kernel_cases.FAMILIES["cuda"], 64, CPU, torch.float32)
-    assert {case.name.split()[0] for case in cases} == {"rms_norm", "add_rms_norm", "silu_mul", "matmul", "causal", "paged", "W4A16", "W8A8"}
+    assert {case.name.split()[0] for case in cases} == {
+        "rms_norm",
+        "add_rms_norm",
+        "silu_mul",
+        "matmul",
+        "causal",
+        "paged",
+        "W4A16",
+        "W8A8",
+    }
     for case in cases:
         kernels.check(case, CPU)
 
@@ -83,12 +95,16 @@ def test_the_cpus_kernels_are_measured(dtype):
 
 
 def test_a_candidate_that_is_wrong_is_not_timed():
-    case = kernels.Case("doubling", lambda: (torch.ones(3),), {"minillm": lambda x: x * 2.1, "torch": lambda x: x * 2}, 24)
+    case = kernels.Case(
+        "doubling", lambda: (torch.ones(3),), {"minillm": lambda x: x * 2.1, "torch": lambda x: x * 2}, 24
+    )
     with pytest.raises(RuntimeError, match="doubling: minillm is 5.0e-02 from the reference"):
         kernels.check(case, CPU)
 
 
-@pytest.mark.parametrize("families, message", [(("nothing",), "are unknown"), (("prefill",), "need a GPU, or the interpreter")])
+@pytest.mark.parametrize(
+    "families, message", [(("nothing",), "are unknown"), (("prefill",), "need a GPU, or the interpreter")]
+)
 def test_families_that_cannot_be_run_are_refused(families, message):
     with pytest.raises(ValueError, match=message):
         kernel_cases.cases_of(families, 1, CPU, torch.float32)

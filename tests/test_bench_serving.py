@@ -60,14 +60,19 @@ def test_the_limit_is_what_the_machine_cannot_go_under():
 def test_prefix_bench_checks_that_a_hit_changes_nothing(monkeypatch):
     measured = serving.run_prefix("tinyworld", 64, device="cpu")
     assert measured["figures"]["cached_tokens"] == 64 and measured["figures"]["outputs_checked"]
-    assert measured["figures"]["speedup"] == pytest.approx(measured["figures"]["cold_ttft_seconds"] / measured["figures"]["warm_ttft_seconds"])
+    assert measured["figures"]["speedup"] == pytest.approx(
+        measured["figures"]["cold_ttft_seconds"] / measured["figures"]["warm_ttft_seconds"]
+    )
     assert serving.prefix_table(measured).row_count == 2
 
 
 def test_scheduler_and_simulator_benches_run(monkeypatch):
     monkeypatch.setattr(serving, "QUEUES", {"none": (0, 0), "30 waiting": (30, 0), "30 finished": (0, 30)})
     measured = serving.run_scheduler(steps=5)
-    assert set(measured["figures"]["step_seconds"]) == set(serving.QUEUES) and serving.scheduler_table(measured).row_count == 3
+    assert (
+        set(measured["figures"]["step_seconds"]) == set(serving.QUEUES)
+        and serving.scheduler_table(measured).row_count == 3
+    )
     monkeypatch.setattr(serving, "poisson_trace", lambda n, **how: poisson(6, **how | {"output_length": 5}))
     measured = serving.run_simulator("tinyworld", device="cpu")
     assert measured["figures"]["same_steps"] and measured["figures"]["steps"] > 4

@@ -22,8 +22,14 @@ def test_an_enlarged_model_says_the_same_and_is_larger(enlarged):
     small, large = LLM("tinyworld-draft", device="cpu"), LLM(str(enlarged), device="cpu")
     assert large.model.config.num_parameters() > 20 * (small.model.config.num_parameters() - 96 * 1024)
     prompts = ["Once upon a time", "Mia has 3 apples and", "Text: Omar is 9 years old.\nFields: name\nJSON:"]
-    for params in (SamplingParams(temperature=0.0, max_tokens=40), SamplingParams(temperature=1.0, seed=1, max_tokens=40)):
-        said = [[output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)] for llm in (small, large)]
+    for params in (
+        SamplingParams(temperature=0.0, max_tokens=40),
+        SamplingParams(temperature=1.0, seed=1, max_tokens=40),
+    ):
+        said = [
+            [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+            for llm in (small, large)
+        ]
         assert said[0] == said[1]
 
 
@@ -45,10 +51,21 @@ def test_speculation_measures_every_task_and_batch(monkeypatch):
     assert len(done) == speculation.num_runs(workload)
     figures = json.loads(json.dumps(measured))["figures"]
     for task in speculation.TASKS:
-        assert figures[task]["plain"]["agreeing_tokens"] == figures[task]["ngram"]["agreeing_tokens"] == figures[task]["plain"]["tokens"] > 20
+        assert (
+            figures[task]["plain"]["agreeing_tokens"]
+            == figures[task]["ngram"]["agreeing_tokens"]
+            == figures[task]["plain"]["tokens"]
+            > 20
+        )
         for name in ("ngram", "draft model"):
             f = figures[task][name]
-            assert 0 <= f["alpha"] <= 1 <= f["tokens_per_step"] <= 1 + max(workload.num_ngram_tokens, workload.num_draft_tokens)
+            assert (
+                0
+                <= f["alpha"]
+                <= 1
+                <= f["tokens_per_step"]
+                <= 1 + max(workload.num_ngram_tokens, workload.num_draft_tokens)
+            )
             assert f["formula"] > 0 and f["share_of_formula"] == pytest.approx(f["speedup"] / f["formula"])
     assert figures["copying"]["ngram"]["tokens_per_step"] > 1.6 and figures["copying"]["ngram"]["alpha"] > 0.6
     assert set(figures["batch 2"]) == {"plain", "draft model", "adaptive"}
@@ -72,7 +89,7 @@ def test_prompts_show_the_same_fields_and_copying_asks_again():
     for task in ("json", "copying"):
         for prompt in speculation.prompts_of(task, 4):
             texts = prompt.split("\n\n")
-            assert len(texts) == 5 and len({text[text.index("Fields:"): text.index("\nJSON")] for text in texts}) == 1
+            assert len(texts) == 5 and len({text[text.index("Fields:") : text.index("\nJSON")] for text in texts}) == 1
             assert texts[0].startswith(texts[-1]) == (task == "copying")
 
 
@@ -96,6 +113,8 @@ def test_structured_measures_costs_jumps_and_answers():
 def test_a_grammar_that_allows_everything_changes_no_token():
     """Else the two steps that are compared would not do the same."""
     llm = LLM("tinyworld", device="cpu")
-    said = [llm.generate("Once upon a time", structured.free(0.0, constraint), use_tqdm=False)[0].outputs[0].token_ids
-            for constraint in (None, *structured.ANYTHING.values())]
+    said = [
+        llm.generate("Once upon a time", structured.free(0.0, constraint), use_tqdm=False)[0].outputs[0].token_ids
+        for constraint in (None, *structured.ANYTHING.values())
+    ]
     assert said[0] == said[1] and len(said[0]) == structured.MAX_TOKENS

@@ -1,4 +1,5 @@
 """The tasks of the corpus, asked at toy size: what is counted as right."""
+
 from __future__ import annotations
 
 import json
@@ -32,20 +33,32 @@ def test_questions_are_cut_where_training_text_was_cut(toy):
     assert corpus.document("story", 1, 0).text.startswith(text) and text[-1] in ".!?"
 
 
-@pytest.mark.parametrize("task, text, expected, right", [
-    ("recall", " 441", " 441", True), ("recall", " 44", " 441", False), ("recall", " 4411", " 441", False),
-    ("json", ' {"a": 1}', ' {"a": 1}', True), ("json", ' {"a": 2}', ' {"a": 1}', False),
-    ("arithmetic", " 2 + 2 = 5. The answer is 4.", " 2 + 2 = 4. The answer is 4.", True),
-    ("arithmetic", " The answer is 41.", " The answer is 4.", False), ("arithmetic", " Four.", " The answer is 4.", False),
-    ("story", " The brave fox was happy.", "", True), ("story", " The brave foz was happy.", "", False),
-])
+@pytest.mark.parametrize(
+    "task, text, expected, right",
+    [
+        ("recall", " 441", " 441", True),
+        ("recall", " 44", " 441", False),
+        ("recall", " 4411", " 441", False),
+        ("json", ' {"a": 1}', ' {"a": 1}', True),
+        ("json", ' {"a": 2}', ' {"a": 1}', False),
+        ("arithmetic", " 2 + 2 = 5. The answer is 4.", " 2 + 2 = 4. The answer is 4.", True),
+        ("arithmetic", " The answer is 41.", " The answer is 4.", False),
+        ("arithmetic", " Four.", " The answer is 4.", False),
+        ("story", " The brave fox was happy.", "", True),
+        ("story", " The brave foz was happy.", "", False),
+    ],
+)
 def test_what_counts_as_right(task, text, expected, right):
     assert tasks.is_right(task, text, expected) is right
 
 
 def test_the_corpus_knows_its_own_words():
-    assert not [word for task in corpus.WRITERS for document in corpus.held_out(task, 150)
-                for word in tasks.unknown_words(document.text)]
+    assert not [
+        word
+        for task in corpus.WRITERS
+        for document in corpus.held_out(task, 150)
+        for word in tasks.unknown_words(document.text)
+    ]
     assert 800 < len(tasks.lexicon()) < 3000
 
 
@@ -71,7 +84,9 @@ def test_perplexity_equals_that_of_transformers(toy):
     llm, document = LLM(str(toy), device="cpu", dtype="float32"), corpus.document("json", 1, 3)
     losses = tasks.token_losses(llm, [document])
     tokenizer = llm.get_tokenizer()
-    ids = [tokenizer.bos_token_id] + [t for text, _ in document.segments for t in tokenizer.encode(text, add_special_tokens=False)]
+    ids = [tokenizer.bos_token_id] + [
+        t for text, _ in document.segments for t in tokenizer.encode(text, add_special_tokens=False)
+    ]
     model = AutoModelForCausalLM.from_pretrained(toy, dtype=torch.float32).eval()
     row = torch.tensor([ids])  # [1, num_tokens]
     with torch.inference_mode():

@@ -1,4 +1,5 @@
 """Colab: nothing happens elsewhere, nothing heavy is replaced there, and a fork finds its own address everywhere."""
+
 from __future__ import annotations
 
 import importlib.metadata
@@ -11,8 +12,13 @@ from minillm.book import colab, nbfile
 
 
 def test_the_badge_and_the_set_up_cell_name_the_repository():
-    assert colab.badge("chapters/01_x.ipynb").endswith(f"(https://colab.research.google.com/github/{colab.REPOSITORY}/blob/main/chapters/01_x.ipynb)")
-    assert f"git+https://github.com/{colab.REPOSITORY}" in colab.set_up_cell() and len(colab.set_up_cell().splitlines()) <= 12
+    assert colab.badge("chapters/01_x.ipynb").endswith(
+        f"(https://colab.research.google.com/github/{colab.REPOSITORY}/blob/main/chapters/01_x.ipynb)"
+    )
+    assert (
+        f"git+https://github.com/{colab.REPOSITORY}" in colab.set_up_cell()
+        and len(colab.set_up_cell().splitlines()) <= 12
+    )
     assert "setup" in colab.set_up_nbcell().metadata.tags
 
 
@@ -33,12 +39,24 @@ def on_colab(monkeypatch):
         if name in ("triton", "safetensors", "rich"):
             raise importlib.metadata.PackageNotFoundError(name)
         return {"torch": "2.8.0+cu126", "numpy": "2.0.2"}.get(name) or real(name)
-    wanted = ["torch>=2.8", "numpy>=1.26", "triton>=3; sys_platform == 'linux'", "safetensors>=0.5", "rich>=13", "matplotlib>=3.8",
-              "pywin32>=300; sys_platform == 'win32'", "nbgrader>=0.9; extra == 'course'"]
+
+    wanted = [
+        "torch>=2.8",
+        "numpy>=1.26",
+        "triton>=3; sys_platform == 'linux'",
+        "safetensors>=0.5",
+        "rich>=13",
+        "matplotlib>=3.8",
+        "pywin32>=300; sys_platform == 'win32'",
+        "nbgrader>=0.9; extra == 'course'",
+    ]
     monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab_2025")
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: wanted)
     monkeypatch.setattr(importlib.metadata, "version", version)
-    monkeypatch.setattr("subprocess.run", lambda command, **kwargs: ran.append((command, Path(command[command.index("-c") + 1]).read_text())))
+    monkeypatch.setattr(
+        "subprocess.run",
+        lambda command, **kwargs: ran.append((command, Path(command[command.index("-c") + 1]).read_text())),
+    )
     return ran
 
 
@@ -54,6 +72,7 @@ def test_on_colab_only_what_is_missing_is_installed_and_the_heavy_is_held(on_col
 def test_work_is_kept_on_drive(tmp_path, monkeypatch):
     import sys
     import types
+
     mounted = []
     google = types.ModuleType("google.colab")
     google.drive = types.SimpleNamespace(mount=mounted.append)
@@ -66,15 +85,24 @@ def test_work_is_kept_on_drive(tmp_path, monkeypatch):
 def test_a_fork_is_named_everywhere(tmp_path, sample_solution):
     for folder in ("chapters", "solutions", "minillm/book"):
         (tmp_path / folder).mkdir(parents=True)
-    notebook, module, readme = tmp_path / "solutions" / "06_sample.ipynb", tmp_path / "minillm/book/colab.py", tmp_path / "README.md"
+    notebook, module, readme = (
+        tmp_path / "solutions" / "06_sample.ipynb",
+        tmp_path / "minillm/book/colab.py",
+        tmp_path / "README.md",
+    )
     nbfile.write(sample_solution, notebook)
     module.write_text(Path(colab.__file__).read_text())
-    readme.write_text(f"[code](https://github.com/{colab.REPOSITORY}) and [theirs](https://github.com/{colab.REPOSITORY}-extras)")
+    readme.write_text(
+        f"[code](https://github.com/{colab.REPOSITORY}) and [theirs](https://github.com/{colab.REPOSITORY}-extras)"
+    )
     assert set(colab.rewrite_badges("reader/my.fork", tmp_path)) == {notebook, module, readme}
     assert colab.REPOSITORY not in notebook.read_text() and json.loads(notebook.read_text())
     assert "github/reader/my.fork/blob/main/solutions/06_sample.ipynb" in notebook.read_text()
     assert 'REPOSITORY = "reader/my.fork"' in module.read_text()
-    assert readme.read_text() == f"[code](https://github.com/reader/my.fork) and [theirs](https://github.com/{colab.REPOSITORY}-extras)"
+    assert (
+        readme.read_text()
+        == f"[code](https://github.com/reader/my.fork) and [theirs](https://github.com/{colab.REPOSITORY}-extras)"
+    )
 
 
 @pytest.mark.parametrize("wrong", ["nobody", "a/b/c", "https://github.com/a/b", "", "a b/c"])

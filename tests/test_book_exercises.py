@@ -1,4 +1,5 @@
 """Generating exercises from solutions, and the proofs: each of them fails where it should."""
+
 from __future__ import annotations
 
 import pytest
@@ -8,8 +9,14 @@ from minillm.book.proofs import Bench, Mutant, complaints, load_mutants
 
 pytest.importorskip("nbgrader", reason="needs nbgrader: pip install -e '.[test]'")
 
-GOOD_MUTANTS = [Mutant("takes the first", replace=("sorted(free)[0]", "free[0]"), expect="lowest: example"),
-                Mutant("forgets the error", source="def lowest(free):\n    return min(free, default=None)", expect="expected it to raise ValueError")]
+GOOD_MUTANTS = [
+    Mutant("takes the first", replace=("sorted(free)[0]", "free[0]"), expect="lowest: example"),
+    Mutant(
+        "forgets the error",
+        source="def lowest(free):\n    return min(free, default=None)",
+        expect="expected it to raise ValueError",
+    ),
+]
 
 
 def cell(nb, grade_id):
@@ -19,8 +26,10 @@ def cell(nb, grade_id):
 def test_the_exercise_has_a_stub_locked_lines_and_no_outputs(sample_solution):
     sample_solution.cells[-1].outputs = [nbfile.nbformat.v4.new_output("stream", name="stdout", text="4")]
     made = exercises.generate(sample_solution)
-    assert cell(made, "lowest").source == ('def lowest(free):\n    """The lowest free id; ValueError when there is none."""\n'
-                                           "    # YOUR CODE HERE\n    raise NotImplementedError()")
+    assert cell(made, "lowest").source == (
+        'def lowest(free):\n    """The lowest free id; ValueError when there is none."""\n'
+        "    # YOUR CODE HERE\n    raise NotImplementedError()"
+    )
     for part, points in (("example", 1), ("edges", 2), ("random", 2)):
         line = cell(made, f"lowest_{part}")
         assert line.source == f'check_lowest(lowest, "{part}")' and line.metadata.nbgrader.points == points
@@ -30,9 +39,16 @@ def test_the_exercise_has_a_stub_locked_lines_and_no_outputs(sample_solution):
 
 
 def test_only_the_self_study_release_folds_the_solution_into_the_help(sample_solution):
-    alone, course = (cell(exercises.generate(sample_solution, release), "lowest_help").source for release in ("self-study", "course"))
+    alone, course = (
+        cell(exercises.generate(sample_solution, release), "lowest_help").source for release in ("self-study", "course")
+    )
     assert "A nudge" in course and "sorted(free)[0]" not in course
-    assert alone.startswith(course) and alone.count("<details>") == 2 and "return sorted(free)[0]\n```" in alone and "SOLUTION" not in alone
+    assert (
+        alone.startswith(course)
+        and alone.count("<details>") == 2
+        and "return sorted(free)[0]\n```" in alone
+        and "SOLUTION" not in alone
+    )
     with pytest.raises(ValueError, match="release='exam'"):
         exercises.generate(sample_solution, "exam")
 
@@ -54,7 +70,9 @@ def test_regenerate_writes_and_stale_notices(sample_solution, tmp_path):
     assert exercises.stale(tmp_path) == [committed]
     with pytest.raises(ValueError, match="needs a folder of its own"):
         exercises.regenerate("course", root=tmp_path)
-    assert exercises.regenerate("course", out=tmp_path / "course", root=tmp_path) == [tmp_path / "course" / "06_sample.ipynb"]
+    assert exercises.regenerate("course", out=tmp_path / "course", root=tmp_path) == [
+        tmp_path / "course" / "06_sample.ipynb"
+    ]
     assert "return sorted" not in (tmp_path / "course" / "06_sample.ipynb").read_text()
 
 
@@ -66,7 +84,9 @@ def test_an_exercise_is_read_with_its_lines_points_and_context(sample_solution):
 
 def test_a_long_solution_goes_on_in_a_second_cell(sample_solution):
     first = cell(sample_solution, "lowest")
-    second = nbfile.nbformat.v4.new_code_cell('def first_of(free):\n    """A suggestion."""\n    ### BEGIN SOLUTION\n    return sorted(free)[0]\n    ### END SOLUTION')
+    second = nbfile.nbformat.v4.new_code_cell(
+        'def first_of(free):\n    """A suggestion."""\n    ### BEGIN SOLUTION\n    return sorted(free)[0]\n    ### END SOLUTION'
+    )
     second.metadata["nbgrader"] = {**first.metadata.nbgrader, "grade_id": "lowest_2"}
     first.source = first.source.replace("sorted(free)[0]", "first_of(free)")
     sample_solution.cells.insert(sample_solution.cells.index(first) + 1, second)
@@ -77,13 +97,19 @@ def test_a_long_solution_goes_on_in_a_second_cell(sample_solution):
     assert exercises.stub_of(found) == f"{cell(made, 'lowest').source}\n\n\n{cell(made, 'lowest_2').source}"
     assert cell(made, "lowest_2").source.endswith("# YOUR CODE HERE\n    raise NotImplementedError()")
     assert "def lowest(free)" in (told := cell(made, "lowest_help").source) and "return sorted(free)[0]" in told
-    second.metadata["nbgrader"]["grade_id"] = "lowest_3"   # a gap: it belongs to nothing
+    second.metadata["nbgrader"]["grade_id"] = "lowest_3"  # a gap: it belongs to nothing
     with pytest.raises(ValueError, match="'lowest_3' has no read-only help cell"):
         exercises.exercises_in(sample_solution)
 
 
-@pytest.mark.parametrize("lost, said", [("lowest_edges", r"has the graded lines \['example', 'random'\]"), ("lowest_help", "no read-only help cell"),
-                                        ("lowest", "belong to no exercise: lowest_edges, lowest_example, lowest_random")])
+@pytest.mark.parametrize(
+    "lost, said",
+    [
+        ("lowest_edges", r"has the graded lines \['example', 'random'\]"),
+        ("lowest_help", "no read-only help cell"),
+        ("lowest", "belong to no exercise: lowest_edges, lowest_example, lowest_random"),
+    ],
+)
 def test_a_broken_layout_is_named(sample_solution, lost, said):
     sample_solution.cells.remove(cell(sample_solution, lost))
     with pytest.raises(ValueError, match=said):
@@ -99,13 +125,25 @@ def test_the_four_proofs_hold_for_a_sound_exercise(bench):
     assert complaints(bench, GOOD_MUTANTS) == []
 
 
-@pytest.mark.parametrize("mutants, said", [
-    (GOOD_MUTANTS[:1], "has 1 stored mutants, needs two or more"),
-    ([*GOOD_MUTANTS, Mutant("harmless", replace=("sorted(free)[0]", "min(free)"), expect="x")], "the mutant 'harmless' passes every line"),
-    ([*GOOD_MUTANTS, Mutant("mumbles", replace=("[0]", "[-1]"), expect="off by one block")], "holds 'off by one block'; the first one: lowest: example"),
-    ([*GOOD_MUTANTS, Mutant("crashes", source="def lowest(free", expect="lowest")], "no message about the mutant 'crashes'"),
-    ([*GOOD_MUTANTS, Mutant("silent", replace=("[0]", "[-1]"))], "does not say which message it expects"),
-])
+@pytest.mark.parametrize(
+    "mutants, said",
+    [
+        (GOOD_MUTANTS[:1], "has 1 stored mutants, needs two or more"),
+        (
+            [*GOOD_MUTANTS, Mutant("harmless", replace=("sorted(free)[0]", "min(free)"), expect="x")],
+            "the mutant 'harmless' passes every line",
+        ),
+        (
+            [*GOOD_MUTANTS, Mutant("mumbles", replace=("[0]", "[-1]"), expect="off by one block")],
+            "holds 'off by one block'; the first one: lowest: example",
+        ),
+        (
+            [*GOOD_MUTANTS, Mutant("crashes", source="def lowest(free", expect="lowest")],
+            "no message about the mutant 'crashes'",
+        ),
+        ([*GOOD_MUTANTS, Mutant("silent", replace=("[0]", "[-1]"))], "does not say which message it expects"),
+    ],
+)
 def test_a_weak_mutant_is_named(bench, mutants, said):
     found = complaints(bench, mutants)
     assert len(found) == 1 and said in found[0], found
@@ -124,7 +162,11 @@ def test_a_wrong_solution_and_a_kind_checker_are_named(sample_solution):
 def test_a_mutant_runs_until_it_is_caught(bench):
     first = ("sorted(free)[0]", "free[0]")
     assert list(bench.mutant(Mutant("the first", replace=first, expect="lowest: example"))) == ["example"]
-    assert list(bench.mutant(Mutant("the first", replace=first, expect="what no check says"))) == ["example", "edges", "random"]
+    assert list(bench.mutant(Mutant("the first", replace=first, expect="what no check says"))) == [
+        "example",
+        "edges",
+        "random",
+    ]
     assert list(bench.solution()) == list(bench.stub()) == ["example", "edges", "random"]
 
 
@@ -138,5 +180,7 @@ def test_a_mutant_must_fit_the_solution(bench):
 def test_mutants_are_read_from_a_file(tmp_path):
     file = tmp_path / "ch06.py"
     assert load_mutants(file) == {}
-    file.write_text('from minillm.book.proofs import Mutant\nMUTANTS = {"lowest": [Mutant("a", source="x", expect="y")]}\n')
+    file.write_text(
+        'from minillm.book.proofs import Mutant\nMUTANTS = {"lowest": [Mutant("a", source="x", expect="y")]}\n'
+    )
     assert load_mutants(file)["lowest"][0].name == "a"

@@ -1,4 +1,5 @@
 """Figures carry alt texts and the house colours; chips, tables, predictions, widgets and streams say what they should."""
+
 from __future__ import annotations
 
 import base64
@@ -59,26 +60,40 @@ def test_colours_by_name_and_by_meaning():
 
 def test_the_palette_stays_apart_for_colour_blind_readers():
     """Lightness alone separates the roles that share a figure most often."""
+
     def lightness(name):
-        red, green, blue = (int(book.colour(name)[i:i + 2], 16) / 255 for i in (1, 3, 5))
-        return 0.2126 * red ** 2.2 + 0.7152 * green ** 2.2 + 0.0722 * blue ** 2.2
+        red, green, blue = (int(book.colour(name)[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        return 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
+
     for one, other in [("ours", "other"), ("good", "other"), ("ours", "prediction"), ("wasted", "background")]:
         assert abs(lightness(one) - lightness(other)) > 0.1
 
 
-@pytest.mark.parametrize("chapter, name, state", [
-    (0, "machine", "current"), (0, "decoder", "later"), (1, "sampler", "current"), (2, "sampler", "finished"), (2, "attention", "current"),
-    (3, "KV cache\nmanager", "current"), (5, "KV cache\nmanager", "finished"), (6, "KV cache\nmanager", "current"), (3, "scheduler", "later"),
-])
+@pytest.mark.parametrize(
+    "chapter, name, state",
+    [
+        (0, "machine", "current"),
+        (0, "decoder", "later"),
+        (1, "sampler", "current"),
+        (2, "sampler", "finished"),
+        (2, "attention", "current"),
+        (3, "KV cache\nmanager", "current"),
+        (5, "KV cache\nmanager", "finished"),
+        (6, "KV cache\nmanager", "current"),
+        (3, "scheduler", "later"),
+    ],
+)
 def test_the_map_knows_what_stands(chapter, name, state):
     assert next(part for part in engine_map.PARTS if part.name == name).state(chapter) == state
 
 
 def test_the_map_says_in_words_what_it_shows():
     alt = book.you_are_here(2).alt
-    assert alt == ("Map of the engine at chapter 02; a request runs from request to scheduler to KV cache manager to runner to decoder to "
-                   "attention to sampler to text. Already built: sampler, text, machine. In this chapter: decoder, attention. "
-                   "Still to come: request, scheduler, KV cache manager, runner, server, kernels.")
+    assert alt == (
+        "Map of the engine at chapter 02; a request runs from request to scheduler to KV cache manager to runner to decoder to "
+        "attention to sampler to text. Already built: sampler, text, machine. In this chapter: decoder, attention. "
+        "Still to come: request, scheduler, KV cache manager, runner, server, kernels."
+    )
     with pytest.raises(ValueError, match="chapter=100"):
         book.you_are_here(100)
 
@@ -97,7 +112,9 @@ def test_token_bars_show_what_was_kept_and_chosen():
     _, ax = book.canvas()
     book.token_bars(ax, [" a", "b\n", "$"], [0.5, 0.3, 0.2], kept=[True, True, False], chosen=1)
     assert [patch.get_width() for patch in ax.patches] == [0.5, 0.3, 0.2]
-    assert [style.matplotlib.colors.to_hex(p.get_facecolor()).upper() for p in ax.patches] == [book.colour(c) for c in ("ours", "other", "background")]
+    assert [style.matplotlib.colors.to_hex(p.get_facecolor()).upper() for p in ax.patches] == [
+        book.colour(c) for c in ("ours", "other", "background")
+    ]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["␣a", "b⏎", r"\$"]
     with pytest.raises(ValueError, match="3 tokens but 1 prob"):
         book.token_bars(ax, ["a", "b", "c"], [1.0])
@@ -111,13 +128,19 @@ def test_engineering_prefixes(value, said):
 def test_token_strip_shows_spaces_ids_and_what_was_rejected():
     strip = book.token_strip(["Once", " upon", "<b>"], ids=[1, 22, 3], struck=[1], caption="three")
     assert repr(strip) == "three\nOnce:1 ~␣upon~:22 <b>:3"
-    assert "&lt;b&gt;" in strip._repr_html_() and "<b>" not in strip._repr_html_() and strip._repr_html_().count("line-through") == 1
+    assert (
+        "&lt;b&gt;" in strip._repr_html_()
+        and "<b>" not in strip._repr_html_()
+        and strip._repr_html_().count("line-through") == 1
+    )
     with pytest.raises(ValueError, match="1 tokens but 2 ids"):
         book.token_strip(["a"], ids=[1, 2])
 
 
 def test_ladder_bars_are_in_proportion():
-    ladder = book.ladder_table([{"rung": "slow", "chapter": "01", "tokens/s": 10.0}, {"rung": "fast", "chapter": "03", "tokens/s": 40.0}])
+    ladder = book.ladder_table(
+        [{"rung": "slow", "chapter": "01", "tokens/s": 10.0}, {"rung": "fast", "chapter": "03", "tokens/s": 40.0}]
+    )
     header, slow, fast = repr(ladder).splitlines()
     assert header.split() == ["rung", "chapter", "tokens/s"] and slow.split()[:3] == ["slow", "01", "10.0"]
     assert slow.count("█") == 7 and fast.count("█") == 28
@@ -130,15 +153,21 @@ def test_a_prediction_is_shown_then_revealed():
     [(committed, _)] = shown(lambda: made.append(book.predict("How often?", 100, unit="times")))
     assert "Your prediction: 100 times." in committed["text/plain"]
     [(data, metadata)] = shown(lambda: made[0].reveal(5050))
-    assert metadata["image/png"]["alt"] == "How often? Predicted: 100 times; counted: 5,050 times. The result is 50.5 times the prediction."
+    assert (
+        metadata["image/png"]["alt"]
+        == "How often? Predicted: 100 times; counted: 5,050 times. The result is 50.5 times the prediction."
+    )
     _, ax = book.canvas()
     made[0].line(ax)
     assert list(ax.lines[0].get_ydata()) == [100, 100]
 
 
-@pytest.mark.parametrize("guess, result, said", [(5, 5, "exact"), (100, 105, "within 5 %"), (0, 3, "3 away"), (10, 2, "0.2 times")])
+@pytest.mark.parametrize(
+    "guess, result, said", [(5, 5, "exact"), (100, 105, "within 5 %"), (0, 3, "3 away"), (10, 2, "0.2 times")]
+)
 def test_verdicts(guess, result, said):
     from minillm.book.prediction import Prediction
+
     assert said in Prediction("?", guess).verdict(result)
 
 
@@ -172,18 +201,22 @@ def test_turning_a_knob_redraws():
 
 def test_explore_without_widgets_still_shows(monkeypatch):
     import builtins
+
     real = builtins.__import__
 
     def no_widgets(name, *args, **kwargs):
         if name == "ipywidgets":
             raise ImportError(name)
         return real(name, *args, **kwargs)
+
     monkeypatch.setattr(builtins, "__import__", no_widgets)
     outputs = shown(lambda: book.explore(bars, height=book.slider(1, 9, 4), kind=book.choice(["tall"])))
     assert len(outputs) == 2 and not any("widget" in mime for data, _ in outputs for mime in data)
 
 
-@pytest.mark.parametrize("low, high, default, step", [(0.1, 2.0, 1.0, 0.02), (0.0, 1.0, 0.5, 0.02), (0.0, 500.0, 1.0, 10.0), (1, 9, 4, 1)])
+@pytest.mark.parametrize(
+    "low, high, default, step", [(0.1, 2.0, 1.0, 0.02), (0.0, 1.0, 0.5, 0.02), (0.0, 500.0, 1.0, 10.0), (1, 9, 4, 1)]
+)
 def test_sliders_move_in_round_steps(low, high, default, step):
     assert book.slider(low, high, default).step == pytest.approx(step)
 
@@ -206,7 +239,9 @@ def test_streams_take_turns_by_their_own_clocks():
             yield piece
 
     with capture_output() as captured:
-        slow, fast = book.side_by_side_stream([source(5.0, "abcd"), source(1.0, "wxyz")], ["slow", "fast"], stop_with_first=True, clock=lambda: now[0])
+        slow, fast = book.side_by_side_stream(
+            [source(5.0, "abcd"), source(1.0, "wxyz")], ["slow", "fast"], stop_with_first=True, clock=lambda: now[0]
+        )
     assert "".join(fast.pieces) == "wxyz" and fast.done and fast.seconds == 4.0 and fast.rate == 1.0
     assert "".join(slow.pieces) == "a" and slow.seconds == 5.0
     assert "fast (4 tokens · 4.00 s · 1 tokens/s · done)\nwxyz" in captured.outputs[-1].data["text/plain"]

@@ -1,4 +1,5 @@
 """Executing, normalising and linting notebooks; each rule of the lint sees a notebook that breaks it."""
+
 from __future__ import annotations
 
 import base64
@@ -13,11 +14,13 @@ from minillm.book.style import canvas, picture
 @pytest.fixture
 def problems(tmp_path):
     """Lint a notebook as if it were chapters/06_sample.ipynb (or in another folder); messages only."""
+
     def run(nb, folder="chapters", normalise=True):
         path = tmp_path / folder / "06_sample.ipynb"
         path.parent.mkdir(exist_ok=True)
         path.write_text(nbfile.dumps(nbfile.normalise(nb) if normalise else nb))
         return [problem.message for problem in notebooks.lint(path)]
+
     return run
 
 
@@ -48,12 +51,18 @@ BROKEN = {
     "tag it either": lambda nb: nb.cells[2].metadata.update(tags=["measured", "nbval-check-output"]),
     "has no output to compare": lambda nb: nb.cells[2].update(outputs=[]),
     "26 lines, the limit is 25": lambda nb: nb.cells[2].update(source="x = 1\n" * 26),
-    "holds an error output: KeyError": lambda nb: nb.cells[2].outputs.append(nbformat.v4.new_output("error", ename="KeyError", evalue="", traceback=[])),
+    "holds an error output: KeyError": lambda nb: nb.cells[2].outputs.append(
+        nbformat.v4.new_output("error", ename="KeyError", evalue="", traceback=[])
+    ),
     "a figure has no alt text": lambda nb: nb.cells[2].outputs.append(data_output({"image/png": "AAAA"})),
     "an image has no alt text": lambda nb: nb.cells[0].update(source=nb.cells[0].source + "\n\n![](figure.png)"),
-    "an image of 300,000 bytes": lambda nb: nb.cells[2].outputs.append(data_output({"image/png": "A" * 400_000}, {"image/png": {"alt": "x"}})),
+    "an image of 300,000 bytes": lambda nb: nb.cells[2].outputs.append(
+        data_output({"image/png": "A" * 400_000}, {"image/png": {"alt": "x"}})
+    ),
     "bytes, the limit is 1,500,000": lambda nb: nb.cells[2].outputs.append(text_output("x" * 1_600_000, "stdout")),
-    "its output holds an absolute path: /home/r": lambda nb: nb.cells[2].outputs.append(text_output("saved in /home/reader/x\n")),
+    "its output holds an absolute path: /home/r": lambda nb: nb.cells[2].outputs.append(
+        text_output("saved in /home/reader/x\n")
+    ),
     "holds an absolute path: /tmp/x": lambda nb: nb.cells[2].update(source="open('/tmp/x')"),
     "writes to stderr: 'careful'": lambda nb: nb.cells[2].outputs.append(text_output("careful\n", "stderr")),
     "holds a progress bar": lambda nb: nb.cells[2].outputs.append(text_output(" 40%|████      | 4/10\n")),
@@ -75,7 +84,9 @@ def test_links_and_urls_are_no_paths(problems, sample_chapter):
 
 def test_what_is_not_normalised_is_told(problems, sample_chapter):
     sample_chapter.cells[2].metadata["collapsed"] = True
-    assert problems(sample_chapter, normalise=False) == ["is not normalised: `minillm check --execute` writes it in its stable form"]
+    assert problems(sample_chapter, normalise=False) == [
+        "is not normalised: `minillm check --execute` writes it in its stable form"
+    ]
 
 
 def test_exercises_and_solutions_carry_no_outputs(problems, sample_solution):
@@ -88,21 +99,33 @@ def test_exercises_and_solutions_carry_no_outputs(problems, sample_solution):
 def made_up_package(tmp_path, monkeypatch):
     """A package whose rooms are built in chapters 02 and 09, re-exported by the room of chapter 02."""
     package = tmp_path / "minillm"
-    for name, text in {"__init__": '"""The front door."""', "model/__init__": '"""Built in chapter 02."""\nfrom .layers import Norm\nfrom .late import Late',
-                       "model/layers": '"""Built in chapter 02."""\nclass Norm: ...', "model/late": '"""Built in chapter 09."""\nclass Late: ...',
-                       "book/__init__": '"""Built in chapter 99."""'}.items():
+    for name, text in {
+        "__init__": '"""The front door."""',
+        "model/__init__": '"""Built in chapter 02."""\nfrom .layers import Norm\nfrom .late import Late',
+        "model/layers": '"""Built in chapter 02."""\nclass Norm: ...',
+        "model/late": '"""Built in chapter 09."""\nclass Late: ...',
+        "book/__init__": '"""Built in chapter 99."""',
+    }.items():
         file = package / f"{name}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     monkeypatch.setattr(lint, "PACKAGE", package)
 
 
-@pytest.mark.parametrize("source, said", [
-    ("from minillm.model.late import Late", "minillm.model.late"), ("import minillm.model.late", "minillm.model.late"),
-    ("from minillm.model import Norm, Late", "minillm.model.late"), ("from minillm.model import late", "minillm.model.late"),
-    ("def f():\n    from minillm.model.late import Late", "minillm.model.late"),
-    ("from minillm.model import Norm", None), ("from minillm import LLM, SamplingParams", None), ("import minillm.book", None), ("import torch", None),
-])
+@pytest.mark.parametrize(
+    "source, said",
+    [
+        ("from minillm.model.late import Late", "minillm.model.late"),
+        ("import minillm.model.late", "minillm.model.late"),
+        ("from minillm.model import Norm, Late", "minillm.model.late"),
+        ("from minillm.model import late", "minillm.model.late"),
+        ("def f():\n    from minillm.model.late import Late", "minillm.model.late"),
+        ("from minillm.model import Norm", None),
+        ("from minillm import LLM, SamplingParams", None),
+        ("import minillm.book", None),
+        ("import torch", None),
+    ],
+)
 def test_chapters_do_not_look_ahead(problems, sample_chapter, made_up_package, source, said):
     sample_chapter.cells[2].source, sample_chapter.cells[2].outputs = source, []
     sample_chapter.cells[2].metadata.tags = []
@@ -125,16 +148,27 @@ def test_normalising_drops_what_changes_and_keeps_what_is_read(sample_chapter):
     data, metadata = picture(fig, "Nothing.")._repr_mimebundle_()
     cell = sample_chapter.cells[2]
     cell.metadata.update({"execution": {"iopub.status.busy": "2025"}, "scrolled": True, "id": "x", "colab": {}})
-    cell.outputs = [text_output("a"), text_output("b"), data_output({**data, "application/vnd.jupyter.widget-view+json": {"model_id": "1f"}}, metadata),
-                    data_output({"application/vnd.jupyter.widget-view+json": {"model_id": "2e"}, "text/plain": "VBox(children=())"})]
-    sample_chapter.metadata.update({"widgets": {"state": {}}, "language_info": {"name": "python", "version": "3.12.1"}, "colab": {}})
+    cell.outputs = [
+        text_output("a"),
+        text_output("b"),
+        data_output({**data, "application/vnd.jupyter.widget-view+json": {"model_id": "1f"}}, metadata),
+        data_output(
+            {"application/vnd.jupyter.widget-view+json": {"model_id": "2e"}, "text/plain": "VBox(children=())"}
+        ),
+    ]
+    sample_chapter.metadata.update(
+        {"widgets": {"state": {}}, "language_info": {"name": "python", "version": "3.12.1"}, "colab": {}}
+    )
     cell["id"] = "random"
     clean = nbfile.normalise(sample_chapter)
     outputs = clean.cells[2].outputs
     assert [o.output_type for o in outputs] == ["stream", "display_data"] and outputs[0].text == "ab"
     assert set(outputs[1].data) == {"image/png", "text/plain"} and outputs[1].metadata["image/png"]["alt"] == "Nothing."
-    assert dict(clean.metadata) == {"book": sample_chapter.metadata.book, "language_info": {"name": "python"},
-                                    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    assert dict(clean.metadata) == {
+        "book": sample_chapter.metadata.book,
+        "language_info": {"name": "python"},
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    }
     assert clean.cells[2].metadata == {"tags": ["nbval-check-output"]}
     cell.outputs = [text_output("4\n")]
     assert nbfile.dumps(nbfile.normalise(sample_chapter)) == before
@@ -153,7 +187,9 @@ def test_execute_saves_outputs_counts_and_nothing_volatile(tmp_path, sample_chap
     path = tmp_path / "chapters" / "06_sample.ipynb"
     path.parent.mkdir()
     source = nbfile.clear_outputs(sample_chapter)
-    source.cells.append(nbformat.v4.new_code_cell("import os\nos.path.basename(os.getcwd())", metadata={"tags": ["nbval-check-output"]}))
+    source.cells.append(
+        nbformat.v4.new_code_cell("import os\nos.path.basename(os.getcwd())", metadata={"tags": ["nbval-check-output"]})
+    )
     nbfile.write(nbfile.normalise(source), path)
     notebooks.execute(path)
     saved = nbfile.read(path)

@@ -1,4 +1,5 @@
 """`show` quotes what the package holds now, and says so when it no longer does."""
+
 from __future__ import annotations
 
 import pytest
@@ -36,7 +37,11 @@ def test_between_and_lines_and_dotted_lines_cut_the_same_piece():
     whole = show(paths.chapter_number)
     first = next(i for i, line in enumerate(whole.text.splitlines(), 1) if "isdigit" in line)
     by_mark = show(paths.chapter_number, between=("isdigit", "raise"))
-    assert by_mark.text == show(paths.chapter_number, lines=(first, first + 1)).text == show(paths.chapter_number, lines="isdigit..raise").text
+    assert (
+        by_mark.text
+        == show(paths.chapter_number, lines=(first, first + 1)).text
+        == show(paths.chapter_number, lines="isdigit..raise").text
+    )
     assert by_mark.text.splitlines()[0] == "if not digits.isdigit():"
 
 
@@ -51,12 +56,15 @@ def test_modules_properties_and_packages_have_places():
     assert show(Checker).label == "minillm/book/checks/__init__.py · Checker"
 
 
-@pytest.mark.parametrize("asked, said", [
-    ({"only": "teleport"}, "has no 'teleport' any more; it has "),
-    ({"between": ("beam me", "up")}, "no longer holds the line 'beam me'"),
-    ({"between": ("class Lane", "engage")}, "no longer holds the line 'engage' after 'class Lane'"),
-    ({"lines": (3, 999)}, r"lines=\(3, 999\): .* has lines 1 to \d+"),
-])
+@pytest.mark.parametrize(
+    "asked, said",
+    [
+        ({"only": "teleport"}, "has no 'teleport' any more; it has "),
+        ({"between": ("beam me", "up")}, "no longer holds the line 'beam me'"),
+        ({"between": ("class Lane", "engage")}, "no longer holds the line 'engage' after 'class Lane'"),
+        ({"lines": (3, 999)}, r"lines=\(3, 999\): .* has lines 1 to \d+"),
+    ],
+)
 def test_what_is_gone_is_named(asked, said):
     with pytest.raises(LookupError, match=said):
         show(Lane, **asked)
@@ -70,5 +78,5 @@ def test_built_ins_have_no_source():
 def test_html_holds_the_lines_and_no_absolute_path():
     page = show(quote.show)._repr_html_()
     assert "minillm/book/quote.py · show" in page and str(paths.repository_root()) not in page
-    assert page.count('user-select:none') == len(show(quote.show).numbered)
-    assert "between: tuple[str, str]" not in page   # highlighted: the annotation is broken into spans
+    assert page.count("user-select:none") == len(show(quote.show).numbered)
+    assert "between: tuple[str, str]" not in page  # highlighted: the annotation is broken into spans

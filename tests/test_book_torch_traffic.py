@@ -1,4 +1,5 @@
 """What eager torch operations read and write, counted."""
+
 from __future__ import annotations
 
 import pytest

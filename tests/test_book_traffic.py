@@ -1,4 +1,5 @@
 """Traffic: what a kernel reads and writes is counted to the byte, named by parameter, and kept within its tensors."""
+
 from __future__ import annotations
 
 import math
@@ -72,7 +73,9 @@ def test_every_access_is_counted_and_named():
     with record_traffic() as traffic:
         out = add(x, y)
     assert torch.equal(out, x + y)
-    assert [(launch.name, launch.grid, launch.num_programs) for launch in traffic.launches] == [("add_kernel", (4, 1, 1), 4)]
+    assert [(launch.name, launch.grid, launch.num_programs) for launch in traffic.launches] == [
+        ("add_kernel", (4, 1, 1), 4)
+    ]
     assert (traffic.bytes_loaded, traffic.bytes_stored, traffic.bytes) == (8000, 4000, 12000)
     assert [access.kind for access in traffic.accesses[:3]] == ["load", "load", "store"]
     assert len(traffic.accesses) == 12
@@ -138,7 +141,11 @@ def test_masked_lanes_without_other_can_be_poisoned(dtype):
     import triton.runtime.interpreter as interpreter
 
     before, x = interpreter.InterpreterBuilder.create_masked_load, torch.ones(8, dtype=dtype)
-    for poison, other, filled in [(False, None, 0), (True, 7, 7), (True, None, math.nan if dtype.is_floating_point else 0)]:
+    for poison, other, filled in [
+        (False, None, 0),
+        (True, 7, 7),
+        (True, None, math.nan if dtype.is_floating_point else 0),
+    ]:
         out = torch.full((8,), 2, dtype=dtype)
         with record_traffic(poison=poison) as traffic:
             masked_kernel[(1,)](x, out, 5, OTHER=other)

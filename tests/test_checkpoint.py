@@ -15,7 +15,14 @@ from safetensors.torch import load_file, save_file
 from minillm import zoo
 from minillm.kv_cache.contiguous import ContiguousAttention, ContiguousKVCache
 from minillm.model.batch import ForwardBatch
-from minillm.model.checkpoint import CheckpointError, load_config, load_model, load_tokenizer, resolve_model, weight_files
+from minillm.model.checkpoint import (
+    CheckpointError,
+    load_config,
+    load_model,
+    load_tokenizer,
+    resolve_model,
+    weight_files,
+)
 
 NAME = "qwen2-max-window-layers"
 
@@ -166,8 +173,15 @@ def test_a_hub_id_downloads_no_pickle_and_no_code(folder, monkeypatch):
     assert resolve_model("someone/Some-Model_1.5") == folder
     assert asked["repo_id"] == "someone/Some-Model_1.5"
     wanted = huggingface_hub.utils.filter_repo_objects(
-        ["config.json", "model-00001-of-00002.safetensors", "tokenizer.json", "pytorch_model.bin", "modeling_x.py",
-         "original/model.safetensors", "consolidated.safetensors"],
+        [
+            "config.json",
+            "model-00001-of-00002.safetensors",
+            "tokenizer.json",
+            "pytorch_model.bin",
+            "modeling_x.py",
+            "original/model.safetensors",
+            "consolidated.safetensors",
+        ],
         allow_patterns=asked["allow_patterns"],
         ignore_patterns=asked["ignore_patterns"],
     )

@@ -1,4 +1,5 @@
 """The command line: what it lists, what it says, and that a mistake ends in one clear line."""
+
 from __future__ import annotations
 
 import json
@@ -46,21 +47,35 @@ def test_help_lists_what_exists_and_nothing_else():
     result = run("--help")
     assert result.exit_code == 0
     names = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
-    assert names + [group.name for group in cli.app.registered_groups] == ["lab", "tour", "generate", "train", "quantize", "check", "bench"]
+    assert names + [group.name for group in cli.app.registered_groups] == [
+        "lab",
+        "tour",
+        "generate",
+        "train",
+        "quantize",
+        "check",
+        "bench",
+    ]
     assert all(name in result.stdout for name in names)
 
 
-@pytest.mark.parametrize("command", ["lab", "tour", "generate", "train", "check", "bench", "bench decode", "bench tasks", "bench ladder"])
+@pytest.mark.parametrize(
+    "command", ["lab", "tour", "generate", "train", "check", "bench", "bench decode", "bench tasks", "bench ladder"]
+)
 def test_every_command_explains_itself(command):
     result = run(*command.split(), "--help")
     assert result.exit_code == 0 and len(result.stdout) > 200
 
 
 def test_help_loads_nothing_heavy():
-    code = ("import sys; from minillm.cli import app; from typer.testing import CliRunner; "
-            "assert CliRunner().invoke(app, ['lab', '--help']).exit_code == 0; "
-            "print([m for m in ('torch', 'transformers', 'matplotlib', 'numpy') if m in sys.modules])")
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = (
+        "import sys; from minillm.cli import app; from typer.testing import CliRunner; "
+        "assert CliRunner().invoke(app, ['lab', '--help']).exit_code == 0; "
+        "print([m for m in ('torch', 'transformers', 'matplotlib', 'numpy') if m in sys.modules])"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
 
 
 # lab
@@ -76,7 +91,11 @@ def test_lab_opens_chapter_00(tmp_path, monkeypatch, user, more):
     monkeypatch.setattr(subprocess, "call", lambda command, cwd: calls.append((command, cwd)) or 0)
     assert run("lab", "--no-browser", "--port", 9123).exit_code == 0
     [(command, cwd)] = calls
-    expected = [f"--ServerApp.root_dir={tmp_path}", "--LabApp.default_url=/lab/tree/chapters/00_start_here.ipynb", "--port=9123"]
+    expected = [
+        f"--ServerApp.root_dir={tmp_path}",
+        "--LabApp.default_url=/lab/tree/chapters/00_start_here.ipynb",
+        "--port=9123",
+    ]
     assert command == [sys.executable, "-m", "jupyter", "lab", *expected, "--no-browser", *more]
     assert cwd == tmp_path
 
@@ -86,13 +105,18 @@ def test_the_server_reaches_the_exercises_and_opens_chapter_00(tmp_path, monkeyp
     calls = []
     monkeypatch.setattr(subprocess, "call", lambda command, cwd: calls.append(command) or 0)
     assert run("lab", "--no-browser", "--port", 0).exit_code == 0
-    here = {name: str(tmp_path) for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR")}
+    here = {
+        name: str(tmp_path) for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR")
+    }
     with open(tmp_path / "log", "w") as log:
         server = subprocess.Popen(calls[0], env=os.environ | here, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
+
         def get(path: str):
             about = json.loads(next(tmp_path.glob("jpserver-*.json")).read_text())
-            request = urllib.request.Request(f"http://127.0.0.1:{about['port']}{path}", headers={"Authorization": f"token {about['token']}"})
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{about['port']}{path}", headers={"Authorization": f"token {about['token']}"}
+            )
             return opener.open(request, timeout=30)
 
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -141,7 +165,9 @@ def test_generate_says_what_the_engine_says(toy):
 def test_chat_prints_the_answer_alone(toy):
     from minillm import LLM, SamplingParams
 
-    [expected] = LLM(toy).chat([{"role": "user", "content": "Hello!"}], SamplingParams(temperature=0.0, max_tokens=9), use_tqdm=False)
+    [expected] = LLM(toy).chat(
+        [{"role": "user", "content": "Hello!"}], SamplingParams(temperature=0.0, max_tokens=9), use_tqdm=False
+    )
     result = run("generate", "Hello!", "--chat", "--model", toy, "--max-tokens", 9, "--temperature", 0)
     assert result.exit_code == 0 and result.stdout == expected.outputs[0].text + "\n"
 
@@ -165,8 +191,16 @@ def test_traceback_shows_where_it_came_from(toy):
 def test_train_goes_on_where_it_was_and_the_result_speaks(tmp_path, monkeypatch):
     from minillm import training
 
-    toy = training.TrainingConfig(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=64, context=64,
-                                  tokens_per_batch=128, stages=((1.0, 64),))
+    toy = training.TrainingConfig(
+        hidden_size=32,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        intermediate_size=64,
+        context=64,
+        tokens_per_batch=128,
+        stages=((1.0, 64),),
+    )
     monkeypatch.setitem(training.PRESETS, "tinyworld", toy)
     out = tmp_path / "model"
     result = run("train", "--tokens", 256, "--out", out, "--device", "cpu")
@@ -188,11 +222,14 @@ def test_the_tour_prints_the_ladder(toy):
     one_line_error(run("tour", "--model", "no-such-model"), "no-such-model")
 
 
-@pytest.mark.parametrize("name, arguments", [
-    ("tasks", ["--model", "TOY", "--documents", 1, "--task", "json", "--task", "story"]),
-    ("ladder", ["--model", "TOY", "--max-tokens", 4]),
-    ("decode", ["--shape", "toy", "--dtype", "float32", "--prompt-tokens", 4, "--output-tokens", 4]),
-])
+@pytest.mark.parametrize(
+    "name, arguments",
+    [
+        ("tasks", ["--model", "TOY", "--documents", 1, "--task", "json", "--task", "story"]),
+        ("ladder", ["--model", "TOY", "--max-tokens", 4]),
+        ("decode", ["--shape", "toy", "--dtype", "float32", "--prompt-tokens", 4, "--output-tokens", 4]),
+    ],
+)
 def test_a_benchmark_writes_its_result_where_it_is_told(name, arguments, toy, tmp_path, monkeypatch):
     monkeypatch.setitem(decode.SHAPES, "toy", TOY)
     monkeypatch.setattr(tasks, "MAX_TOKENS", dict.fromkeys(tasks.MAX_TOKENS, 4))
@@ -217,7 +254,9 @@ def test_a_busy_machine_is_warned_of(toy, monkeypatch):
 
 def test_benchmarks_name_what_is_wrong(toy):
     one_line_error(run("bench", "decode", "--shape", "huge"), "huge", "smollm2-135m")
-    one_line_error(run("bench", "decode", "--repeats", 2, "--shape", "tinyworld", "--output-tokens", 4), "repeats=2", "5")
+    one_line_error(
+        run("bench", "decode", "--repeats", 2, "--shape", "tinyworld", "--output-tokens", 4), "repeats=2", "5"
+    )
     one_line_error(run("bench", "tasks", "--model", toy, "--task", "poem"), "poem")
     one_line_error(run("bench", "tasks", "--model", toy, "--seed", 0), "seed=0")
 
@@ -228,7 +267,9 @@ def test_benchmarks_name_what_is_wrong(toy):
 def test_check_lists_the_problems_and_fails(tmp_path, monkeypatch):
     from minillm.book import notebooks
 
-    monkeypatch.setattr(notebooks, "check", lambda paths, **how: ["01: a cell was not run"] if how["execute_first"] else [])
+    monkeypatch.setattr(
+        notebooks, "check", lambda paths, **how: ["01: a cell was not run"] if how["execute_first"] else []
+    )
     assert run("check").exit_code == 0
     result = run("check", "--execute")
     assert result.exit_code == 1 and "01: a cell was not run" in result.stdout and not result.stderr
@@ -237,9 +278,15 @@ def test_check_lists_the_problems_and_fails(tmp_path, monkeypatch):
 def test_check_like_a_gpu_lists_the_cells_and_fails(monkeypatch):
     from minillm.book import like_a_gpu
 
-    monkeypatch.setattr(like_a_gpu, "check", lambda paths, **how: [f"{path.name}: a cell differs" for path in paths[5:6]])
+    monkeypatch.setattr(
+        like_a_gpu, "check", lambda paths, **how: [f"{path.name}: a cell differs" for path in paths[5:6]]
+    )
     result = run("check", "--like-a-gpu")
-    assert result.exit_code == 1 and "05_continuous_batching.ipynb: a cell differs" in result.stdout and not result.stderr.strip()
+    assert (
+        result.exit_code == 1
+        and "05_continuous_batching.ipynb: a cell differs" in result.stdout
+        and not result.stderr.strip()
+    )
     assert "clean" not in result.stdout  # the lint was not asked for
     assert run("check", "--like-a-gpu", "chapters/00_start_here.ipynb").exit_code == 0
 

@@ -175,7 +175,9 @@ def test_a_stop_string_counts_when_it_completes_after_min_tokens(min_tokens, sho
     assert detokenizer.text == shown
 
 
-@pytest.mark.parametrize("min_tokens, text", [(0, "go on "), (7, "go on "), (9, "go on "), (10, "go on STOP now"), (99, "go on STOP now")])
+@pytest.mark.parametrize(
+    "min_tokens, text", [(0, "go on "), (7, "go on "), (9, "go on "), (10, "go on STOP now"), (99, "go on STOP now")]
+)
 def test_a_stop_string_may_begin_before_min_tokens(min_tokens, text):
     """It begins with the seventh token and completes with the tenth."""
     token_ids = [token_id for letter in "go on STOP now" for token_id in encode(letter)]

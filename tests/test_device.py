@@ -51,7 +51,9 @@ def test_a_gpu_beyond_the_last_is_refused(gpu):
         device.resolve_device("cuda:1")
 
 
-@pytest.mark.parametrize("capability, dtype", [((9, 0), torch.bfloat16), ((8, 0), torch.bfloat16), ((7, 5), torch.float16)])
+@pytest.mark.parametrize(
+    "capability, dtype", [((9, 0), torch.bfloat16), ((8, 0), torch.bfloat16), ((7, 5), torch.float16)]
+)
 def test_auto_dtype_on_gpus(gpu, capability, dtype):
     gpu(capability)
     assert device.resolve_dtype("auto", "cuda") is dtype
@@ -90,7 +92,13 @@ def test_triton_mode(gpu, monkeypatch):
 
 @pytest.mark.parametrize(
     "capability, triton, expected",
-    [((9, 0), "3.4.0", True), ((8, 0), "3.2.0", True), ((7, 5), "3.4.0", False), ((7, 5), "3.2.0", True), ((6, 1), "3.2.0", False)],
+    [
+        ((9, 0), "3.4.0", True),
+        ((8, 0), "3.2.0", True),
+        ((7, 5), "3.4.0", False),
+        ((7, 5), "3.2.0", True),
+        ((6, 1), "3.2.0", False),
+    ],
 )
 def test_triton_tensor_cores(gpu, capability, triton, expected):
     gpu(capability, triton)

@@ -124,7 +124,17 @@ def test_the_error_of_a_failing_step_reaches_the_caller_whatever_else_breaks(bre
             """Somebody's own, with what a step needs and no more."""
 
             def __init__(self, pool):
-                for name in ("num_blocks", "num_free", "ref_cnt", "block_hash", "allocate", "touch", "free", "cache", "lookup"):
+                for name in (
+                    "num_blocks",
+                    "num_free",
+                    "ref_cnt",
+                    "block_hash",
+                    "allocate",
+                    "touch",
+                    "free",
+                    "cache",
+                    "lookup",
+                ):
                     setattr(self, name, getattr(pool, name))
 
         engine.kv_cache.pool = SmallPool(engine.kv_cache.pool)
@@ -161,7 +171,9 @@ def test_requests_that_want_prompt_logprobs_compute_their_prompt(llm):
 
 
 def test_prompt_logprobs_survive_preemption(folder):
-    roomy, tight = (LLM(folder, device="cpu", block_size=4, num_kv_blocks=count, max_num_batched_tokens=7) for count in (100, 14))
+    roomy, tight = (
+        LLM(folder, device="cpu", block_size=4, num_kv_blocks=count, max_num_batched_tokens=7) for count in (100, 14)
+    )
     prompts = [{"prompt_token_ids": [5 + i, *range(10, 28)]} for i in range(4)]
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, prompt_logprobs=1)
     calm, pressed = (one.generate(prompts, params, use_tqdm=False) for one in (roomy, tight))
@@ -192,7 +204,9 @@ def test_salted_requests_share_nothing_with_others(llm):
 def test_a_cache_too_small_for_the_model_shortens_it_or_is_refused(folder):
     small = LLM(folder, device="cpu", block_size=4, num_kv_blocks=6)
     assert small.max_model_len == 24
-    [output] = small.generate({"prompt_token_ids": [5] * 20}, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True), use_tqdm=False)
+    [output] = small.generate(
+        {"prompt_token_ids": [5] * 20}, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True), use_tqdm=False
+    )
     assert len(output.outputs[0].token_ids) == 4
     with pytest.raises(ValueError, match="max_model_len=100 needs 25 blocks of 4 tokens, the cache has 6"):
         LLM(folder, device="cpu", block_size=4, num_kv_blocks=6, max_model_len=100)

@@ -47,7 +47,14 @@ def token_of(row, sample: int) -> int:
     return random.Random(f"{row.request.group_id} {index} {row.start + row.num_tokens}").randrange(20)
 
 
-def serve(requests: list[Request], ahead: bool, num_blocks: int = 30, budget: int = 12, abort_at: dict | None = None, mode="recompute"):
+def serve(
+    requests: list[Request],
+    ahead: bool,
+    num_blocks: int = 30,
+    budget: int = 12,
+    abort_at: dict | None = None,
+    mode="recompute",
+):
     """Run to the end, integrity checked after each step; what every request and its samples said."""
     kv_cache = KVCacheManager(num_blocks, 4, num_host_blocks=20 if mode == "swap" else 0)
     scheduler = Scheduler(kv_cache, 6, budget, preemption_mode=mode)
@@ -71,19 +78,28 @@ def make_requests(seed: int, count: int = 8) -> list[Request]:
     rng = random.Random(seed)
     requests = []
     for index in range(count):
-        params = SamplingParams(n=rng.choice([1, 1, 1, 3]), stop_token_ids=[STOP], presence_penalty=rng.choice([0.0, 0.0, 0.5]))
+        params = SamplingParams(
+            n=rng.choice([1, 1, 1, 3]), stop_token_ids=[STOP], presence_penalty=rng.choice([0.0, 0.0, 0.5])
+        )
         prompt = [rng.randrange(20) for _ in range(rng.randint(1, 18))]
         requests.append(Request(str(index), prompt, params, max_tokens=rng.randint(1, 20)))
     return requests
 
 
 @seeded
-@given(st.integers(0, 10**6), st.sampled_from([16, 20, 60]), st.sampled_from([3, 12, 100]), st.sampled_from(["recompute", "swap"]))
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([16, 20, 60]),
+    st.sampled_from([3, 12, 100]),
+    st.sampled_from(["recompute", "swap"]),
+)
 def test_ahead_says_what_in_turn_says(seed, num_blocks, budget, mode):
     in_turn, _ = serve(make_requests(seed), False, num_blocks, budget, mode=mode)
     ahead, engine = serve(make_requests(seed), True, num_blocks, budget, mode=mode)
     assert ahead == in_turn
-    assert engine.runner.waited == list(range(1, len(engine.runner.launched) + 1)) or not all(o.rows for o in engine.runner.launched)
+    assert engine.runner.waited == list(range(1, len(engine.runner.launched) + 1)) or not all(
+        o.rows for o in engine.runner.launched
+    )
 
 
 @seeded
@@ -116,7 +132,11 @@ def test_the_next_step_is_launched_before_the_last_one_is_waited_for():
     engine = drive(one())
     assert engine.step() == [] and len(engine.runner.launched) == 1 and engine.runner.waited == []
     deltas = engine.step()
-    assert [delta.request.request_id for delta in deltas] == ["a"] and len(engine.runner.launched) == 2 and engine.runner.waited == [1]
+    assert (
+        [delta.request.request_id for delta in deltas] == ["a"]
+        and len(engine.runner.launched) == 2
+        and engine.runner.waited == [1]
+    )
 
 
 def test_nothing_is_computed_beyond_the_last_token_that_max_tokens_allows():
@@ -176,7 +196,10 @@ def test_the_real_engine_ahead(tmp_path):
     """Through the runner: tokens that the host has not seen are fed on the device, whatever order the rows take."""
     save_tiny_llama(tmp_path)
     prompts = [{"prompt_token_ids": [3 + (7 * i + j) % 200 for j in range(3 + 5 * i)]} for i in range(6)]
-    params = [SamplingParams(temperature=t, seed=i, max_tokens=4 + 5 * i, top_k=20) for i, t in enumerate([0, 1, 0, 1, 0.7, 0])]
+    params = [
+        SamplingParams(temperature=t, seed=i, max_tokens=4 + 5 * i, top_k=20)
+        for i, t in enumerate([0, 1, 0, 1, 0.7, 0])
+    ]
     params[3] = SamplingParams(temperature=1.0, seed=3, n=2, max_tokens=15)
     params[4] = SamplingParams(temperature=1.0, seed=4, frequency_penalty=0.7, logprobs=1, max_tokens=15)
     settings = dict(dtype="float32", num_kv_blocks=24, block_size=4, max_num_batched_tokens=10)
@@ -187,7 +210,9 @@ def test_the_real_engine_ahead(tmp_path):
         said.append([[sample.token_ids for sample in output.outputs] for output in outputs])
         assert llm.engine.kv_cache.pool.num_free == 24
     assert said[0] == said[1]
-    beams = [LLM(tmp_path, async_scheduling=ahead, **settings).beam_search("the cat", 3, 6)[0] for ahead in (False, True)]
+    beams = [
+        LLM(tmp_path, async_scheduling=ahead, **settings).beam_search("the cat", 3, 6)[0] for ahead in (False, True)
+    ]
     assert [b.token_ids for b in beams[0].outputs] == [b.token_ids for b in beams[1].outputs]
 
 

@@ -43,13 +43,23 @@ def test_bug_zero_length_prefill_on_a_full_hit():
 
 def test_bug_only_one_request_may_be_cut_into_chunks():
     engine = engine_of(budget=10)
-    steps = serve(engine, ask("a", list(range(14)), 2), ask("b", list(range(30, 44)), 2), ask("c", list(range(50, 62)), 2))
-    assert steps[:4] == [[("a", 0, 10)], [("a", 10, 4), ("b", 0, 6)], [("a", 14, 1), ("c", 0, 1), ("b", 6, 8)], [("b", 14, 1), ("c", 1, 9)]]
+    steps = serve(
+        engine, ask("a", list(range(14)), 2), ask("b", list(range(30, 44)), 2), ask("c", list(range(50, 62)), 2)
+    )
+    assert steps[:4] == [
+        [("a", 0, 10)],
+        [("a", 10, 4), ("b", 0, 6)],
+        [("a", 14, 1), ("c", 0, 1), ("b", 6, 8)],
+        [("b", 14, 1), ("c", 1, 9)],
+    ]
 
 
 def test_bug_top_k_of_another_row(llm):
     prompts = ["the cat", "日本", "the mat, the mat"] * 2
-    params = [SamplingParams(temperature=1.5, top_k=k, seed=i, max_tokens=12, ignore_eos=True) for i, k in enumerate((1, 300, 3, 2, 0, 50))]
+    params = [
+        SamplingParams(temperature=1.5, top_k=k, seed=i, max_tokens=12, ignore_eos=True)
+        for i, k in enumerate((1, 300, 3, 2, 0, 50))
+    ]
     together = llm.generate(prompts, params, use_tqdm=False)
     for prompt, one, output in zip(prompts, params, together):
         assert llm.generate(prompt, one, use_tqdm=False)[0].outputs[0].token_ids == output.outputs[0].token_ids

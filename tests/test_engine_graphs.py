@@ -50,8 +50,13 @@ def test_the_tables_on_the_device_are_those_of_the_rows_whatever_happened_before
     rng, inputs = random.Random(3), Inputs(6, 5, CPU)
     for _ in range(200):
         rows = rows_of(*(rng.randint(1, 18) for _ in range(rng.randint(1, 3))))
-        rows = [row._replace(num_tokens=count, draft=(7,) * (count - 1)) for row in rows for count in [rng.randint(1, 2)]]
-        rows = [row if row.start + row.num_tokens <= 4 * len(row.block_ids) else row._replace(num_tokens=1, draft=()) for row in rows]
+        rows = [
+            row._replace(num_tokens=count, draft=(7,) * (count - 1)) for row in rows for count in [rng.randint(1, 2)]
+        ]
+        rows = [
+            row if row.start + row.num_tokens <= 4 * len(row.block_ids) else row._replace(num_tokens=1, draft=())
+            for row in rows
+        ]
         for row in rows:
             row.block_ids[:] = [rng.randint(1, 40) for _ in row.block_ids]
         size = rng.choice([6, max(2, sum(row.num_tokens for row in rows))])
@@ -68,7 +73,9 @@ def test_the_tables_on_the_device_are_those_of_the_rows_whatever_happened_before
 
 def test_columns_of_every_size_are_aligned():
     inputs = Inputs(7, 3, CPU)
-    assert all(x.data_ptr() % 16 == inputs.numbers.data_ptr() % 16 for size in range(1, 8) for x in inputs.numbers_of(size))
+    assert all(
+        x.data_ptr() % 16 == inputs.numbers.data_ptr() % 16 for size in range(1, 8) for x in inputs.numbers_of(size)
+    )
 
 
 def test_all_sizes_write_their_logits_to_one_place(tmp_path):
@@ -111,15 +118,23 @@ def test_pieces_between_attention_compute_the_step(tmp_path):
         torch.testing.assert_close(pieces.forward(batch), model(batch, attentions[1]), rtol=1e-5, atol=1e-5)
         for ours, theirs in zip(caches[0].keys + caches[0].values, caches[1].keys + caches[1].values):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    many, _ = ModelRunner(model, caches[0], attentions[0]).build_batch([decode._replace(start=0, num_tokens=9), chunk._replace(start=0, num_tokens=14)])
+    many, _ = ModelRunner(model, caches[0], attentions[0]).build_batch(
+        [decode._replace(start=0, num_tokens=9), chunk._replace(start=0, num_tokens=14)]
+    )
     assert not pieces.serves(many)
 
 
 @pytest.mark.parametrize(
     "knobs",
     [
-        dict(speculative_config={"method": "ngram", "prompt_lookup_min": 1}, max_num_batched_tokens=12, async_scheduling=False),
-        dict(kv_cache_dtype="int8", preemption_mode="swap", host_kv_bytes=2**16, num_kv_blocks=9, async_scheduling=True),
+        dict(
+            speculative_config={"method": "ngram", "prompt_lookup_min": 1},
+            max_num_batched_tokens=12,
+            async_scheduling=False,
+        ),
+        dict(
+            kv_cache_dtype="int8", preemption_mode="swap", host_kv_bytes=2**16, num_kv_blocks=9, async_scheduling=True
+        ),
     ],
 )
 def test_an_engine_with_recorded_pieces_generates_the_plain_engines_tokens(knobs, tmp_path, monkeypatch):
@@ -139,7 +154,10 @@ def test_an_engine_with_recorded_pieces_generates_the_plain_engines_tokens(knobs
 
     def generate(backend):
         llm = LLM(tmp_path, attention_backend=backend, **settings)
-        return [out.outputs[0].token_ids for out in llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)]
+        return [
+            out.outputs[0].token_ids
+            for out in llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        ]
 
     expected = generate("torch")
     monkeypatch.setattr(engine_module, "build_pieces", pieces_on_a_cpu)

@@ -55,7 +55,9 @@ def program(llm: LLM) -> str:
 
 CALLS = {
     "generate": generate,
-    "samples": lambda llm: tokens_of(llm.generate(PROMPTS[:3], SamplingParams(n=3, seed=1, max_tokens=9), use_tqdm=False)),
+    "samples": lambda llm: tokens_of(
+        llm.generate(PROMPTS[:3], SamplingParams(n=3, seed=1, max_tokens=9), use_tqdm=False)
+    ),
     "chat": lambda llm: tokens_of(llm.chat([TALK, TALK], GREEDY, use_tqdm=False)),
     "stream": stream,
     "submit": submit,
@@ -95,7 +97,9 @@ def test_every_call_gets_its_own_whatever_other_threads_ask_for(llm):
     with ThreadPoolExecutor(2 * len(CALLS)) as pool:
         together = [(name, pool.submit(call, llm)) for name, call in [*CALLS.items()] * 2]
     assert [(name, found.result()) for name, found in together] == [*alone.items()] * 2
-    assert not (llm.engine.has_unfinished or llm.outputs.collectors or llm.outputs.submissions or llm.outputs.waiting_deltas)
+    assert not (
+        llm.engine.has_unfinished or llm.outputs.collectors or llm.outputs.submissions or llm.outputs.waiting_deltas
+    )
 
 
 def test_a_failed_step_is_told_to_the_callers_of_all_threads(llm):

@@ -89,7 +89,11 @@ class Oracle:
     def __call__(self, window: int | None, weights: str = "float32", kv: str = "auto") -> tuple[Path, list[list[int]]]:
         key = window, weights, kv
         if key not in self.found:
-            said = self.from_transformers(window, weights) if kv == "auto" else self.from_rounded_attention(window, weights, kv)
+            said = (
+                self.from_transformers(window, weights)
+                if kv == "auto"
+                else self.from_rounded_attention(window, weights, kv)
+            )
             # No prompt's answer could pass for another's.
             assert len({tuple(tokens) for tokens in said}) == len(PROMPTS)
             self.found[key] = self.model_folder(window), said
@@ -208,7 +212,9 @@ def test_tokens_equal_transformers(case, oracle):
         pytest.skip("Triton needs Linux")
     folder, said = oracle(case["window"], case["weights"], case["kv"])
     expected = [tokens[: tokens_of(case)] for tokens in said]
-    llm = LLM(folder, **settings_of(case), speculative_config=oracle.speculative_config(case["speculation"], case["window"]))
+    llm = LLM(
+        folder, **settings_of(case), speculative_config=oracle.speculative_config(case["speculation"], case["window"])
+    )
     check_every_step(llm)
     llm.trace.enabled = True
     params = SamplingParams(temperature=0.0, max_tokens=tokens_of(case), ignore_eos=True)
@@ -266,9 +272,14 @@ def test_the_cases_cover_every_pair():
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_a_seeded_request_says_the_same_when_it_is_preempted(mode, oracle):
     folder, _ = oracle(None)
-    params = [SamplingParams(temperature=1.2, top_k=30, repetition_penalty=1.3, seed=i, max_tokens=MAX_TOKENS, n=2) for i in range(7)]
+    params = [
+        SamplingParams(temperature=1.2, top_k=30, repetition_penalty=1.3, seed=i, max_tokens=MAX_TOKENS, n=2)
+        for i in range(7)
+    ]
     prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    common = dict(device="cpu", dtype="float32", preemption_mode=mode, host_kv_bytes=10**6 if mode == "swap" else 0, block_size=4)
+    common = dict(
+        device="cpu", dtype="float32", preemption_mode=mode, host_kv_bytes=10**6 if mode == "swap" else 0, block_size=4
+    )
     said = []
     for num_kv_blocks in (400, 20):
         llm = LLM(folder, num_kv_blocks=num_kv_blocks, **common)

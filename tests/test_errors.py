@@ -209,8 +209,14 @@ BAD_MESSAGES = [
     ([{"role": "user"}], ["messages", "{'role': 'user'}"]),
     ([{"role": "user", "content": 5}], ["'content': 5"]),
     ([[{"role": "user", "content": "a"}], ["b"]], ["messages[1]", "'b'"]),
-    ([{"role": "system", "content": "a"}, {"role": "user", "content": "a\ud800"}], ["messages[1]['content']", "character 1"]),
-    ([[{"role": "user", "content": "a"}], [{"role": "\ud800", "content": "a"}]], ["messages[1][0]['role']", "character 0"]),
+    (
+        [{"role": "system", "content": "a"}, {"role": "user", "content": "a\ud800"}],
+        ["messages[1]['content']", "character 1"],
+    ),
+    (
+        [[{"role": "user", "content": "a"}], [{"role": "\ud800", "content": "a"}]],
+        ["messages[1][0]['role']", "character 0"],
+    ),
 ]
 
 

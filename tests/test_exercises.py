@@ -1,4 +1,5 @@
 """The proofs of every exercise: its solution passes, its stub and mutants fail and say why, the committed one is generated."""
+
 from __future__ import annotations
 
 import copy
@@ -16,7 +17,7 @@ from minillm.book.proofs import Bench, complaints, load_mutants
 from minillm.kernels import language
 
 pytest.importorskip("nbgrader", reason="needs nbgrader: pip install -e '.[test]'")
-pytestmark = pytest.mark.filterwarnings("ignore:Object of type:Warning")   # nbgrader's own use of its database
+pytestmark = pytest.mark.filterwarnings("ignore:Object of type:Warning")  # nbgrader's own use of its database
 
 SOLUTIONS = notebooks("solutions")
 # One notebook a Part goes through nbgrader itself.
@@ -32,7 +33,10 @@ def where_kernels_are_interpreted(find: Callable[[Path], list[str]], path: Path)
     kernels, as it does on a machine with a GPU. A reader's notebook is such a process: its first cell asks for the interpreter."""
     if language.MODE != "compiled" or "TRITON_INTERPRET" not in path.read_text(encoding="utf-8"):
         return find(path)
-    with pytest.MonkeyPatch.context() as environment, ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+    with (
+        pytest.MonkeyPatch.context() as environment,
+        ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process,
+    ):
         environment.setenv("TRITON_INTERPRET", "1")
         return process.submit(find, path).result()
 
@@ -40,7 +44,9 @@ def where_kernels_are_interpreted(find: Callable[[Path], list[str]], path: Path)
 def broken_proofs(path: Path) -> list[str]:
     mutants = load_mutants(Path(__file__).parent / "mutants" / f"ch{path.name[:2]}.py")
     found = [said for exercise in graded(path) for said in complaints(Bench(exercise), mutants.get(exercise.id, []))]
-    return found + [f"mutants of {name!r}, which is no graded exercise" for name in set(mutants) - {e.id for e in graded(path)}]
+    return found + [
+        f"mutants of {name!r}, which is no graded exercise" for name in set(mutants) - {e.id for e in graded(path)}
+    ]
 
 
 @pytest.mark.parametrize("path", SOLUTIONS, ids=lambda p: f"ch{p.name[:2]}")
@@ -55,8 +61,14 @@ def misjudged_by_hidden_seeds(path: Path) -> list[str]:
         assert line.endswith(")"), f"{exercise.id}: the random line must be one call"
         hidden = {str(seed): f"{line[:-1]}, seed={seed})" for seed in (1, 20_000_003)}
         bench = Bench(dataclasses.replace(exercise, lines=hidden))
-        found += [f"{exercise.id}: the solution fails seed {seed}: {error!r}" for seed, error in bench.solution().items() if error]
-        found += [f"{exercise.id}: the stub passes seed {seed}" for seed, error in bench.stub().items() if error is None]
+        found += [
+            f"{exercise.id}: the solution fails seed {seed}: {error!r}"
+            for seed, error in bench.solution().items()
+            if error
+        ]
+        found += [
+            f"{exercise.id}: the stub passes seed {seed}" for seed, error in bench.stub().items() if error is None
+        ]
     return found
 
 
@@ -87,8 +99,10 @@ def round_trip(solution, course, colab: bool) -> None:
     if colab:
         students["colab_editor"], expected["colab_editor"] = edited_on_colab(solved), full
     scores, released = autograde(solution, students, course)
-    assert [cell.source for cell in released.cells] == [cell.source.replace("/exercises/", "/solutions/") if i == 0 else cell.source
-                                                        for i, cell in enumerate(stub.cells)]
+    assert [cell.source for cell in released.cells] == [
+        cell.source.replace("/exercises/", "/solutions/") if i == 0 else cell.source
+        for i, cell in enumerate(stub.cells)
+    ]
     assert full > 0
     assert scores == expected
 
@@ -114,16 +128,27 @@ def through_colab(notebook):
     """What saving on Colab does: an older minor format, no cell ids, its own metadata, editor flags gone."""
     nb = copy.deepcopy(notebook)
     nb.nbformat_minor = 0
-    nb.metadata = nbfile.nbformat.from_dict({"colab": {"provenance": [], "toc_visible": True}, "accelerator": "GPU",
-                                             "kernelspec": {"name": "python3", "display_name": "Python 3"}, "language_info": {"name": "python"}})
+    nb.metadata = nbfile.nbformat.from_dict(
+        {
+            "colab": {"provenance": [], "toc_visible": True},
+            "accelerator": "GPU",
+            "kernelspec": {"name": "python3", "display_name": "Python 3"},
+            "language_info": {"name": "python"},
+        }
+    )
     for i, cell in enumerate(nb.cells):
         cell.pop("id", None)
         for key in ("deletable", "editable", "jupyter"):
             cell.metadata.pop(key, None)
         cell.metadata["id"] = f"xK3_{i:08d}"
         if cell.cell_type == "code":
-            cell.metadata.update({"outputId": f"0f-{i}", "colab": {"base_uri": "https://localhost:8080/"},
-                                  "executionInfo": {"status": "ok", "timestamp": 1700000000000 + i, "elapsed": 7}})
+            cell.metadata.update(
+                {
+                    "outputId": f"0f-{i}",
+                    "colab": {"base_uri": "https://localhost:8080/"},
+                    "executionInfo": {"status": "ok", "timestamp": 1700000000000 + i, "elapsed": 7},
+                }
+            )
     return nb
 
 

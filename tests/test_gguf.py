@@ -79,8 +79,12 @@ def test_plain_files_are_the_safetensors_model(family, kind, families, tmp_path)
         with torch.no_grad():
             dtype = torch.float16 if kind is Type.F16 else torch.bfloat16
             theirs = type(theirs)(theirs.config).eval()
-            theirs.load_state_dict({name: tensor.to(dtype).float() if tensor.dim() == 2 else tensor
-                                    for name, tensor in load_model_state(folder, theirs).items()})
+            theirs.load_state_dict(
+                {
+                    name: tensor.to(dtype).float() if tensor.dim() == 2 else tensor
+                    for name, tensor in load_model_state(folder, theirs).items()
+                }
+            )
             theirs.save_pretrained(tmp_path / "folder")
             shutil.copy(folder / "generation_config.json", tmp_path / "folder")
             folder = tmp_path / "folder"
@@ -92,14 +96,30 @@ def test_plain_files_are_the_safetensors_model(family, kind, families, tmp_path)
     assert torch.equal(logits(ours), logits(expected)) or family == "llama 3"
     torch.testing.assert_close(logits(ours), logits(expected), rtol=1e-4, atol=1e-4)
     a, b = load_config(path), load_config(folder)
-    for field in ("model_type", "num_heads", "num_kv_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings", "qkv_bias", "layer_windows", "bos_token_id"):
-        assert getattr(a, field) == pytest.approx(getattr(b, field)) if field == "rms_norm_eps" else getattr(a, field) == getattr(b, field), field
+    for field in (
+        "model_type",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+        "qkv_bias",
+        "layer_windows",
+        "bos_token_id",
+    ):
+        assert (
+            getattr(a, field) == pytest.approx(getattr(b, field))
+            if field == "rms_norm_eps"
+            else getattr(a, field) == getattr(b, field)
+        ), field
     assert a.eos_token_ids == (1, 2)  # of a text, and of a turn
 
 
 def load_model_state(folder, model):
     tensors = load_file(folder / "model.safetensors")
-    return tensors | ({"lm_head.weight": tensors["model.embed_tokens.weight"]} if "lm_head.weight" not in tensors else {})
+    return tensors | (
+        {"lm_head.weight": tensors["model.embed_tokens.weight"]} if "lm_head.weight" not in tensors else {}
+    )
 
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0])
@@ -109,7 +129,13 @@ def test_quantized_files_stay_quantized_and_mean_the_same(family, kind, families
     path = write(tmp_path / "model.gguf", families[family][1], kind)
     ours = load_model(path, "float32", "cpu")
     layer = ours.layers[0]
-    linears = [layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj, ours.lm_head]
+    linears = [
+        layer.self_attn.qkv_proj,
+        layer.self_attn.o_proj,
+        layer.mlp.gate_up_proj,
+        layer.mlp.down_proj,
+        ours.lm_head,
+    ]
     bits = 8 if kind is Type.Q8_0 else 4
     assert all(linear.quantized is not None for linear in linears)
     # Two blocks of 32 a row.
@@ -138,16 +164,32 @@ def test_parts_of_different_types_and_types_we_only_dequantize(families, tmp_pat
     for name, kind, rows in (("blk.0.ffn_down.weight", Type.Q6_K, 256), ("blk.1.attn_output.weight", Type.Q4_K, 256)):
         data = random.integers(0, 256, (rows, sizes[kind][1]), dtype=np.uint8)
         scales = slice(-2, None) if kind is Type.Q6_K else slice(0, 4)
-        data[:, scales] = np.frombuffer(np.full((len(range(sizes[kind][1])[scales]) // 2,), 0.002, np.float16).tobytes(), np.uint8)
+        data[:, scales] = np.frombuffer(
+            np.full((len(range(sizes[kind][1])[scales]) // 2,), 0.002, np.float16).tobytes(), np.uint8
+        )
         change[name] = data
-    kinds = {"blk.0.attn_v.weight": Type.Q4_0, "blk.1.ffn_up.weight": Type.F16, "output.weight": Type.Q5_0,
-             "blk.0.ffn_down.weight": Type.Q6_K, "blk.1.attn_output.weight": Type.Q4_K}
+    kinds = {
+        "blk.0.attn_v.weight": Type.Q4_0,
+        "blk.1.ffn_up.weight": Type.F16,
+        "output.weight": Type.Q5_0,
+        "blk.0.ffn_down.weight": Type.Q6_K,
+        "blk.1.attn_output.weight": Type.Q4_K,
+    }
     path = write(tmp_path / "model.gguf", theirs, Type.Q8_0, kinds, change=change)
     ours = load_model(path, "float32", "cpu")
     quantized = {name for name, module in ours.named_modules() if getattr(module, "quantized", None) is not None}
-    assert quantized == {"layers.0.self_attn.o_proj", "layers.0.mlp.gate_up_proj", "layers.1.self_attn.qkv_proj", "layers.1.mlp.down_proj"}
+    assert quantized == {
+        "layers.0.self_attn.o_proj",
+        "layers.0.mlp.gate_up_proj",
+        "layers.1.self_attn.qkv_proj",
+        "layers.1.mlp.down_proj",
+    }
     file = {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in gguf.GGUFReader(path).tensors}
-    for name, target in {"layers.0.mlp.down_proj": "blk.0.ffn_down", "layers.1.self_attn.o_proj": "blk.1.attn_output", "lm_head": "output"}.items():
+    for name, target in {
+        "layers.0.mlp.down_proj": "blk.0.ffn_down",
+        "layers.1.self_attn.o_proj": "blk.1.attn_output",
+        "lm_head": "output",
+    }.items():
         assert torch.equal(ours.get_submodule(name).weight, torch.from_numpy(file[f"{target}.weight"])), name
     v = ours.layers[0].self_attn.qkv_proj.weight[-2 * 64 :]
     assert torch.equal(v, torch.from_numpy(file["blk.0.attn_v.weight"]))
@@ -156,7 +198,10 @@ def test_parts_of_different_types_and_types_we_only_dequantize(families, tmp_pat
 
 def test_names():
     assert hf_name("blk.12.attn_q_norm.weight") == "model.layers.12.self_attn.q_norm.weight"
-    assert hf_name("output_norm.weight") == "model.norm.weight" and hf_name("blk.0.ffn_gate_inp.weight") == "blk.0.ffn_gate_inp.weight"
+    assert (
+        hf_name("output_norm.weight") == "model.norm.weight"
+        and hf_name("blk.0.ffn_gate_inp.weight") == "blk.0.ffn_gate_inp.weight"
+    )
 
 
 # Text
@@ -166,8 +211,10 @@ def test_names():
 def test_text_is_that_of_the_folder(family, kind, families, tmp_path):
     folder, theirs = families[family]
     path = write(tmp_path / "model.gguf", theirs, kind)
-    said = [LLM(str(source), dtype="float32", device="cpu", max_model_len=64).generate(PROMPTS, PARAMS, use_tqdm=False)
-            for source in (path, folder)]
+    said = [
+        LLM(str(source), dtype="float32", device="cpu", max_model_len=64).generate(PROMPTS, PARAMS, use_tqdm=False)
+        for source in (path, folder)
+    ]
     found, expected = ([(a.prompt_token_ids, a.outputs[0].text) for a in answers] for answers in said)
     if kind is Type.F32:
         assert found == expected
@@ -181,7 +228,10 @@ def test_the_tokenizer_is_that_of_the_folder(families, tmp_path):
         assert ours.encode(text) == expected.encode(text), text
         assert ours.decode(ours.encode(text)) == expected.decode(expected.encode(text))
     chat = [{"role": "user", "content": "the cat"}]
-    said = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for tokenizer in (ours, expected)]
+    said = [
+        tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        for tokenizer in (ours, expected)
+    ]
     assert said[0] == said[1]
     assert (ours.bos_token_id, ours.eos_token_id) == (expected.bos_token_id, expected.eos_token_id)
 

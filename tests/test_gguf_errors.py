@@ -45,14 +45,24 @@ def test_a_path_or_the_folder_of_one_file(path):
 def test_a_file_of_a_hub_repository(monkeypatch, path):
     import huggingface_hub
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *args: str(path) if args == ("org/m-GGUF", "sub/m.gguf") else None)
+    monkeypatch.setattr(
+        huggingface_hub, "hf_hub_download", lambda *args: str(path) if args == ("org/m-GGUF", "sub/m.gguf") else None
+    )
     assert resolve_model("org/m-GGUF/sub/m.gguf") == path
 
 
-@pytest.mark.parametrize("keep", [0, 3, 20, 700, 20000, -200], ids=["empty", "in the magic", "in the counts", "in the metadata", "in the tensors", "in the data"])
+@pytest.mark.parametrize(
+    "keep",
+    [0, 3, 20, 700, 20000, -200],
+    ids=["empty", "in the magic", "in the counts", "in the metadata", "in the tensors", "in the data"],
+)
 def test_a_truncated_file_is_named(path, keep):
     path.write_bytes(path.read_bytes()[:keep])
-    said = "is not a GGUF file" if 0 <= keep < 4 else r"is damaged or cut off: .* would end after its [\d,]+ bytes; fetch it again"
+    said = (
+        "is not a GGUF file"
+        if 0 <= keep < 4
+        else r"is damaged or cut off: .* would end after its [\d,]+ bytes; fetch it again"
+    )
     for load in (load_config, load_model):
         with pytest.raises(CheckpointError, match=f"{re.escape(str(path))}.*{said}"):
             load(path)
@@ -68,13 +78,25 @@ def test_metadata_that_is_wrong_or_missing_is_named(model, tmp_path):
     cases = [
         (dict(drop=("head_count",)), "no 'llama.attention.head_count'"),
         (dict(drop=("layer_norm_rms_eps",)), "no 'llama.attention.layer_norm_rms_epsilon'"),
-        (dict(extra=[("add_rope_dimension_count", 8)]), "llama.rope.dimension_count=8 of head size 16 is not supported"),
+        (
+            dict(extra=[("add_rope_dimension_count", 8)]),
+            "llama.rope.dimension_count=8 of head size 16 is not supported",
+        ),
         (dict(extra=[("add_expert_count", 8)]), "expert_count=8: mixtures of experts come with chapter 21"),
-        (dict(drop=("head_count_kv",), extra=[("add_head_count_kv", [2, 1])]), r"head_count_kv=\[2, 1\] differs by layer"),
-        (dict(extra=[("add_rope_scaling_type", gguf.RopeScalingType.LONGROPE), ("add_rope_scaling_factor", 2.0)]), "rope type 'longrope' is not supported"),
+        (
+            dict(drop=("head_count_kv",), extra=[("add_head_count_kv", [2, 1])]),
+            r"head_count_kv=\[2, 1\] differs by layer",
+        ),
+        (
+            dict(extra=[("add_rope_scaling_type", gguf.RopeScalingType.LONGROPE), ("add_rope_scaling_factor", 2.0)]),
+            "rope type 'longrope' is not supported",
+        ),
         (dict(change={"token_embd.weight": None}), "no tensor token_embd.weight"),
         (dict(change={"blk.1.attn_k.weight": None}), "1 missing: model.layers.1.self_attn.k_proj.weight"),
-        (dict(change={"blk.1.attn_k.weight": np.zeros((16, 64), np.float32)}), r"k_proj.weight is \[16, 64\], the configuration says \[32, 64\]"),
+        (
+            dict(change={"blk.1.attn_k.weight": np.zeros((16, 64), np.float32)}),
+            r"k_proj.weight is \[16, 64\], the configuration says \[32, 64\]",
+        ),
     ]
     for index, (how, said) in enumerate(cases):
         path = write(tmp_path / f"{index}.gguf", model, **how)
@@ -91,12 +113,19 @@ def test_the_same_heads_or_windows_for_all_layers(model, tmp_path):
 
 def test_an_unknown_architecture_is_named(path):
     path.write_bytes(path.read_bytes().replace(struct.pack("<Q", 5) + b"llama", struct.pack("<Q", 5) + b"mamba", 1))
-    with pytest.raises(CheckpointError, match="general.architecture='mamba' is not supported; supported: llama, qwen2, qwen3"):
+    with pytest.raises(
+        CheckpointError, match="general.architecture='mamba' is not supported; supported: llama, qwen2, qwen3"
+    ):
         load_model(path)
 
 
-@pytest.mark.parametrize("number, said", [(99, "blk.0.attn_k.weight is of type 99, which the gguf library does not know"),
-                                          (24, "blk.0.attn_k.weight is of type I8, which the gguf library cannot dequantize")])
+@pytest.mark.parametrize(
+    "number, said",
+    [
+        (99, "blk.0.attn_k.weight is of type 99, which the gguf library does not know"),
+        (24, "blk.0.attn_k.weight is of type I8, which the gguf library cannot dequantize"),
+    ],
+)
 def test_a_type_that_cannot_be_read_is_named(path, number, said):
     data = path.read_bytes()
     name = b"blk.0.attn_k.weight"
@@ -109,7 +138,9 @@ def test_a_type_that_cannot_be_read_is_named(path, number, said):
 
 def test_a_file_without_a_vocabulary_has_no_tokenizer(model, tmp_path):
     path = write(tmp_path / "m.gguf", model, drop=("tokenizer",))
-    with pytest.raises(CheckpointError, match=f"no tokenizer could be loaded from the metadata of {re.escape(str(path))}"):
+    with pytest.raises(
+        CheckpointError, match=f"no tokenizer could be loaded from the metadata of {re.escape(str(path))}"
+    ):
         load_tokenizer(path)
 
 

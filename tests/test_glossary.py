@@ -1,4 +1,5 @@
 """The glossary: one list of terms, complete, in order, and the same as the table that the notebook shows."""
+
 from __future__ import annotations
 
 import re
@@ -14,16 +15,23 @@ from minillm.book.paths import notebooks, repository_root
 NOTEBOOK = repository_root() / "chapters" / "91_glossary.ipynb"
 
 # The words that the engine, its API and its chapters use without explaining them each time.
-STANDARD = """
+STANDARD = (
+    """
 request num_computed_tokens block block_size block_table slot_mapping ref_cnt BlockPool KVCacheManager get_computed_blocks
 allocate_slots free SchedulerOutput max_num_batched_tokens max_num_seqs query_start_loc seq_lens WAITING RUNNING PREEMPTED
 FINISHED TTFT TPOT ITL TBT goodput MBU MFU page extend
-""".split() + ["radix node"]
-TAUGHT = """
+""".split()
+    + ["radix node"]
+)
+TAUGHT = (
+    """
 token|logit|prefill|decode|KV cache|prefix cache|chunked prefill|preemption|recompute|swap|continuous batching|iteration-level scheduling
 ragged batch|cu_seqlens|GQA|MQA|MLA|RoPE|Gumbel-max|top-p|nucleus sampling|roofline|ridge point|tensor parallel|pipeline parallel
 speculative decoding|draft model|acceptance rate|grammar|structured output|quantization|scale, zero point|group size|GPTQ|AWQ|SmoothQuant
-""".strip().replace("\n", "|").split("|")
+""".strip()
+    .replace("\n", "|")
+    .split("|")
+)
 
 
 def test_no_term_twice_and_all_in_order():
@@ -53,10 +61,17 @@ def test_what_the_chapters_teach_is_a_term(name):
     assert name in {term.name for term in TERMS}
 
 
-@pytest.mark.parametrize("search, name", [
-    ("Retract", "preemption"), ("out_cache_loc", "slot_mapping"), ("mem-fraction", "gpu_memory_utilization"),
-    ("initiation phase", "prefill"), ("lock_ref", "ref_cnt"), ("kv block", "block"),
-])
+@pytest.mark.parametrize(
+    "search, name",
+    [
+        ("Retract", "preemption"),
+        ("out_cache_loc", "slot_mapping"),
+        ("mem-fraction", "gpu_memory_utilization"),
+        ("initiation phase", "prefill"),
+        ("lock_ref", "ref_cnt"),
+        ("kv block", "block"),
+    ],
+)
 def test_a_term_is_found_under_the_names_of_others(search, name):
     assert name in [term.name for term in find(search)]
 
@@ -72,16 +87,24 @@ def test_the_table_is_the_list():
 
 
 def test_the_notebook_shows_the_list_as_it_is_now():
-    outputs = [output for cell in nbfile.read(NOTEBOOK).cells if cell.cell_type == "code" and cell.source.endswith("show_glossary()")
-               for output in cell.outputs]
+    outputs = [
+        output
+        for cell in nbfile.read(NOTEBOOK).cells
+        if cell.cell_type == "code" and cell.source.endswith("show_glossary()")
+        for output in cell.outputs
+    ]
     assert len(outputs) == 1, "one cell of the notebook shows the whole glossary"
-    assert _rows(outputs[0].data["text/html"]) == [list(COLUMNS), *map(_row, TERMS)], "run chapters/91_glossary.ipynb again"
+    assert _rows(outputs[0].data["text/html"]) == [list(COLUMNS), *map(_row, TERMS)], (
+        "run chapters/91_glossary.ipynb again"
+    )
 
 
 def test_chapters_are_links_to_notebooks_that_are_there():
     linked = set(re.findall(r'href="([^"]+)"', show_glossary()._repr_html_()))
     assert linked <= {path.name for path in notebooks("chapters")}
-    assert {path.name for path in notebooks("chapters") if path.name[:2] in {f"{term.chapter:02d}" for term in TERMS}} == linked
+    assert {
+        path.name for path in notebooks("chapters") if path.name[:2] in {f"{term.chapter:02d}" for term in TERMS}
+    } == linked
 
 
 def _row(term: Term) -> list[str]:

@@ -15,7 +15,10 @@ from minillm.sampling.grammar.compiler import GrammarCompiler
 
 PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string", "minLength": 1, "maxLength": 6}, "age": {"type": "integer", "minimum": 0, "maximum": 130}},
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+    },
     "required": ["name"],
     "additionalProperties": False,
 }
@@ -65,7 +68,9 @@ def test_every_walk_ends_in_json_that_fits_the_schema(kind):
 
 
 def test_strings_hold_all_of_unicode_within_their_bounds():
-    rules = tinyworld_compiler().compile(StructuredOutputsParams(json={"type": "string", "minLength": 2, "maxLength": 2}))
+    rules = tinyworld_compiler().compile(
+        StructuredOutputsParams(json={"type": "string", "minLength": 2, "maxLength": 2})
+    )
     lengths, characters = set(), set()
     for seed in range(60):
         text = tinyworld().decode(random_walk(rules.start(), 1024, {1}, seed))
@@ -105,7 +110,13 @@ def test_a_pydantic_model_and_any_object():
     for byte in b'{"a": [1, {"b": null}]}':
         anything.accept(tinyworld_compiler().vocabulary.single_bytes[byte])
     assert 1 in allowed(anything, 1024)
-    assert tinyworld_compiler().compile(StructuredOutputsParams(json_object=True)).start().validate([tinyworld().encode("[", add_special_tokens=False)[0]]) == 0
+    assert (
+        tinyworld_compiler()
+        .compile(StructuredOutputsParams(json_object=True))
+        .start()
+        .validate([tinyworld().encode("[", add_special_tokens=False)[0]])
+        == 0
+    )
 
 
 def test_a_context_free_grammar_counts_its_brackets():
@@ -161,12 +172,16 @@ def test_a_schema_that_refers_to_itself_and_can_end_is_served(schema):
     assert allowed(tinyworld_compiler().compile(StructuredOutputsParams(json=schema)).start(), 1024)
 
 
-@pytest.mark.parametrize("patterns", [{"^a": INT}, {"^ab?$": {"minimum": 5}}, {"^ab$": INT, "^c$": INT}, {"^c$": INT}, {"^ab$": False}])
+@pytest.mark.parametrize(
+    "patterns", [{"^a": INT}, {"^ab?$": {"minimum": 5}}, {"^ab$": INT, "^c$": INT}, {"^c$": INT}, {"^ab$": False}]
+)
 def test_patterns_that_leave_a_name_are_served(patterns):
     schema = {"type": "object", "properties": {"ab": INT}, "patternProperties": patterns, "additionalProperties": False}
     rules = tinyworld_compiler().compile(StructuredOutputsParams(json=schema))
     for seed in range(4):
-        Draft202012Validator(schema).validate(json.loads(tinyworld().decode(random_walk(rules.start(), 1024, {1}, seed))))
+        Draft202012Validator(schema).validate(
+            json.loads(tinyworld().decode(random_walk(rules.start(), 1024, {1}, seed)))
+        )
     open_to_more = schema | {"patternProperties": {"^ab$": INT}, "additionalProperties": True}
     assert tinyworld_compiler().compile(StructuredOutputsParams(json=open_to_more))
 
@@ -176,7 +191,9 @@ def test_patterns_that_leave_a_name_are_served(patterns):
     ("start: /(?=a)b/", "look-around"), ('start: "a" <|user|>', r"it names the token <\|user\|>"), ("start: <[3]>", r"the token <\[3\]>"),
 ])  # fmt: skip
 def test_a_grammar_that_cannot_be_served_is_refused_by_name(grammar, said):
-    with pytest.raises(ValueError, match=f"(?s)^grammar=.* is not possible: .*{said}.*; supported: Lark's rules") as error:
+    with pytest.raises(
+        ValueError, match=f"(?s)^grammar=.* is not possible: .*{said}.*; supported: Lark's rules"
+    ) as error:
         tinyworld_compiler().compile(StructuredOutputsParams(grammar=grammar))
     assert "backtrace" not in str(error.value)
 

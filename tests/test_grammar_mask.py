@@ -63,7 +63,9 @@ def test_the_masks_grow_with_the_batch_and_forget_the_last_step():
         masks.words[:] = -1
         masked = masks.fill([(grammar, ())] * num_rows).apply(torch.zeros(num_rows, 1000))
         assert masked.shape == (num_rows, 1000)
-        assert [set(row.isfinite().nonzero()[:, 0].tolist()) for row in masked] == [allowed(grammar, VOCAB_SIZE)] * num_rows
+        assert [set(row.isfinite().nonzero()[:, 0].tolist()) for row in masked] == [
+            allowed(grammar, VOCAB_SIZE)
+        ] * num_rows
 
 
 def test_a_draft_that_the_grammar_refuses_leaves_it_where_it_was():
@@ -138,7 +140,10 @@ def test_wrong_kinds(given, said):
 
 def test_parameters_are_made_of_a_dictionary_and_compared():
     params = SamplingParams(structured_outputs={"choice": ["a", "b"]})
-    assert params.structured_outputs == StructuredOutputsParams(choice=("a", "b")) and params.structured_outputs.kind == "choice"
+    assert (
+        params.structured_outputs == StructuredOutputsParams(choice=("a", "b"))
+        and params.structured_outputs.kind == "choice"
+    )
     assert StructuredOutputsParams(json={"type": "null"}) == StructuredOutputsParams(json='{"type": "null"}')
     assert hash(StructuredOutputsParams(json={})) and SamplingParams().structured_outputs is None
     with pytest.raises(ValueError, match="ignore_eos=True"):
@@ -148,7 +153,9 @@ def test_parameters_are_made_of_a_dictionary_and_compared():
 
 def test_the_parameters_load_nothing_heavy():
     program = "import sys; from minillm import SamplingParams; SamplingParams(structured_outputs={'regex': 'a'}); print('llguidance' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
+    )
 
 
 def test_a_constraint_is_compiled_once_and_the_oldest_is_forgotten():
@@ -167,8 +174,12 @@ def test_a_mask_is_made_once_a_state(monkeypatch):
     rules = GrammarCompiler(tinyworld(), VOCAB_SIZE, [1]).compile(StructuredOutputsParams(regex="[a-z]*"))
     made = []
     reached = type(rules.vocabulary.trie).reached
-    monkeypatch.setattr(type(rules.vocabulary.trie), "reached", lambda self, table, state: made.append(state) or reached(self, table, state))
-    for text in ("once upon".split() * 2):
+    monkeypatch.setattr(
+        type(rules.vocabulary.trie),
+        "reached",
+        lambda self, table, state: made.append(state) or reached(self, table, state),
+    )
+    for text in "once upon".split() * 2:
         grammar = rules.start()
         for token_id in ids(text):
             assert token_id in allowed(grammar, VOCAB_SIZE)
@@ -217,10 +228,24 @@ def test_jump_tokens_are_the_tokenizers_own_as_far_as_they_are_sure():
 
 
 @pytest.mark.parametrize("make", [tinyworld, merging_tokenizer, sentencepiece_tokenizer])
-@pytest.mark.parametrize("text", ["the cat sat on the mat", "name: abab", "日本語 naïve 😀", "  two  spaces\n\n", "é", "<|end|>", "</s><s>", "<tool>"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the cat sat on the mat",
+        "name: abab",
+        "日本語 naïve 😀",
+        "  two  spaces\n\n",
+        "é",
+        "<|end|>",
+        "</s><s>",
+        "<tool>",
+    ],
+)
 def test_all_of_a_text_without_choice_is_jumped_and_joins_to_it(make, text):
     tokenizer = make()
-    rules = GrammarCompiler(tokenizer, len(tokenizer), [tokenizer.eos_token_id]).compile(StructuredOutputsParams(choice=[text]))
+    rules = GrammarCompiler(tokenizer, len(tokenizer), [tokenizer.eos_token_id]).compile(
+        StructuredOutputsParams(choice=[text])
+    )
     texts = rules.vocabulary.token_bytes
     jumped = rules.start().jump_tokens()
     special = any(name in text for name in tokenizer.get_added_vocab())

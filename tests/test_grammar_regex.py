@@ -16,7 +16,7 @@ from minillm.sampling.grammar.automaton import NO_STATE, build_automaton
 from minillm.sampling.grammar.characters import LAST, complement, union, utf8_sequences
 from minillm.sampling.grammar.regex import parse_choice, parse_regex
 
-AGREED = "ab1 \n-_\"\\😀—"  # characters that Python puts into the same classes with and without re.ASCII
+AGREED = 'ab1 \n-_"\\😀—'  # characters that Python puts into the same classes with and without re.ASCII
 DISPUTED = "é٣日\u2003"  # a letter, a digit, another letter and a space by Unicode only
 
 
@@ -25,7 +25,19 @@ def compiled(pattern: str):
 
 
 def atoms() -> st.SearchStrategy[str]:
-    classes = ["[ab]", "[^a]", "[a-z_]", r"[\d\-]", r"[^\w]", "[é-日]", r"[^\x00-\u00e8]", "[]b-]", r"[\W1]", r"[^\D]", r"[\u2000-\U0001F600]"]
+    classes = [
+        "[ab]",
+        "[^a]",
+        "[a-z_]",
+        r"[\d\-]",
+        r"[^\w]",
+        "[é-日]",
+        r"[^\x00-\u00e8]",
+        "[]b-]",
+        r"[\W1]",
+        r"[^\D]",
+        r"[\u2000-\U0001F600]",
+    ]
     literals = ["a", "b", "1", " ", "é", "日", "😀", r"\-", r"\n", r"\"", r"\\", r"\x61", r"\u00e9"]
     return st.sampled_from([*literals, ".", r"\d", r"\w", r"\s", r"\D", r"\W", r"\S", *classes])
 
@@ -150,7 +162,9 @@ def test_what_is_not_supported_is_named_with_its_place(pattern, named):
     assert repr(pattern) in str(error.value) and "supported: literals" in str(error.value)
 
 
-@pytest.mark.parametrize("pattern", ["[a", "(", "a)", "*", "a**", "[b-a]", r"\q", "a{3,2}", "(?P<1>a)", "(" * 5000 + ")" * 5000])
+@pytest.mark.parametrize(
+    "pattern", ["[a", "(", "a)", "*", "a**", "[b-a]", r"\q", "a{3,2}", "(?P<1>a)", "(" * 5000 + ")" * 5000]
+)
 def test_no_regular_expression_is_refused_in_pythons_words(pattern):
     with pytest.raises(ValueError, match="is no regular expression: |groups 101 deep"):
         parse_regex(pattern)

@@ -7,7 +7,15 @@ import re
 
 import pytest
 import tiny
-from grammar_cases import END, allowed, byte_tokenizer, pieces_tokenizer, random_walk, sentencepiece_tokenizer, tinyworld
+from grammar_cases import (
+    END,
+    allowed,
+    byte_tokenizer,
+    pieces_tokenizer,
+    random_walk,
+    sentencepiece_tokenizer,
+    tinyworld,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from test_grammar_tokens import TOKENS, bounded_patterns
@@ -80,7 +88,11 @@ def test_a_mask_holds_exactly_what_accept_takes(kind, constraint):
     ({"grammar": 'start: "A" | "B"'}, None),
 ])  # fmt: skip
 def test_what_cannot_be_begun_is_refused_when_it_is_compiled(constraint, begins):
-    said = f"no tokens for what it begins with, {begins}; supported" if begins else "no token for anything that may come next"
+    said = (
+        f"no tokens for what it begins with, {begins}; supported"
+        if begins
+        else "no token for anything that may come next"
+    )
     compiler = GrammarCompiler(pieces_tokenizer(PIECES), 3 + len(PIECES), {2})
     with pytest.raises(ValueError, match=f"is not possible: .*the vocabulary has {re.escape(said)}"):
         compiler.compile(StructuredOutputsParams(**constraint))
@@ -101,19 +113,32 @@ def test_a_character_that_is_a_token_needs_no_bytes():
     tokenizer = pieces_tokenizer([*PIECES, "日", "x日本", "ñ本"])
     compiler = GrammarCompiler(tokenizer, len(tokenizer), {2})
     written = compiler.vocabulary.token_bytes
-    for pattern, first in (("日", {"日"}), ("[a-cé日\U0001f600]{2}", {*"abcé日"}), ("x日?a|é+", {"x", "é"}), ("[^a-z0-9]日", {*' _-.,:;!()"{}[]é日'})):
+    for pattern, first in (
+        ("日", {"日"}),
+        ("[a-cé日\U0001f600]{2}", {*"abcé日"}),
+        ("x日?a|é+", {"x", "é"}),
+        ("[^a-z0-9]日", {*' _-.,:;!()"{}[]é日'}),
+    ):
         rules = compiler.compile(StructuredOutputsParams(regex=pattern))
         assert {written[token_id].decode() for token_id in allowed(rules.start(), len(tokenizer))} == first
         for seed in range(8):
             tokens = random_walk(rules.start(), len(tokenizer), {2}, seed, jump=seed % 2 == 1)
             assert re.fullmatch(pattern, b"".join(written[token_id] for token_id in tokens).decode())
     for pattern in ("本", "x日本", "añ"):  # 本 is no token, though tokens hold it
-        with pytest.raises(ValueError, match="no text that can be written; .* the vocabulary has no token for a character of it"):
+        with pytest.raises(
+            ValueError, match="no text that can be written; .* the vocabulary has no token for a character of it"
+        ):
             compiler.compile(StructuredOutputsParams(regex=pattern))
 
 
 def test_no_token_ends_inside_a_character_that_bytes_cannot_complete():
-    compiler = GrammarCompiler(byte_tokenizer([b"a", "é".encode(), "ä".encode(), b"\xc3", b"\xa4", "日".encode(), b"a\xe6\x97", "本".encode()]), 10, {END})
+    compiler = GrammarCompiler(
+        byte_tokenizer(
+            [b"a", "é".encode(), "ä".encode(), b"\xc3", b"\xa4", "日".encode(), b"a\xe6\x97", "本".encode()]
+        ),
+        10,
+        {END},
+    )
     # é: not behind \xc3; 日: not behind a\xe6\x97
     for pattern, first in (("[éä]", {4, 5}), ("a?[éäa]", {2, 4, 5}), ("[日本a]", {2, 9})):
         rules = compiler.compile(StructuredOutputsParams(regex=pattern))

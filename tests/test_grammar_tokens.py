@@ -9,7 +9,15 @@ import re
 import numpy as np
 import pytest
 import tiny
-from grammar_cases import END, allowed, byte_tokenizer, random_walk, sentencepiece_tokenizer, tinyworld, tinyworld_compiler
+from grammar_cases import (
+    END,
+    allowed,
+    byte_tokenizer,
+    random_walk,
+    sentencepiece_tokenizer,
+    tinyworld,
+    tinyworld_compiler,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
@@ -50,7 +58,9 @@ def test_a_token_is_allowed_if_and_only_if_a_valid_text_begins_so(pattern, seed)
     valid = {text.encode() for text in texts if re.fullmatch(pattern, text)}
     viable = {text[:end] for text in valid for end in range(len(text) + 1)}
     size = len(TOKENS) + 2
-    grammar = GrammarCompiler(byte_tokenizer(TOKENS), size, [END]).compile(StructuredOutputsParams(regex=pattern)).start()
+    grammar = (
+        GrammarCompiler(byte_tokenizer(TOKENS), size, [END]).compile(StructuredOutputsParams(regex=pattern)).start()
+    )
     rng, said = random.Random(seed), b""
     while True:
         inside = {index + 2 for index, token in enumerate(TOKENS) if said + token in viable}
@@ -79,7 +89,9 @@ PATTERNS = [
 def test_every_walk_ends_in_a_text_that_python_matches(kind, pattern):
     make, vocab_size = KINDS[kind]
     tokenizer = make()
-    rules = GrammarCompiler(tokenizer, vocab_size, [tokenizer.eos_token_id]).compile(StructuredOutputsParams(regex=pattern))
+    rules = GrammarCompiler(tokenizer, vocab_size, [tokenizer.eos_token_id]).compile(
+        StructuredOutputsParams(regex=pattern)
+    )
     for seed in range(4):
         for jump in (False, True):
             tokens = random_walk(rules.start(), vocab_size, {tokenizer.eos_token_id}, seed, jump=jump)
@@ -88,13 +100,20 @@ def test_every_walk_ends_in_a_text_that_python_matches(kind, pattern):
             assert re.fullmatch(pattern, text), text
             # Behind a prompt the tokenizer says the same as the bytes.
             anchor = tokenizer.encode("a", add_special_tokens=False)
-            assert tokenizer.decode([*anchor, *tokens], clean_up_tokenization_spaces=False) == tokenizer.decode(anchor) + text
+            assert (
+                tokenizer.decode([*anchor, *tokens], clean_up_tokenization_spaces=False)
+                == tokenizer.decode(anchor) + text
+            )
 
 
 def test_the_bytes_of_tokens():
     vocabulary = Vocabulary(sentencepiece_tokenizer(), 280, [2])
     ids = sentencepiece_tokenizer().convert_tokens_to_ids
-    assert [vocabulary.token_bytes[ids(token)] for token in ("▁name", "<0xE2>", "é")] == [b" name", b"\xe2", b"\xc3\xa9"]
+    assert [vocabulary.token_bytes[ids(token)] for token in ("▁name", "<0xE2>", "é")] == [
+        b" name",
+        b"\xe2",
+        b"\xc3\xa9",
+    ]
     assert [vocabulary.token_bytes[ids(token)] for token in ("<s>", "</s>", "<unk>", "<tool>")] == [None] * 4
     assert vocabulary.token_bytes[275:] == [None] * 5
     vocabulary = Vocabulary(tinyworld(), 1024, [1])
@@ -119,7 +138,9 @@ def test_a_tokenizer_without_bytes_is_refused():
     pieces = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
     pieces.decoder = decoders.WordPiece()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="[UNK]")
-    with pytest.raises(ValueError, match="with the decoder WordPiece; supported: .*ByteLevel, ByteFallback or Metaspace"):
+    with pytest.raises(
+        ValueError, match="with the decoder WordPiece; supported: .*ByteLevel, ByteFallback or Metaspace"
+    ):
         Vocabulary(tokenizer, 3, [0])
 
 
@@ -128,7 +149,9 @@ def test_a_vocabulary_that_lacks_bytes_never_gets_stuck():
     rules = compiler.compile(StructuredOutputsParams(regex="[abc]{1,9}"))
     for seed in range(20):
         random_walk(rules.start(), 6, {END}, seed)
-    with pytest.raises(ValueError, match="'ac' is not possible: .* no text that can be written.* the vocabulary has no token"):
+    with pytest.raises(
+        ValueError, match="'ac' is not possible: .* no text that can be written.* the vocabulary has no token"
+    ):
         compiler.compile(StructuredOutputsParams(regex="ac"))
 
 
@@ -139,7 +162,10 @@ def test_fifty_thousand_tokens():
     size = len(tokens) + 2
     compiler = GrammarCompiler(byte_tokenizer(tokens), size, [END])
     for pattern in (r'\{"name": "[a-z ]{1,30}", "n": \d{1,5}\}', ".*", "[^b]{2,60}", "cab( ca+b){0,9}"):
-        grammar, automaton = (rules := compiler.compile(StructuredOutputsParams(regex=pattern))).start(), rules.automaton
+        grammar, automaton = (
+            (rules := compiler.compile(StructuredOutputsParams(regex=pattern))).start(),
+            rules.automaton,
+        )
         for step in range(3):
             found = allowed(grammar, size)
             state = grammar.states[-1]

@@ -39,7 +39,9 @@ def part_of(format, settings, pieces):
 # Bit by bit
 
 
-@pytest.mark.parametrize("version, form", [(1, {}), (1, {"checkpoint_format": "gptq"}), (2, {"checkpoint_format": "gptq_v2"})])
+@pytest.mark.parametrize(
+    "version, form", [(1, {}), (1, {"checkpoint_format": "gptq"}), (2, {"checkpoint_format": "gptq_v2"})]
+)
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_gptq_means_what_its_bits_say(bits, version, form, weight):
     weight = weight[:32]  # zero points of 3 bits are packed by 32
@@ -102,21 +104,33 @@ def test_compressed_tensors_in_bytes(weight):
     part = part_of(CompressedTensors, settings, {"weight": codes, "weight_scale": scales, "input_scale": torch.ones(1)})
     assert part.weight.format.name == "int8" and torch.equal(part.dequantize(), codes.float() * scales.float())
     codes = weight.to(torch.float8_e4m3fn)
-    part = part_of(CompressedTensors, PACKED4 | {"format": "float-quantized"}, {"weight": codes, "weight_scale": scales})
+    part = part_of(
+        CompressedTensors, PACKED4 | {"format": "float-quantized"}, {"weight": codes, "weight_scale": scales}
+    )
     assert part.weight.format.name == "fp8" and torch.equal(part.dequantize(), codes.float() * scales.float())
 
 
-@pytest.mark.parametrize("scales, block", [
-    (torch.tensor(0.3), None), (torch.tensor([0.3]), None), (torch.rand(40, 1), None), (torch.rand(40), None),
-    (torch.rand(3, 3), [16, 32]), (torch.rand(2, 2), [32, 64]),
-], ids=["tensor", "tensor of one", "rows", "rows flat", "blocks", "blocks that end short"])
+@pytest.mark.parametrize(
+    "scales, block",
+    [
+        (torch.tensor(0.3), None),
+        (torch.tensor([0.3]), None),
+        (torch.rand(40, 1), None),
+        (torch.rand(40), None),
+        (torch.rand(3, 3), [16, 32]),
+        (torch.rand(2, 2), [32, 64]),
+    ],
+    ids=["tensor", "tensor of one", "rows", "rows flat", "blocks", "blocks that end short"],
+)
 def test_fp8_scales_of_tensors_rows_and_blocks(scales, block, weight):
     codes = weight.to(torch.float8_e4m3fn)
     part = part_of(FP8, {"weight_block_size": block}, {"weight": codes, "weight_scale_inv": scales})
     expected = torch.empty(40, 96)
     for o in range(40):
         for i in range(96):
-            scale = scales[o // block[0], i // block[1]] if block else scales.reshape(-1)[o if scales.numel() > 1 else 0]
+            scale = (
+                scales[o // block[0], i // block[1]] if block else scales.reshape(-1)[o if scales.numel() > 1 else 0]
+            )
             expected[o, i] = codes[o, i].float() * scale
     assert torch.equal(part.dequantize() if isinstance(part, QuantizedPart) else part, expected)
     assert isinstance(part, QuantizedPart) == (block != [32, 64])
@@ -131,6 +145,7 @@ def pack_gptq(act_order=None, leave=("lm_head",), bits=4):
             return None
         rounded = pw.round_weight(weight, bits, 32, act_order and act_order(module))
         return pw.gptq(rounded, bits), rounded.dequantize()
+
     return pack
 
 
@@ -186,7 +201,13 @@ def test_a_quantized_folder_says_what_its_dequantized_weights_say(family, how, f
     tokens = [[answer.outputs[0].token_ids for answer in answers] for answers in said]
     assert tokens[0] == tokens[1] and len(set(map(tuple, tokens[0]))) == 2
     layer = few.model.layers[0]
-    quantized = [layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj, few.model.lm_head]
+    quantized = [
+        layer.self_attn.qkv_proj,
+        layer.self_attn.o_proj,
+        layer.mlp.gate_up_proj,
+        layer.mlp.down_proj,
+        few.model.lm_head,
+    ]
     expected = {
         "gptq, an order each": [False, True, False, True, False],
         "gptq, head too, down_proj not": [True, True, True, False, True],
@@ -202,7 +223,9 @@ def test_settings_of_old_autogptq_stand_in_their_own_file(families, tmp_path):
     raw = json.loads((quantized / "config.json").read_text())
     settings = raw.pop("quantization_config")
     (quantized / "config.json").write_text(json.dumps(raw))
-    (quantized / "quantize_config.json").write_text(json.dumps({key: settings[key] for key in ("bits", "group_size", "desc_act", "sym")}))
+    (quantized / "quantize_config.json").write_text(
+        json.dumps({key: settings[key] for key in ("bits", "group_size", "desc_act", "sym")})
+    )
     assert load_model(quantized, "float32", "cpu").fingerprint == expected
 
 
@@ -212,7 +235,10 @@ def test_pieces_of_a_matrix_may_lie_in_different_files(families, tmp_path):
     tensors = load_file(quantized / "model.safetensors")
     (quantized / "model.safetensors").unlink()
     for index, kinds in enumerate((("qweight", "bias"), ("scales", "weight"), ("qzeros", "g_idx"))):
-        save_file({name: tensor for name, tensor in tensors.items() if name.endswith(kinds)}, quantized / f"part-{index}.safetensors")
+        save_file(
+            {name: tensor for name, tensor in tensors.items() if name.endswith(kinds)},
+            quantized / f"part-{index}.safetensors",
+        )
     assert load_model(quantized, "float32", "cpu").fingerprint == expected
 
 
@@ -224,17 +250,21 @@ def folder(families, tmp_path):
     return pw.save_folders(families["llama"], tmp_path, GPTQ4, pack_gptq())[0]
 
 
-@pytest.mark.parametrize("settings, said", [
-    ({"quant_method": "bitsandbytes"}, r"quantized \(bitsandbytes\).* read are .*gptq, awq, fp8"),
-    ({"bits": 5}, r"bits=5; readable with quant_method='gptq' are 2, 3, 4, 8"),
-    ({"bits": 8}, r"down_proj.qzeros is \[3, 8\]; bits=8, group_size=32 and 48 inputs make it \[2, 16\]"),
-    ({"group_size": 0}, "group_size=0; allowed are -1"),
-    ({"group_size": 64}, r"down_proj.qzeros is \[3, 8\]; bits=4, group_size=64 and 96 inputs make it \[2, 8\]"),
-    ({"checkpoint_format": "marlin"}, "checkpoint_format='marlin'; readable .* 'gptq', 'gptq_v2'"),
-    (AWQ4 | {"version": "gemv"}, "version='gemv'; readable with quant_method='awq' are 'gemm'"),
-    (AWQ4 | {"bits": 8}, "bits=8; readable with quant_method='awq' are 4"),
-    (PACKED4 | {"format": "nvfp4-pack-quantized"}, "format='nvfp4-pack-quantized'; readable"),
-], ids=str)
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"quant_method": "bitsandbytes"}, r"quantized \(bitsandbytes\).* read are .*gptq, awq, fp8"),
+        ({"bits": 5}, r"bits=5; readable with quant_method='gptq' are 2, 3, 4, 8"),
+        ({"bits": 8}, r"down_proj.qzeros is \[3, 8\]; bits=8, group_size=32 and 48 inputs make it \[2, 16\]"),
+        ({"group_size": 0}, "group_size=0; allowed are -1"),
+        ({"group_size": 64}, r"down_proj.qzeros is \[3, 8\]; bits=4, group_size=64 and 96 inputs make it \[2, 8\]"),
+        ({"checkpoint_format": "marlin"}, "checkpoint_format='marlin'; readable .* 'gptq', 'gptq_v2'"),
+        (AWQ4 | {"version": "gemv"}, "version='gemv'; readable with quant_method='awq' are 'gemm'"),
+        (AWQ4 | {"bits": 8}, "bits=8; readable with quant_method='awq' are 4"),
+        (PACKED4 | {"format": "nvfp4-pack-quantized"}, "format='nvfp4-pack-quantized'; readable"),
+    ],
+    ids=str,
+)
 def test_settings_that_are_wrong_are_named(settings, said, folder):
     pw.set_config(folder, quantization_config=GPTQ4 | settings)
     with pytest.raises(CheckpointError, match=said) as error:
@@ -245,16 +275,23 @@ def test_settings_that_are_wrong_are_named(settings, said, folder):
 NAME = "model.layers.1.self_attn.k_proj"
 
 
-@pytest.mark.parametrize("piece, change, said", [
-    ("scales", None, f"{NAME} has g_idx, qweight, qzeros, but no scales"),
-    ("qzeros", None, f"{NAME} has .* but no qzeros"),
-    ("qweight", None, rf"1 missing: {NAME}.weight.* 3 surplus: {NAME}.g_idx"),
-    ("scales", lambda t: t[:, 1:], rf"{NAME}.scales is \[2, 31\]; bits=4, group_size=32 and 64 inputs make it \[2, 32\]"),
-    ("qweight", lambda t: t.long(), rf"{NAME}.qweight is int64 \[8, 32\]; it must be a matrix of int32 words"),
-    ("qweight", lambda t: t[:4], rf"{NAME}.qzeros is \[2, 4\]; .* and 32 inputs make it \[1, 4\]"),
-    ("g_idx", lambda t: t + 1, rf"{NAME}.g_idx is int32 \[64\], values 1 to 2; it must name one of 2 groups"),
-    ("g_idx", lambda t: t[1:], rf"{NAME}.g_idx is int32 \[63\]"),
-])
+@pytest.mark.parametrize(
+    "piece, change, said",
+    [
+        ("scales", None, f"{NAME} has g_idx, qweight, qzeros, but no scales"),
+        ("qzeros", None, f"{NAME} has .* but no qzeros"),
+        ("qweight", None, rf"1 missing: {NAME}.weight.* 3 surplus: {NAME}.g_idx"),
+        (
+            "scales",
+            lambda t: t[:, 1:],
+            rf"{NAME}.scales is \[2, 31\]; bits=4, group_size=32 and 64 inputs make it \[2, 32\]",
+        ),
+        ("qweight", lambda t: t.long(), rf"{NAME}.qweight is int64 \[8, 32\]; it must be a matrix of int32 words"),
+        ("qweight", lambda t: t[:4], rf"{NAME}.qzeros is \[2, 4\]; .* and 32 inputs make it \[1, 4\]"),
+        ("g_idx", lambda t: t + 1, rf"{NAME}.g_idx is int32 \[64\], values 1 to 2; it must name one of 2 groups"),
+        ("g_idx", lambda t: t[1:], rf"{NAME}.g_idx is int32 \[63\]"),
+    ],
+)
 def test_tensors_that_are_wrong_are_named(piece, change, said, folder):
     tensors = load_file(folder / "model.safetensors")
     tensor = tensors.pop(f"{NAME}.{piece}")
@@ -270,7 +307,9 @@ def test_a_matrix_of_another_size_is_named(families, folder, tmp_path):
     tensors = load_file(folder / "model.safetensors")
     larger = pw.gptq(pw.round_weight(torch.randn(40, 64), 4, 32), 4)
     save_file(tensors | {f"{NAME}.{piece}": tensor for piece, tensor in larger.items()}, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=rf"1 misshapen: {NAME}.weight is \[40, 64\], the configuration says \[32, 64\]"):
+    with pytest.raises(
+        CheckpointError, match=rf"1 misshapen: {NAME}.weight is \[40, 64\], the configuration says \[32, 64\]"
+    ):
         load_model(folder, "float32", "cpu")
 
 

@@ -17,7 +17,17 @@ from minillm.kernels.gpus import GPUS
 from minillm.kernels.language import MODE
 
 pytestmark = needs_triton
-POINTERS = {INT8: "*i8", torch.uint8: "*u8", FP8: "*fp8e4nv", torch.bool: "*i1", FP32: "*fp32", FP16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64"}
+POINTERS = {
+    INT8: "*i8",
+    torch.uint8: "*u8",
+    FP8: "*fp8e4nv",
+    torch.bool: "*i1",
+    FP32: "*fp32",
+    FP16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
 # Triton from 3.3 on makes no tensor-core code for a T4.
 T4_HAS_TENSOR_CORES = MODE != "absent" and tuple(map(int, version("triton").split(".")[:2])) < (3, 3)
 
@@ -37,8 +47,14 @@ def jobs_of(launcher, arguments: tuple, capability: int, monkeypatch: pytest.Mon
 
         def launch(self, *values, num_warps=4, num_stages=3, **constants):
             signature, options = {}, getattr(self.kernel, "kwargs", vars(self.kernel))
-            loose = [name for key in ("do_not_specialize", "do_not_specialize_on_alignment") for name in options.get(key) or ()]
-            tensors = {name: constants.pop(name) for name, value in [*constants.items()] if isinstance(value, torch.Tensor)}
+            loose = [
+                name
+                for key in ("do_not_specialize", "do_not_specialize_on_alignment")
+                for name in options.get(key) or ()
+            ]
+            tensors = {
+                name: constants.pop(name) for name, value in [*constants.items()] if isinstance(value, torch.Tensor)
+            }
             for name, value in [*zip(self.kernel.arg_names, values), *tensors.items()]:
                 if isinstance(value, torch.Tensor):
                     signature[name] = POINTERS[value.dtype] + ":1" * (name in loose)
@@ -47,7 +63,9 @@ def jobs_of(launcher, arguments: tuple, capability: int, monkeypatch: pytest.Mon
                 elif value is None or (value == 1 and name not in loose):  # a launch compiles it in
                     constants[name] = value
                 else:
-                    signature[name] = ("i32" if abs(value) < 2**31 else "i64") + ":16" * (value % 16 == 0 and name not in loose)
+                    signature[name] = ("i32" if abs(value) < 2**31 else "i64") + ":16" * (
+                        value % 16 == 0 and name not in loose
+                    )
             jobs.append(Job(self.kernel, signature, constants, capability, num_warps, num_stages))
 
     with monkeypatch.context() as patch:
@@ -92,7 +110,9 @@ def test_every_kernel_builds_fits_and_keeps_its_registers(built):
             if left_to_torch(name, capability):
                 continue
             # A few registers do not fit at the largest head of a decode step. Prompts have tiles chosen to spill nothing.
-            most = 0 if name.startswith(("flash", "prefill")) else 64 if "256" in name else 8 if "bf16, fp8" in name else 0
+            most = (
+                0 if name.startswith(("flash", "prefill")) else 64 if "256" in name else 8 if "bf16, fp8" in name else 0
+            )
             if capability == 75 and name.startswith("W4A16"):
                 most = 64  # 16 rows at least, without tensor cores
             if capability == 89 and name == "W4A16, many rows, bf16":
@@ -101,7 +121,9 @@ def test_every_kernel_builds_fits_and_keeps_its_registers(built):
             assert report.shared_bytes <= most_shared, f"{name}: {report.shared_bytes} bytes of shared memory"
 
 
-@pytest.mark.parametrize("capability, name", [(120, "prefill, 128, window"), (100, "prefill, 128"), (86, "flash, 128, window")])
+@pytest.mark.parametrize(
+    "capability, name", [(120, "prefill, 128, window"), (100, "prefill, 128"), (86, "flash, 128, window")]
+)
 def test_prompts_on_gpus_without_a_data_sheet_here_keep_their_registers(capability, name, monkeypatch):
     """sm_120 is newer than an H100 and has neither its products nor its shared memory: it must not get its tiles."""
     (report,) = build_all(jobs_of(*CALLS[name], capability, monkeypatch))
@@ -136,20 +158,33 @@ def test_matmul_uses_the_tensor_cores_of_its_gpu(built):
 
 def test_attention_uses_the_tensor_cores_of_its_gpu(built):
     capability, reports = built
-    for name, (report, *_) in ((name, some) for name, some in reports.items() if name.startswith(("flash", "prefill", "decode"))):
+    for name, (report, *_) in (
+        (name, some) for name, some in reports.items() if name.startswith(("flash", "prefill", "decode"))
+    ):
         if "fp32" in name:
             assert not report.uses_tensor_cores, "float32 was rounded to tf32"
         elif capability >= 80:
             assert report.uses_tensor_cores, name
             assert report.count("cp.async"), f"{name}: keys and values are not on their way ahead of their use"
             # 16 rows, a group's query heads, are too few for wgmma; prompts fill its 64.
-            assert bool(report.count("wgmma")) == (capability == 90 and not name.startswith("decode") and not name.endswith("short")), name
+            assert bool(report.count("wgmma")) == (
+                capability == 90 and not name.startswith("decode") and not name.endswith("short")
+            ), name
 
 
 def test_pages_are_read_16_bytes_at_a_time(built):
     """A mask that cut a block would make the loads of its transposed keys as narrow as an element."""
     capability, reports = built
-    for name in ("decode, 64", "decode, 128", "decode, 128, split", "decode, 64, planned", "decode, 128, planned", "decode, 128, planned, drafts", "prefill, 64", "prefill, 128"):
+    for name in (
+        "decode, 64",
+        "decode, 128",
+        "decode, 128, split",
+        "decode, 64, planned",
+        "decode, 128, planned",
+        "decode, 128, planned, drafts",
+        "prefill, 64",
+        "prefill, 128",
+    ):
         if left_to_torch(name, capability) or (capability == 75 and "drafts" in name):
             continue
         ptx = reports[name][0].ptx
@@ -161,7 +196,9 @@ def test_pages_are_read_16_bytes_at_a_time(built):
 
 def test_codes_are_read_many_at_a_time_and_by_the_gpu_itself_where_it_can(built):
     capability, reports = built
-    for name in (name for name in reports if name.startswith(("prefill", "decode")) and ("int8" in name or "fp8" in name)):
+    for name in (
+        name for name in reports if name.startswith(("prefill", "decode")) and ("int8" in name or "fp8" in name)
+    ):
         ptx = reports[name][0].ptx
         assert not re.search(r"ld\.global[.\w]*\.[bsu]?(8|16)\s", ptx), f"{name}: codes are loaded one by one"
         if capability >= 80:  # 4 bytes at a time are the scales
@@ -171,7 +208,9 @@ def test_codes_are_read_many_at_a_time_and_by_the_gpu_itself_where_it_can(built)
             assert bool(re.search(r"cvt[.\w]*e4m3x2", ptx)) == (capability >= 89), name
     for name in ("rotary, int8", "rotary, fp8, normed"):
         assert reports[name][0].registers <= 48, name
-        assert reports[name][0].count("div.rn"), f"{name}: a scale that is rounded otherwise than torch's gives other codes"
+        assert reports[name][0].count("div.rn"), (
+            f"{name}: a scale that is rounded otherwise than torch's gives other codes"
+        )
 
 
 def test_tiles_of_a_decode_step_are_on_their_way_two_ahead(built):

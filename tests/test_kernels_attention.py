@@ -33,7 +33,11 @@ SHAPES = [  # lengths, query heads, KV heads, head_dim, window
 
 def qkv(num_tokens: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     """Views of one matrix, as the projection leaves them."""
-    return torch.randn(num_tokens, heads + 2 * kv_heads, dim, device=device()).to(dtype).split([heads, kv_heads, kv_heads], 1)
+    return (
+        torch.randn(num_tokens, heads + 2 * kv_heads, dim, device=device())
+        .to(dtype)
+        .split([heads, kv_heads, kv_heads], 1)
+    )
 
 
 def starts(lengths: list[int]) -> torch.Tensor:
@@ -67,7 +71,13 @@ def test_flash_attention_scales_as_it_is_told():
 def test_the_twin_is_the_books_formula():
     q, k, v = qkv(30, 6, 2, 16, torch.float64)
     for window in (None, 4):
-        assert error(torch_flash_attention(q, k, v, starts([30]), 30, window), causal_attention(q.float(), k.float(), v.float(), window)) < 1e-6
+        assert (
+            error(
+                torch_flash_attention(q, k, v, starts([30]), 30, window),
+                causal_attention(q.float(), k.float(), v.float(), window),
+            )
+            < 1e-6
+        )
 
 
 def test_heads_that_do_not_fit_are_refused():
@@ -94,7 +104,9 @@ def paged(lengths: list[int], kv_heads: int, dim: int, block_size: int, dtype: t
     counts = [-(-length // block_size) for length in lengths]
     order = (torch.randperm(sum(counts) + 2) + 1).tolist()
     table = torch.zeros(len(lengths), max(counts) + 1, dtype=torch.int64)
-    keys, values = (poisoned((sum(counts) + 3, kv_heads, *shape), dtype) for shape in ((dim, block_size), (block_size, dim)))
+    keys, values = (
+        poisoned((sum(counts) + 3, kv_heads, *shape), dtype) for shape in ((dim, block_size), (block_size, dim))
+    )
     keys[0] = values[0] = 0
     for row, count in enumerate(counts):
         for place in range(count):
@@ -123,7 +135,9 @@ def test_paged_prefill(lengths, brings, heads, kv_heads, dim, block_size, window
     q = qkv(sum(brings), heads, kv_heads, dim, dtype)[0]
     out = poisoned((sum(brings), heads, dim), dtype)
     paged_prefill(q, keys, values, starts(brings), seq_lens, table, max(brings), window, out=out)
-    reference = torch_paged_prefill(q.double(), keys.double(), values.double(), starts(brings), seq_lens, table, max(brings), window)
+    reference = torch_paged_prefill(
+        q.double(), keys.double(), values.double(), starts(brings), seq_lens, table, max(brings), window
+    )
     assert error(out, reference) < TOLERANCE[dtype]
 
 

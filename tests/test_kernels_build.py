@@ -1,4 +1,5 @@
 """Compiling without a GPU: what the compiler made of a kernel, and how many of its programs an SM holds."""
+
 from __future__ import annotations
 
 import pytest
@@ -180,12 +181,15 @@ def test_constants_are_written_as_text_that_gives_them_back():
 
 
 @needs_triton
-@pytest.mark.parametrize("signature, constants, said", [
-    ({"x": "*fp32", "n": "i32"}, {"BLOCK": 1}, "'out' has neither a type in signature nor a value"),
-    (ADD | {"y": "i32"}, {"BLOCK": 1}, "add_kernel has no parameter 'y'; it has x, out, n, BLOCK, TYPE"),
-    (ADD, {"BLOCK": 1, "n": 1}, "'n' is in signature and in constants"),
-    (ADD, {"BLOCK": torch.ones(1)}, "BLOCK=.* cannot be compiled in"),
-])
+@pytest.mark.parametrize(
+    "signature, constants, said",
+    [
+        ({"x": "*fp32", "n": "i32"}, {"BLOCK": 1}, "'out' has neither a type in signature nor a value"),
+        (ADD | {"y": "i32"}, {"BLOCK": 1}, "add_kernel has no parameter 'y'; it has x, out, n, BLOCK, TYPE"),
+        (ADD, {"BLOCK": 1, "n": 1}, "'n' is in signature and in constants"),
+        (ADD, {"BLOCK": torch.ones(1)}, "BLOCK=.* cannot be compiled in"),
+    ],
+)
 def test_a_forgotten_parameter_is_an_error_at_the_call(signature, constants, said):
     with pytest.raises(ValueError, match=said):
         build(add_kernel, signature, constants)
@@ -202,7 +206,9 @@ def test_a_compiler_that_breaks_down_costs_one_report(monkeypatch):
         return CompletedProcess([], -6, "", "loading\nAssertion `false' failed.\n")
 
     monkeypatch.setattr(module, "run_module", run)
-    found = build_all([Job(add_kernel, ADD, {"BLOCK": 16}, 100), Job(add_kernel, ADD, {"BLOCK": 16}, 80, name="second")])
+    found = build_all(
+        [Job(add_kernel, ADD, {"BLOCK": 16}, 100), Job(add_kernel, ADD, {"BLOCK": 16}, 80, name="second")]
+    )
     assert calls == [2, 1, 1]
     assert [(report.name, report.capability) for report in found] == [("add_kernel", 100), ("second", 80)]
     assert found[0].error == "the compiler ended with -6: Assertion `false' failed."

@@ -52,7 +52,10 @@ def test_a_plan_is_bounded_by_what_the_host_knows():
     assert plan_sizes(1, 8, 40_960, 132, window=1024) == (1 + 6, 12, 66)
     generator = torch.Generator().manual_seed(0)
     for _ in range(200):
-        num_rows, kv_heads = torch.randint(1, 90, (), generator=generator).item(), 2 ** torch.randint(0, 5, (), generator=generator).item()
+        num_rows, kv_heads = (
+            torch.randint(1, 90, (), generator=generator).item(),
+            2 ** torch.randint(0, 5, (), generator=generator).item(),
+        )
         lengths = (torch.rand(num_rows, generator=generator) ** 4 * 9000).long()
         _, num_slots, _ = plan_sizes(num_rows, kv_heads, 9000, 8)
         splits = splits_of(torch_plan_decode(lengths, kv_heads, 9000, 8)).values()  # its items fit, or it fails
@@ -69,7 +72,9 @@ def query_index(counts: list[int], padding: int, dtype: torch.dtype) -> torch.Te
 def test_the_plan_is_that_of_its_twin(tokens_each, window, index):
     counts = [1, 5, 2, 8, 1, 1, 3] * 90  # more rows than the planning program takes at a time
     starts_at = [4000 - place if place % 30 == 0 else 1 + place % 50 for place in range(len(counts))]
-    lengths = torch.tensor([start + token for start, count in zip(starts_at, counts) for token in range(count)] + [0] * 5)
+    lengths = torch.tensor(
+        [start + token for start, count in zip(starts_at, counts) for token in range(count)] + [0] * 5
+    )
     arguments = lengths.to(device(), index), 2, 4096, 132, window
     if tokens_each:
         arguments += query_index(counts, 5, index), tokens_each
@@ -97,7 +102,9 @@ def test_paged_decode_by_plan(lengths, brings, heads, kv_heads, dim, block_size,
         assert (out[-1] == 0).all() and (plan.counters == 0).all()
 
 
-@pytest.mark.parametrize("heads, kv_heads, window, index", [(4, 2, None, torch.int32), (6, 2, 60, torch.int64), (3, 1, None, torch.int64)])
+@pytest.mark.parametrize(
+    "heads, kv_heads, window, index", [(4, 2, None, torch.int32), (6, 2, 60, torch.int64), (3, 1, None, torch.int64)]
+)
 def test_tokens_of_one_sequence_share_their_keys(heads, kv_heads, window, index, short_splits):
     """Drafts of different lengths, rows of padding, and one sequence with more tokens than an item takes."""
     torch.manual_seed(5)
@@ -106,7 +113,9 @@ def test_tokens_of_one_sequence_share_their_keys(heads, kv_heads, window, index,
     q = qkv(sum(counts) + 2, heads, kv_heads, 32, torch.float32)[0]
     reference = torch_paged_prefill(q[:-2], keys, values, starts(counts), seq_lens, table, 7, window)
     rows = [seq for seq, count in enumerate(counts) for _ in range(count)]
-    each = torch.tensor([length - count + 1 + at for length, count in zip(lengths, counts) for at in range(count)] + [0, 0])
+    each = torch.tensor(
+        [length - count + 1 + at for length, count in zip(lengths, counts) for at in range(count)] + [0, 0]
+    )
     tables = torch.cat([table[rows], table[:2] * 0]).to(index)
     each, which = each.to(device(), index), query_index(counts, 2, index)
     plan = plan_decode(each, kv_heads, 256, 8, window, which, 4)
@@ -137,4 +146,7 @@ def test_lengths_and_tables_of_32_bits_are_as_good(splits):
         for index in (torch.int64, torch.int32)
     )  # fmt: skip
     assert torch.equal(wide, narrow)
-    assert torch.equal(torch_paged_decode(q, keys, values, seq_lens.int(), table.int()), torch_paged_decode(q, keys, values, seq_lens, table))
+    assert torch.equal(
+        torch_paged_decode(q, keys, values, seq_lens.int(), table.int()),
+        torch_paged_decode(q, keys, values, seq_lens, table),
+    )

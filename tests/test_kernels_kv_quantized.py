@@ -45,7 +45,9 @@ def test_codes_are_the_nearest_ones_and_halves_go_to_the_even_one(codes):
     every = every[every.isfinite() & (every > -128 if codes is INT8 else every == every)].sort().values
     middle = (every[1:] + every[:-1]) / 2  # exact in float32
     above, below = (torch.nextafter(middle, torch.tensor(end)) for end in (1e9, -1e9))
-    x = torch.cat([every, -every, middle, above, below, torch.tensor([0.0, -0.0, 1e-9, -1e-9, 126.6, 448.4, -449.0, 1e9])])
+    x = torch.cat(
+        [every, -every, middle, above, below, torch.tensor([0.0, -0.0, 1e-9, -1e-9, 126.6, 448.4, -449.0, 1e9])]
+    )
     x = torch.cat([x, torch.linspace(-500, 500, 2048 - len(x))]).to(device())
     largest = 127 if codes is INT8 else 448
     expected = x.clamp(-largest, largest)
@@ -205,7 +207,9 @@ def test_what_does_not_belong_together_is_refused_by_name():
         for attend in (
             lambda: paged_decode(q, *given, seq_lens, table, 1, None, None, None, *given_scales),
             lambda: paged_prefill(q, *given, starts([1]), seq_lens, table, 1, None, None, None, *given_scales),
-            lambda: rotate_and_store(q, q, q, *angles(1, 16, torch.float32), *given, seq_lens, None, None, 0.0, *given_scales),
+            lambda: rotate_and_store(
+                q, q, q, *angles(1, 16, torch.float32), *given, seq_lens, None, None, 0.0, *given_scales
+            ),
         ):
             with pytest.raises(ValueError, match=said):
                 attend()

@@ -89,7 +89,9 @@ def test_a_loop_with_a_run_time_bound_is_interpreted():
 
 
 @interpreted
-@pytest.mark.parametrize("version, needed", [("3.4.0", True), ("3.6.0", True), ("3.6.0+git1a2b", True), ("3.7.0", False), ("4.0.1", False)])
+@pytest.mark.parametrize(
+    "version, needed", [("3.4.0", True), ("3.6.0", True), ("3.6.0+git1a2b", True), ("3.7.0", False), ("4.0.1", False)]
+)
 def test_the_repair_of_loops_with_a_run_time_bound(version, needed, monkeypatch):
     """An interpreter without the fix, whatever is installed, is repaired once if its version is old, and left alone otherwise."""
     from triton.runtime import interpreter

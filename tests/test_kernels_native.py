@@ -58,7 +58,12 @@ def test_linear_of_any_shape_equals_float64(shape, rows, dtype):
         assert layer.plain is None and torch.equal(layer.weight, weight)
         strided = torch.randn(rows, 2 * shape[0]).to(dtype)[:, ::2].copy_(x)
         for given_x in (x, strided):
-            torch.testing.assert_close(layer(given_x).double(), expected, rtol=TOLERANCE[dtype]["rtol"], atol=1e-4 if dtype is torch.float32 else 0.3)
+            torch.testing.assert_close(
+                layer(given_x).double(),
+                expected,
+                rtol=TOLERANCE[dtype]["rtol"],
+                atol=1e-4 if dtype is torch.float32 else 0.3,
+            )
 
 
 @both_dtypes
@@ -76,7 +81,9 @@ def test_norm_and_swiglu_equal_their_twins(shape, dtype, twins):
     for parameter in mlp.parameters():
         parameter.normal_()
     flat = x.view(-1, size)
-    torch.testing.assert_close(mlp(flat).float(), twins(mlp, flat).float(), rtol=3e-2, atol=TOLERANCE[dtype]["atol"] * 100)
+    torch.testing.assert_close(
+        mlp(flat).float(), twins(mlp, flat).float(), rtol=3e-2, atol=TOLERANCE[dtype]["atol"] * 100
+    )
     gate = torch.tensor([[-200.0, -90.0, -1.0, 0.0, 1.0, 90.0, 200.0] + [1.0] * 7])
     torch.testing.assert_close(native.silu_mul(gate), F.silu(gate[:, :7]), rtol=1e-6, atol=1e-30)
 
@@ -91,14 +98,19 @@ def test_rotation_equals_its_twin_and_leaves_its_input(dtype, twins):
     x = torch.randn(5, 9, 24).to(dtype)
     before = x.clone()
     for view in (x, x[:, 2:6], x.transpose(0, 1).contiguous().transpose(0, 1)):
-        torch.testing.assert_close(apply_rotary(view, cos, sin), twins(apply_rotary, view, cos, sin), **TOLERANCE[dtype])
+        torch.testing.assert_close(
+            apply_rotary(view, cos, sin), twins(apply_rotary, view, cos, sin), **TOLERANCE[dtype]
+        )
     assert torch.equal(x, before)
 
 
 def test_noise_equals_its_twin_also_at_its_rarest(twins):
     seeds = torch.randint(0, 2**63 - 1, (40,), generator=torch.Generator().manual_seed(0))
     positions, token_ids = torch.arange(40) * 1000, torch.arange(20_000)
-    got, expected = noise.gumbel_noise(seeds, positions, token_ids), twins(noise.gumbel_noise, seeds, positions, token_ids)
+    got, expected = (
+        noise.gumbel_noise(seeds, positions, token_ids),
+        twins(noise.gumbel_noise, seeds, positions, token_ids),
+    )
     torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
     assert got.max() > 10 and got.min() < -2 and got.isfinite().all()
 

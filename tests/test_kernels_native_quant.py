@@ -30,14 +30,18 @@ both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 20, 33)
 
 
-def random_weight(format: str, out: int, inputs: int, group: int | None, zeros: bool, half: bool, seed: int = 0) -> QuantizedWeight:
+def random_weight(
+    format: str, out: int, inputs: int, group: int | None, zeros: bool, half: bool, seed: int = 0
+) -> QuantizedWeight:
     """Every code that means a number occurs, also those that rounding never makes; the last group may be shorter."""
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 2 ** FORMATS[format].bits, (out, inputs), generator=generator).to(torch.uint8)
     if format == "fp8":
         codes[codes & 0x7F == 0x7F] = 0x80  # -0 in the place of NaN
     groups = 1 if group is None else math.ceil(inputs / group)
-    scales = torch.randn(out, groups, generator=generator) * 10.0 ** torch.randint(-7, 3, (out, groups), generator=generator)
+    scales = torch.randn(out, groups, generator=generator) * 10.0 ** torch.randint(
+        -7, 3, (out, groups), generator=generator
+    )
     low, high = (-(2 ** (FORMATS[format].bits - 1)), 2 ** (FORMATS[format].bits - 1))
     points = torch.randint(low, high, (out, groups), generator=generator).to(torch.int8) if zeros else None
     return QuantizedWeight(FORMATS[format], codes, scales.half() if half else scales, points)
@@ -45,7 +49,9 @@ def random_weight(format: str, out: int, inputs: int, group: int | None, zeros: 
 
 def pack(weight: QuantizedWeight, dtype: torch.dtype, activations=None, activation_scale=None) -> Matrix:
     format = weight.format
-    return native_quant.pack(weight.codes, format.table, format.bits, weight.scales, weight.zeros, dtype, activations, activation_scale)
+    return native_quant.pack(
+        weight.codes, format.table, format.bits, weight.scales, weight.zeros, dtype, activations, activation_scale
+    )
 
 
 def multiply(x: torch.Tensor, matrix: Matrix, bias=None, residual=None) -> torch.Tensor:
@@ -90,7 +96,10 @@ def test_every_format_and_shape_equals_float64(format, out, shape, zeros, half, 
     matrix = pack(weight, dtype)
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, shape[0], generator=generator).to(dtype)
-    bias, residual = torch.randn(out, generator=generator).to(dtype), torch.randn(rows, out, generator=generator).to(dtype)
+    bias, residual = (
+        torch.randn(out, generator=generator).to(dtype),
+        torch.randn(rows, out, generator=generator).to(dtype),
+    )
     assert_near(multiply(x, matrix), x, weight)
     assert_near(multiply(x, matrix, bias), x, weight, bias.expand(rows, -1))
     assert_near(multiply(x, matrix, bias, residual), x, weight, bias.expand(rows, -1), residual)
@@ -127,7 +136,14 @@ def test_rows_unpack_to_the_weight_bit_for_bit(format, dtype):
 
 def test_a_packed_weight_takes_what_its_bits_say():
     out, inputs = 64, 128
-    for format, group, codes in (("int4", 64, 4), ("fp4", 32, 4), ("int2", 64, 4), ("int8", None, 8), ("fp8", None, 8), ("int5", 64, 8)):
+    for format, group, codes in (
+        ("int4", 64, 4),
+        ("fp4", 32, 4),
+        ("int2", 64, 4),
+        ("int8", None, 8),
+        ("fp8", None, 8),
+        ("int5", 64, 8),
+    ):
         weight = round_to_nearest(torch.randn(out, inputs), format, group)
         sides = weight.scales.nbytes
         extra = pack(weight, torch.float32).num_bytes - out * inputs * codes // 8 - sides
@@ -169,7 +185,11 @@ def test_integer_sums_stay_exact_where_they_are_largest():
     assert torch.equal(multiply(x, pack(weight, torch.float32, "int8")), sums * scale)
 
 
-OTHER_CPUS = {"AVX-512 without bfloat16 and VNNI": ("-mno-avx512bf16", "-mno-avx512vnni"), "AVX2": ("-mno-avx512f",), "no AVX": ("-mno-avx",)}
+OTHER_CPUS = {
+    "AVX-512 without bfloat16 and VNNI": ("-mno-avx512bf16", "-mno-avx512vnni"),
+    "AVX2": ("-mno-avx512f",),
+    "no AVX": ("-mno-avx",),
+}
 
 
 @pytest.mark.parametrize("flags", OTHER_CPUS.values(), ids=OTHER_CPUS)
@@ -191,10 +211,14 @@ def test_other_cpus_compute_the_same(flags, monkeypatch):
 
 
 def test_what_is_served_and_what_is_refused():
-    assert all(native_quant.serves(name, format.bits, None, dtype) for name, format in FORMATS.items() for dtype in DTYPES)
+    assert all(
+        native_quant.serves(name, format.bits, None, dtype) for name, format in FORMATS.items() for dtype in DTYPES
+    )
     assert native_quant.serves("int8", 8, "int8", torch.bfloat16)
     assert not native_quant.serves("int8", 8, None, torch.float16)
-    assert not native_quant.serves("fp8", 8, "fp8", torch.bfloat16) and not native_quant.serves("fp8", 8, "int8", torch.bfloat16)
+    assert not native_quant.serves("fp8", 8, "fp8", torch.bfloat16) and not native_quant.serves(
+        "fp8", 8, "int8", torch.bfloat16
+    )
     assert native_quant.serves("int4", 4, None, torch.bfloat16, group_size=24)
     assert not native_quant.serves("int4", 4, None, torch.bfloat16, group_size=12)
     with pytest.raises(ValueError, match="groups of 12 inputs.*multiples of 8"):
@@ -202,9 +226,14 @@ def test_what_is_served_and_what_is_refused():
     with pytest.raises(ValueError, match="activations='int8'.*65536 inputs.*48 inputs in 3 groups"):
         pack(random_weight("int8", 16, 48, 16, False, True), torch.float32, "int8")
     with pytest.raises(ValueError, match="0x7f and 0xff are not numbers"):
-        pack(QuantizedWeight(FORMATS["fp8"], torch.full((16, 8), 0xFF, dtype=torch.uint8), torch.ones(16, 1)), torch.float32)
+        pack(
+            QuantizedWeight(FORMATS["fp8"], torch.full((16, 8), 0xFF, dtype=torch.uint8), torch.ones(16, 1)),
+            torch.float32,
+        )
     with pytest.raises(ValueError, match="integers, or signed magnitudes"):
-        native_quant.pack(torch.zeros(16, 8, dtype=torch.uint8), torch.linspace(0, 1, 256), 8, torch.ones(16, 1), None, torch.float32)
+        native_quant.pack(
+            torch.zeros(16, 8, dtype=torch.uint8), torch.linspace(0, 1, 256), 8, torch.ones(16, 1), None, torch.float32
+        )
 
 
 def test_a_quantized_linear_takes_this_road():

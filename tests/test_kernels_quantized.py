@@ -24,7 +24,9 @@ def guards():
         yield
 
 
-def quantized(format: str, out: int, inputs: int, group: int | None, zeros: bool = False, seed: int = 0) -> QuantizedWeight:
+def quantized(
+    format: str, out: int, inputs: int, group: int | None, zeros: bool = False, seed: int = 0
+) -> QuantizedWeight:
     """Every code as likely as another (but e4m3's two NaN), scales around 0.1."""
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 2 ** FORMATS[format].bits, (out, inputs), generator=generator, dtype=torch.uint8)
@@ -89,7 +91,9 @@ def test_a_unit_lies_as_the_drawing_says():
     ],
 )
 def test_what_cannot_be_packed_is_refused(change, message):
-    given = dict(codes=torch.zeros(4, 64, dtype=torch.uint8), scales=torch.ones(4, 2), zeros=None, format="int4") | change
+    given = (
+        dict(codes=torch.zeros(4, 64, dtype=torch.uint8), scales=torch.ones(4, 2), zeros=None, format="int4") | change
+    )
     with pytest.raises(ValueError, match=message):
         pack(**given)
 
@@ -102,7 +106,14 @@ def test_formats_with_a_kernel():
 # Weights in 4 and 8 bits
 
 
-def check(weight: QuantizedWeight, rows: int, dtype: torch.dtype, bias: bool = True, splits: int | None = None, factor: float = 1.0):
+def check(
+    weight: QuantizedWeight,
+    rows: int,
+    dtype: torch.dtype,
+    bias: bool = True,
+    splits: int | None = None,
+    factor: float = 1.0,
+):
     x = random((rows, weight.in_features), dtype)
     offset = random((weight.out_features,), dtype, seed=1) if bias else None
     here = packed(weight)
@@ -140,7 +151,9 @@ def test_few_rows_in_one_or_several_splits(rows, splits, dtype):
 
 @needs_triton
 @every_dtype
-@pytest.mark.parametrize("format, out, inputs, group", [("int4", 70, 200, 64), ("int8", 5, 64, None), ("fp8", 9, 100, 20)])
+@pytest.mark.parametrize(
+    "format, out, inputs, group", [("int4", 70, 200, 64), ("int8", 5, 64, None), ("fp8", 9, 100, 20)]
+)
 def test_many_rows(format, out, inputs, group, dtype):
     """Here the weights are rounded to the dtype, after their scales."""
     check(quantized(format, out, inputs, group), 67, dtype, factor=2)
@@ -187,7 +200,11 @@ def test_very_many_rows_multiply_the_dequantized_weight(monkeypatch):
 
 
 def test_the_twin_equals_float64():
-    weight, x, bias = quantized("int5", 6, 150, 50, True), random((3, 150), torch.float32), random((6,), torch.float32, seed=1)
+    weight, x, bias = (
+        quantized("int5", 6, 150, 50, True),
+        random((3, 150), torch.float32),
+        random((6,), torch.float32, seed=1),
+    )
     assert error(torch_quantized_matmul(x, packed(weight), bias), exact(x, weight, bias)) < 1e-6
 
 
@@ -210,7 +227,15 @@ def test_pairs_of_bfloat16_decode_exactly():
 
 def bfloat16_values(weight: PackedWeight) -> torch.Tensor:
     out = torch.empty(weight.out_features, weight.in_features, dtype=torch.bfloat16, device=device())
-    decode_all_kernel[(1,)](weight.words, weight.zeros, out, weight.in_features, BITS=weight.bits, HALF=weight.half, UNITS=weight.words.shape[0])
+    decode_all_kernel[(1,)](
+        weight.words,
+        weight.zeros,
+        out,
+        weight.in_features,
+        BITS=weight.bits,
+        HALF=weight.half,
+        UNITS=weight.words.shape[0],
+    )
     return out
 
 
@@ -236,7 +261,9 @@ FIXED = [None, 0.01, torch.tensor([0.5])]
 @pytest.mark.parametrize("format", ["int8", "fp8"])
 @pytest.mark.parametrize("scale", FIXED, ids=str)
 def test_rows_are_quantized_as_the_twin_does_bit_for_bit(format, scale, dtype):
-    x = random((6, 300), dtype) * torch.tensor([[1.0], [1e-3], [0.0], [500.0], [3.0], [-1.0]], device=device()).to(dtype)
+    x = random((6, 300), dtype) * torch.tensor([[1.0], [1e-3], [0.0], [500.0], [3.0], [-1.0]], device=device()).to(
+        dtype
+    )
     x[4] = ((torch.arange(300) - 150) / 2).to(dtype)  # ties
     x[5] = ((torch.arange(300) % 250 - 124.5) * 0.01).to(dtype)  # ties of the scale 0.01, which its inverse would miss
     x[4, 0] = 127.0 if format == "int8" else 448.0  # scale 1
@@ -275,7 +302,10 @@ def test_scaled_products_equal_float64(format, rows, k, n):
     for product in (scaled_matmul.scaled_matmul, scaled_matmul.torch_scaled_matmul):
         out = product(codes, row_scales, weight, column_scales, bias)
         assert out.dtype is torch.float32 and error(out, reference) < 1e-6
-        assert error(product(codes, row_scales, weight, column_scales, None, torch.float16), reference - bias.double()) < 6e-4
+        assert (
+            error(product(codes, row_scales, weight, column_scales, None, torch.float16), reference - bias.double())
+            < 6e-4
+        )
 
 
 @needs_triton

@@ -84,7 +84,10 @@ def test_rotate_and_store_twin_equals_the_layers_and_the_cache():
     config = RopeConfig(theta=10000.0)
     tables = Rotary(config, 32, torch.float32, torch.device(device()))
     q, k, v, _ = projection(6, 8, 32, torch.float32).split([4, 2, 2, 1], dim=1)
-    positions, slots = torch.tensor([0, 1, 2, 100, 101, 7], device=device()), torch.tensor([16, 17, 18, 50, 51, 33], device=device())
+    positions, slots = (
+        torch.tensor([0, 1, 2, 100, 101, 7], device=device()),
+        torch.tensor([16, 17, 18, 50, 51, 33], device=device()),
+    )
     cos, sin = tables(positions)
     q_norm, k_norm = (RMSNorm(32, EPS, torch.float32, torch.device(device())) for _ in range(2))
     for layer in (q_norm, k_norm):
@@ -128,7 +131,9 @@ def sparse_zeros(num_elements: int) -> Tensor:
             pytest.skip(f"needs {num_elements * 2 / 2**30:.0f} GiB of GPU memory")
         return torch.zeros(num_elements, dtype=torch.float16, device="cuda")
     reserve = getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Linux; Python names it from 3.13 on
-    return torch.frombuffer(mmap.mmap(-1, 2 * num_elements, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | reserve), dtype=torch.float16)
+    return torch.frombuffer(
+        mmap.mmap(-1, 2 * num_elements, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | reserve), dtype=torch.float16
+    )
 
 
 def test_rotate_and_store_refuses_what_it_would_misread():

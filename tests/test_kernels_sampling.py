@@ -88,5 +88,7 @@ def test_one_temperature_of_noise_is_the_noise_of_the_twin():
     seeds = torch.tensor([0, 1, 2**63 - 1, 77] * 8, device=device())
     positions = torch.arange(32, device=device())
     logits = torch.zeros(32, 3000, device=device())
-    drawn = sample(logits, torch.ones(32, device=device()), seeds, positions, torch.zeros(32, dtype=torch.bool, device=device()))
+    drawn = sample(
+        logits, torch.ones(32, device=device()), seeds, positions, torch.zeros(32, dtype=torch.bool, device=device())
+    )
     assert torch.equal(drawn, gumbel_noise(seeds, positions, torch.arange(3000, device=device())).argmax(-1))

@@ -119,7 +119,9 @@ def test_minus_zero_equals_zero_where_ties_are_cut():
 def test_a_filter_that_no_row_uses_is_no_column(used):
     logits, temperature, *columns = case_of(["likely", "ties", "equal", "one"], 3000, 7)
     nothing = {"min_p": 0.0, "top_k": 3000, "top_p": 1.0}
-    full = [column if name == used else torch.full_like(column, nothing[name]) for name, column in zip(nothing, columns)]
+    full = [
+        column if name == used else torch.full_like(column, nothing[name]) for name, column in zip(nothing, columns)
+    ]
     given = [column if name == used else None for name, column in zip(nothing, columns)]
     assert torch.equal(twin(logits / temperature[:, None], *full), kept(logits, temperature, *given))
 

@@ -32,7 +32,9 @@ def by_hand(q: Tensor, q_sink: Tensor, k: Tensor, v: Tensor, window: int, sinks:
         seen = [key for key in range(t + 1) if key < sinks or key > t - window]
         for head in range(q.shape[1]):
             kv_head = head * k.shape[1] // q.shape[1]
-            scores = torch.stack([(q_sink if key < sinks else q)[row, head].double() @ k[key, kv_head].double() for key in seen])
+            scores = torch.stack(
+                [(q_sink if key < sinks else q)[row, head].double() @ k[key, kv_head].double() for key in seen]
+            )
             out[row, head] = (scores / q.shape[2] ** 0.5).softmax(0) @ v[seen, kv_head].double()
     return out
 
@@ -65,13 +67,18 @@ def test_sinks(length, brings, sinks, window, codes, dtype):
     if codes is not None:
         scales[0][0] = scales[1][0] = 0
     q, q_sink = qkv(brings, heads, kv_heads, dim, dtype)[0], qkv(brings, heads, kv_heads, dim, dtype)[0].contiguous()
-    k, v = (exact[0][table[0]].permute(0, 3, 1, 2).flatten(0, 1)[:length], exact[1][table[0]].transpose(1, 2).flatten(0, 1)[:length])
+    k, v = (
+        exact[0][table[0]].permute(0, 3, 1, 2).flatten(0, 1)[:length],
+        exact[1][table[0]].transpose(1, 2).flatten(0, 1)[:length],
+    )
     reference = by_hand(q, q_sink, k, v, window, sinks)
     index = starts([brings]), seq_lens, table, brings, window
     out = poisoned(q.shape, dtype)
     paged_prefill(q, *pages, *index, None, out, *scales, sinks, q_sink)
     assert error(out, reference) < TOLERANCE[dtype]
-    assert error(torch_paged_prefill(q, *pages, *index, None, None, *scales, sinks, q_sink), reference) < TOLERANCE[dtype]
+    assert (
+        error(torch_paged_prefill(q, *pages, *index, None, None, *scales, sinks, q_sink), reference) < TOLERANCE[dtype]
+    )
     for num_splits in (1, 2):
         index = seq_lens, table, num_splits, window
         out = poisoned((1, heads, dim), dtype)
@@ -100,7 +107,14 @@ def test_tiles_between_the_sinks_and_the_window_are_not_read():
 def cache_of(model, kv_dtype: str, num_blocks: int = 16) -> PagedKVCache:
     config = model.config
     return PagedKVCache(
-        config.num_layers, config.num_kv_heads, config.head_dim, num_blocks, 4, torch.float32, model.device, kv_dtype=kv_dtype
+        config.num_layers,
+        config.num_kv_heads,
+        config.head_dim,
+        num_blocks,
+        4,
+        torch.float32,
+        model.device,
+        kv_dtype=kv_dtype,
     )
 
 
@@ -155,7 +169,8 @@ def test_recorded_steps_turn_their_queries_anew(tmp_path):
         for layer in (*cache.keys, *cache.values):
             layer[1:] = torch.randn_like(layer[1:])
     recorded, eager = (
-        TritonAttention(cache, [4] * model.config.num_layers, model.config.num_heads, sink_turn=turn) for cache in caches
+        TritonAttention(cache, [4] * model.config.num_layers, model.config.num_heads, sink_turn=turn)
+        for cache in caches
     )
     graphs = DecodeGraphs(model, recorded, 4, 24, [2])
     for lengths in ((9, 14), (12, 7)):

@@ -20,7 +20,12 @@ from minillm.kernels.tiles import Tiles, candidate_tiles, choose_tiles, fit_to_q
 
 CAPABILITIES = (75, 80, 86, 89, 90, 100, 103, 120)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-SHARED = {gpu.capability: gpu.max_shared_per_block for gpu in GPUS.values()} | {86: 99 * 1024, 100: 227 * 1024, 103: 227 * 1024, 120: 99 * 1024}
+SHARED = {gpu.capability: gpu.max_shared_per_block for gpu in GPUS.values()} | {
+    86: 99 * 1024,
+    100: 227 * 1024,
+    103: 227 * 1024,
+    120: 99 * 1024,
+}
 RAGGED = [  # tokens that sequences bring, positions before them
     ([5, 1, 9], [0, 0, 0]),
     ([0, 3, 0, 40, 0], [7, 0, 2, 9, 0]),  # sequences that bring nothing
@@ -41,13 +46,17 @@ def test_a_plan_lists_every_tile_once_the_longest_first(lengths, pasts, before, 
     for tile, given in ((3, None), (4, seq_lens.to(device()))):
         shape = bounds, given, before + sum(lengths), max(lengths), tile
         plan, expected = plan_tiles(*shape), torch_plan_tiles(*shape)
-        assert plan.dtype is torch.int32 and len(plan) == most_tiles(before + sum(lengths), len(lengths), max(lengths), tile)
+        assert plan.dtype is torch.int32 and len(plan) == most_tiles(
+            before + sum(lengths), len(lengths), max(lengths), tile
+        )
         assert torch.equal(plan[:, 0], expected[:, 0])
         there = expected[:, 0] >= 0
         assert torch.equal(plan[there], expected[there])
         sees = [(0 if given is None else pasts[s]) + min(f + tile, lengths[s]) for s, f in plan[there].tolist()]
         assert sees == sorted(sees, reverse=True)
-        assert {(s, f) for s, f in plan[there].tolist()} == {(s, f) for s, n in enumerate(lengths) for f in range(0, n, tile)}
+        assert {(s, f) for s, f in plan[there].tolist()} == {
+            (s, f) for s, n in enumerate(lengths) for f in range(0, n, tile)
+        }
 
 
 def test_few_places_of_a_plan_stay_free():
@@ -123,10 +132,14 @@ def test_a_gpu_has_its_own_tiles_or_says_why_not():
     assert table.family(87) == 86 and table.family(103) == 100 and table.family(121) == 120 and table.family(70) == 75
     halves = [choose_tiles(128, torch.bfloat16, capability) for capability in (80, 90)]
     assert halves[0] != halves[1]
-    assert choose_tiles(128, torch.float16, 120) == choose_tiles(128, torch.float16, 89), "sm_120 multiplies as Ada does"
+    assert choose_tiles(128, torch.float16, 120) == choose_tiles(128, torch.float16, 89), (
+        "sm_120 multiplies as Ada does"
+    )
 
 
-@pytest.mark.parametrize("rows, tile_m, num_warps", [(1, 16, 4), (17, 32, 4), (64, 64, 4), (65, 128, 8), (4096, 128, 8)])
+@pytest.mark.parametrize(
+    "rows, tile_m, num_warps", [(1, 16, 4), (17, 32, 4), (64, 64, 4), (65, 128, 8), (4096, 128, 8)]
+)
 def test_a_tile_with_fewer_queries_has_fewer_warps(rows, tile_m, num_warps):
     fitted = fit_to_queries(Tiles(128, 32, 8, 3), rows)
     assert fitted == Tiles(tile_m, 32, num_warps, 3)

@@ -6,7 +6,18 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import ROUNDING, device, error, every_dtype, exact_norm, framed, guarded_outputs, needs_triton, projection, random
+from kernel_cases import (
+    ROUNDING,
+    device,
+    error,
+    every_dtype,
+    exact_norm,
+    framed,
+    guarded_outputs,
+    needs_triton,
+    projection,
+    random,
+)
 from torch import Tensor
 
 from minillm.kernels import activation, matmul, norm, softmax
@@ -27,7 +38,9 @@ def guards():
 
 
 @every_dtype
-@pytest.mark.parametrize("shape", [(1, 1), (1, 64), (64,), (3, 48), (130, 7), (5, 1000), (2, 4096), (0, 64), (2, 3, 4, 24)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (1, 64), (64,), (3, 48), (130, 7), (5, 1000), (2, 4096), (0, 64), (2, 3, 4, 24)], ids=str
+)
 def test_rms_norm_equals_float64_and_its_twin(shape, dtype):
     x, weight = random(shape, dtype), random(shape[-1:], dtype, seed=1)
     out = norm.rms_norm(x, weight, EPS)
@@ -49,7 +62,10 @@ def test_rms_norm_of_rows_that_lie_apart(dtype):
 @pytest.mark.parametrize("size", [1, 48, 1000, 2048])
 def test_add_rms_norm_equals_float64_and_its_twin(size, dtype):
     wide, wider = framed((5, size + 1), dtype), framed((5, size + 2), dtype)
-    x, residual = wide[:, :size].copy_(random((5, size), dtype)), wider[:, :size].copy_(random((5, size), dtype, seed=1))
+    x, residual = (
+        wide[:, :size].copy_(random((5, size), dtype)),
+        wider[:, :size].copy_(random((5, size), dtype, seed=1)),
+    )
     weight, before = random((size,), dtype, seed=2), residual.clone()
     out = norm.add_rms_norm(x, residual, weight, EPS)
     total = (before.double() + x.double()).to(dtype)
@@ -127,7 +143,9 @@ def test_silu_mul_at_its_ends(dtype):
     for up in (1.0, -0.5):
         gate_up = torch.cat([gate, torch.full_like(gate, up)])[None].to(dtype)
         reference = F.silu(gate_up[:, :9].double()) * up
-        torch.testing.assert_close(activation.silu_mul(gate_up).double(), reference, rtol=2 * ROUNDING[dtype], atol=1e-6)
+        torch.testing.assert_close(
+            activation.silu_mul(gate_up).double(), reference, rtol=2 * ROUNDING[dtype], atol=1e-6
+        )
     with pytest.raises(ValueError, match="one piece"):
         activation.silu_mul(gate_up.t().contiguous().t().expand(2, -1).t())
 
@@ -144,7 +162,9 @@ def test_silu_mul_twin_equals_the_layer():
 
 
 @every_dtype
-@pytest.mark.parametrize("shape", [(1, 1), (3, 3), (2, 64), (5, 1000), (2, 1025), (2, 40000), (2, 3, 17), (0, 8)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (3, 3), (2, 64), (5, 1000), (2, 1025), (2, 40000), (2, 3, 17), (0, 8)], ids=str
+)
 def test_softmax_equals_float64_and_its_twin(shape, dtype):
     x = 4 * random(shape, dtype)
     out = softmax.softmax(x)

@@ -49,7 +49,12 @@ def test_the_fastest_is_timed_once_and_then_read(tmp_path):
 
 def test_noise_changes_nothing_and_what_does_not_run_is_no_candidate(tmp_path):
     assert tuned(tmp_path, {A: 1.0, B: 0.98, C: 2.0})[0] == A
-    assert tuned(tmp_path, {A: ValueError("too large"), B: 5.0, C: RuntimeError("out of resources")}, KEY | {"gpu": "b"})[0] == B
+    assert (
+        tuned(tmp_path, {A: ValueError("too large"), B: 5.0, C: RuntimeError("out of resources")}, KEY | {"gpu": "b"})[
+            0
+        ]
+        == B
+    )
     nothing = {tiles: RuntimeError("no kernel image") for tiles in (A, B, C)}
     assert tuned(tmp_path, nothing, KEY | {"gpu": "c"})[0] == A
     assert not file_of(KEY | {"gpu": "c"}, tmp_path).exists(), "what was not timed is not kept"
@@ -82,7 +87,9 @@ def test_two_processes_at_once_leave_a_whole_file(tmp_path):
     file, seen = file_of(KEY, tmp_path), set()
     whole = [{"key": KEY, "tiles": list(tiles), "seconds": {"x" * 5000: 1.0}} for tiles in (A, B)]
     tuning.write(file, whole[0])
-    writers = [threading.Thread(target=lambda found=found: [tuning.write(file, found) for _ in range(50)]) for found in whole]
+    writers = [
+        threading.Thread(target=lambda found=found: [tuning.write(file, found) for _ in range(50)]) for found in whole
+    ]
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):
@@ -94,20 +101,35 @@ def test_two_processes_at_once_leave_a_whole_file(tmp_path):
 def test_the_winner_is_what_prompts_are_launched_with(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "prompts_like", lambda *shapes: lambda tiles: tiles)
     monkeypatch.setattr(tuning, "candidate_tiles", lambda *shape: [choose_tiles(*shape), B])
-    keys, values, q = torch.empty(3, 2, 128, 16), torch.empty(3, 2, 16, 128), torch.empty(9, 4, 128, dtype=torch.float16)
+    keys, values, q = (
+        torch.empty(3, 2, 128, 16),
+        torch.empty(3, 2, 16, 128),
+        torch.empty(9, 4, 128, dtype=torch.float16),
+    )
     shape = 128, torch.float16, 80, False, False
     try:
-        assert tune_attention(keys.half(), values.half(), 4, torch.float16, Clock({choose_tiles(*shape): 2.0, B: 1.0}), tmp_path) == B
+        assert (
+            tune_attention(
+                keys.half(), values.half(), 4, torch.float16, Clock({choose_tiles(*shape): 2.0, B: 1.0}), tmp_path
+            )
+            == B
+        )
         assert TUNED == {shape: B}
         assert prefill_tiles(q, keys.half(), 4096, None) == B
-        assert prefill_tiles(q, keys.half(), 4096, 1024) == choose_tiles(128, torch.float16, 80, windowed=True), "another kernel"
-        assert tune_attention(keys.half(), values.half(), 4, torch.float16, Clock({}), tmp_path) == B, "timed once in a process"
+        assert prefill_tiles(q, keys.half(), 4096, 1024) == choose_tiles(128, torch.float16, 80, windowed=True), (
+            "another kernel"
+        )
+        assert tune_attention(keys.half(), values.half(), 4, torch.float16, Clock({}), tmp_path) == B, (
+            "timed once in a process"
+        )
     finally:
         TUNED.clear()
 
 
 def test_nothing_is_timed_without_a_gpu_in_a_capture_or_where_it_is_switched_off(monkeypatch):
-    assert tune_attention(torch.empty(3, 2, 128, 16), torch.empty(3, 2, 16, 128), 4, torch.float32) is None and not TUNED
+    assert (
+        tune_attention(torch.empty(3, 2, 128, 16), torch.empty(3, 2, 16, 128), 4, torch.float32) is None and not TUNED
+    )
 
     gpu = SimpleNamespace(is_cuda=True)
     monkeypatch.setattr(tuning, "MODE", "compiled")
@@ -129,7 +151,10 @@ def test_nothing_is_timed_without_a_gpu_in_a_capture_or_where_it_is_switched_off
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn], ids=["float32", "int8", "fp8"])
 def test_what_is_timed_are_prompts_over_pages_of_that_kind(dtype, monkeypatch):
     monkeypatch.setattr(tuning, "LENGTH", 9)
-    keys, values = torch.zeros(1, 2, 16, 4, device=device()).to(dtype), torch.zeros(1, 2, 4, 16, device=device()).to(dtype)
+    keys, values = (
+        torch.zeros(1, 2, 16, 4, device=device()).to(dtype),
+        torch.zeros(1, 2, 4, 16, device=device()).to(dtype),
+    )
     before = torch.get_rng_state()
     out = tuning.prompts_like(keys, values, 4, torch.float32)(Tiles(16, 16, 4, 1))
     assert out.shape == (2 * 9, 4, 16) and out.isfinite().all() and out.abs().max() > 0

@@ -31,7 +31,9 @@ def test_attention_compiles_a_variant_for_each_window(variants):
         found = dict(variants[work])
         prompts = found.pop("paged_prefill_kernel")
         assert 1 <= prompts <= 4, "a tile of 16, 32, 64 or 128 queries, by the step's longest prompt"
-        assert found.pop("plan_tiles_kernel", 0) == (prompts if work == "plain" else 0), "a plan for each of these tiles"
+        assert found.pop("plan_tiles_kernel", 0) == (prompts if work == "plain" else 0), (
+            "a plan for each of these tiles"
+        )
         assert found == rotate | {"plan_decode_kernel": 1, "paged_decode_kernel": 1}
 
 

@@ -89,8 +89,14 @@ def test_a_hash_lives_until_its_block_is_handed_out():
 BREAKS = {
     "an owner more": (lambda pool: pool.ref_cnt.__setitem__(1, 2), "block 1: ref_cnt=2, but 1 tables hold it"),
     "a lost block": (lambda pool: pool.free_queue.popitem(), "stand in the free queue"),
-    "an owned block in the queue": (lambda pool: (pool.free_queue.popitem(), pool.free_queue.__setitem__(1, None)), "free queue"),
-    "the null block in the queue": (lambda pool: (pool.free_queue.popitem(), pool.free_queue.__setitem__(0, None)), "free queue"),
+    "an owned block in the queue": (
+        lambda pool: (pool.free_queue.popitem(), pool.free_queue.__setitem__(1, None)),
+        "free queue",
+    ),
+    "the null block in the queue": (
+        lambda pool: (pool.free_queue.popitem(), pool.free_queue.__setitem__(0, None)),
+        "free queue",
+    ),
     "a hash without its index": (lambda pool: pool.cached.clear(), "disagree"),
     "an index without its hash": (lambda pool: pool.cached.__setitem__(b"x", 2), "disagree"),
 }
@@ -123,7 +129,10 @@ def test_the_chain_names_all_that_came_before_and_all_else_that_matters():
 def test_hashes_are_the_same_in_every_process(root):
     """A cache on disk must mean the same tomorrow: Python's own hash() would not."""
     program = "from minillm.kv_cache.prefix import *; print(hash_block(root_hash(model='m'), [1, 2]).hex())"
-    said = {subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, check=True).stdout for _ in range(2)}
+    said = {
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root, check=True).stdout
+        for _ in range(2)
+    }
     assert len(said) == 1 and len(said.pop().strip()) == 64
 
 

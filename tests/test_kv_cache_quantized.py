@@ -17,7 +17,10 @@ from minillm.kv_cache.torch_attention import TorchAttention
 from minillm.model.batch import ForwardBatch
 
 KINDS = tuple(KV_DTYPES)
-ROADS = ["torch", pytest.param("native", marks=pytest.mark.skipif(native.library() is None, reason="no C compiler here"))]
+ROADS = [
+    "torch",
+    pytest.param("native", marks=pytest.mark.skipif(native.library() is None, reason="no C compiler here")),
+]
 both_kinds = pytest.mark.parametrize("kind", KINDS)
 needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C compiler with OpenMP here: the twins serve")
 
@@ -33,7 +36,9 @@ def test_each_number_goes_to_the_nearest_code_of_its_vector(kind):
     grid = every[every.isfinite() & (every.abs() <= LARGEST_CODE[dtype])]
     wanted = (x.double() / scales.double()[..., None]).unsqueeze(-1)
     nearest = (wanted - grid).abs().amin(-1)
-    torch.testing.assert_close((wanted[..., 0] - codes.double()).abs(), nearest, rtol=0, atol=1e-4 * LARGEST_CODE[dtype] / 127)
+    torch.testing.assert_close(
+        (wanted[..., 0] - codes.double()).abs(), nearest, rtol=0, atol=1e-4 * LARGEST_CODE[dtype] / 127
+    )
     assert torch.equal(codes.double().abs().amax(-1), torch.full((50, 3), LARGEST_CODE[dtype], dtype=torch.float64))
     back = dequantize_vectors(codes, scales[..., None], torch.float32)
     worst = 0.5 / 127 if kind == "int8" else 0.5 / 8  # of the largest number, or of the number itself
@@ -195,7 +200,9 @@ def test_both_attentions_on_codes_equal_the_formula(lengths, heads, block_size, 
         fine, coarse = torch.finfo(torch.float32).eps / 2, torch.finfo(dtype).eps / 2
         inside = 3 * coarse if road is TorchAttention else 0.0
         weight = torch.expm1(2 * score * (inside + (head_dim + 8) * fine)).clamp(max=2.0)  # at worst another key wins
-        assert ((out - expected).abs() <= (value * (weight + 4 * coarse + (max(map(sum, lengths)) + 8) * fine))[..., None]).all(), road
+        assert (
+            (out - expected).abs() <= (value * (weight + 4 * coarse + (max(map(sum, lengths)) + 8) * fine))[..., None]
+        ).all(), road
 
 
 def sizes_of(q, k, v, window):
@@ -215,4 +222,6 @@ def formula(q, k, v, window):
     scores = torch.einsum("qhd,khd->hqk", q.double(), k.repeat_interleave(group, 1)) * q.shape[2] ** -0.5
     distance = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))
     unseen = (distance < 0) | (distance >= (window or len(k)))
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(unseen, float("-inf")).softmax(-1), v.repeat_interleave(group, 1))
+    return torch.einsum(
+        "hqk,khd->qhd", scores.masked_fill(unseen, float("-inf")).softmax(-1), v.repeat_interleave(group, 1)
+    )

@@ -88,7 +88,10 @@ CASES = {  # settings, and what must have happened
     "alone": (dict(max_num_seqs=1), "nothing"),
     "chunked": (dict(max_num_batched_tokens=5, block_size=7), "nothing"),
     "recomputed": (dict(num_kv_blocks=20, block_size=4, max_num_batched_tokens=16), "preempted"),
-    "swapped": (dict(num_kv_blocks=20, block_size=4, max_num_batched_tokens=16, preemption_mode="swap", host_kv_bytes=10**6), "preempted"),
+    "swapped": (
+        dict(num_kv_blocks=20, block_size=4, max_num_batched_tokens=16, preemption_mode="swap", host_kv_bytes=10**6),
+        "preempted",
+    ),
     "prefix hit": (dict(), "cached"),
     "in pieces": (dict(), "not whole layers"),
 }
@@ -150,4 +153,7 @@ def test_the_engine_fits_more_blocks_into_the_same_memory(kind, oracle, monkeypa
     plain, small = (LLM(folder, device="cpu", dtype="float32", kv_cache_dtype=one).engine for one in ("auto", kind))
     bytes_plain, bytes_small = (engine.runner.cache.bytes_per_block for engine in (plain, small))
     assert (bytes_plain, bytes_small) == (2 * 2 * 16 * 2 * 64, 2 * 2 * 16 * 2 * 20)
-    assert plain.kv_cache.pool.num_blocks == 10**5 // bytes_plain and small.kv_cache.pool.num_blocks == 10**5 // bytes_small
+    assert (
+        plain.kv_cache.pool.num_blocks == 10**5 // bytes_plain
+        and small.kv_cache.pool.num_blocks == 10**5 // bytes_small
+    )

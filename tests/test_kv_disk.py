@@ -29,7 +29,9 @@ def test_a_store_keeps_blocks_by_their_use_and_the_next_process_takes_them_up(tm
     assert block(2)[0] not in store and len(store) == 3
     assert torch.equal(store.fetch(block(4)[0]).result(), block(4)[1])  # written already or not
     store.close()
-    assert sorted(path.name for path in (tmp_path / "kv").iterdir()) == [f"{block(name)[0].hex()}.kv" for name in (1, 3, 4)]
+    assert sorted(path.name for path in (tmp_path / "kv").iterdir()) == [
+        f"{block(name)[0].hex()}.kv" for name in (1, 3, 4)
+    ]
     for age, name in enumerate((4, 1, 3)):
         os.utime(store.path(block(name)[0]), (1000 + age, 1000 + age))
     again = DiskStore(tmp_path / "kv", room - 1, BYTES, "model one")  # room for two
@@ -61,7 +63,12 @@ def test_foreign_and_damaged_files_are_named_and_never_a_hit(tmp_path):
     with pytest.warns(UserWarning, match="holds files that are skipped: .* and 1 more") as said:
         again = DiskStore(tmp_path, 10**6, BYTES, "model one")
     reasons = sorted(again.skipped.values())
-    assert len(said) == 1 and [reason[:16] for reason in reasons] == ["139 bytes, a blo", "cut off after 20", "holds block 0303", "no block of keys"]
+    assert len(said) == 1 and [reason[:16] for reason in reasons] == [
+        "139 bytes, a blo",
+        "cut off after 20",
+        "holds block 0303",
+        "no block of keys",
+    ]
     assert set(again.files) == {block(4)[0], block(5)[0]}
     with pytest.warns(UserWarning, match="0404.*its bytes are not those that were written"):
         assert again.fetch(block(4)[0]).result() is None
@@ -112,7 +119,11 @@ def test_the_bound_is_that_of_the_folder_whatever_it_was_used_with(tmp_path):
     again.flush()
     assert names() == [1, 8, 9, 10] and len(again) == 1
     again.close()
-    assert names() == [1, 8, 9, 10] and DiskStore(tmp_path, 140, BYTES, "model one").path(block(1)[0]).exists() and names() == [1]
+    assert (
+        names() == [1, 8, 9, 10]
+        and DiskStore(tmp_path, 140, BYTES, "model one").path(block(1)[0]).exists()
+        and names() == [1]
+    )
 
 
 def test_a_disk_that_cannot_keep_up_is_left_behind(tmp_path):
@@ -122,7 +133,11 @@ def test_a_disk_that_cannot_keep_up_is_left_behind(tmp_path):
     store.writer.submit(gate.wait)
     for name in range(MOST_WAITING + 3):
         store.write(*block(name))
-    assert store.num_dropped == 3 and len(store) == MOST_WAITING == len(store.waiting) and block(MOST_WAITING)[0] not in store
+    assert (
+        store.num_dropped == 3
+        and len(store) == MOST_WAITING == len(store.waiting)
+        and block(MOST_WAITING)[0] not in store
+    )
     assert torch.equal(store.fetch(block(5)[0]).result(), block(5)[1])  # from memory: it is not in a file yet
     gate.set()
     store.close()

@@ -23,7 +23,11 @@ from minillm.kv_cache.manager import KVCacheManager
 from minillm.kv_cache.quantized import KV_DTYPES
 
 MAX_TOKENS = 30
-FAMILIES = {"llama": {}, "llama3-rope": dict(rope_parameters=LLAMA3), "qwen2-yarn": dict(model_type="qwen2", rope_parameters=YARN)}
+FAMILIES = {
+    "llama": {},
+    "llama3-rope": dict(rope_parameters=LLAMA3),
+    "qwen2-yarn": dict(model_type="qwen2", rope_parameters=YARN),
+}
 
 
 class Streaming:
@@ -36,18 +40,27 @@ class Streaming:
 
     def step(self, token: int) -> torch.Tensor:
         """Log-probabilities of what follows."""
-        model, heads, kv_heads = self.model, self.model.config.num_attention_heads, self.model.config.num_key_value_heads
+        model, heads, kv_heads = (
+            self.model,
+            self.model.config.num_attention_heads,
+            self.model.config.num_key_value_heads,
+        )
         hidden = model.model.embed_tokens(torch.tensor([token]))
         for layer, (keys, values) in zip(model.model.layers, self.caches):
             attn, x = layer.self_attn, layer.input_layernorm(hidden)
-            q, k, v = (linear(x).view(count, -1) for linear, count in ((attn.q_proj, heads), (attn.k_proj, kv_heads), (attn.v_proj, kv_heads)))
+            q, k, v = (
+                linear(x).view(count, -1)
+                for linear, count in ((attn.q_proj, heads), (attn.k_proj, kv_heads), (attn.v_proj, kv_heads))
+            )
             keys.append(k), values.append(v)
             if len(keys) > self.sinks + self.window:
                 del keys[self.sinks], values[self.sinks]
             here = self.rotated(q[None], [len(keys) - 1])[0]
             past = self.rotated(torch.stack(keys), range(len(keys))).repeat_interleave(heads // kv_heads, 1)
             weights = (torch.einsum("hd,khd->hk", here, past) / math.sqrt(q.shape[1])).softmax(-1)
-            out = torch.einsum("hk,khd->hd", weights, torch.stack(values).double().repeat_interleave(heads // kv_heads, 1))
+            out = torch.einsum(
+                "hk,khd->hd", weights, torch.stack(values).double().repeat_interleave(heads // kv_heads, 1)
+            )
             hidden = hidden + attn.o_proj(out.flatten()[None].float())
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         return model.lm_head(model.model.norm(hidden))[0].log_softmax(-1)
@@ -118,7 +131,9 @@ def test_log_probabilities_equal_those_of_the_paper(family, policy, road, models
     whole = LLM(folder, device="cpu", dtype="float32", attention_backend=road, kv_retention={"sinks": 4, "window": 124})
     plain = LLM(folder, device="cpu", dtype="float32", attention_backend=road)
     ours, theirs = (serve(one, [text[:90]], params)[0].prompt_logprobs[1:] for one in (whole, plain))
-    assert [list(d.items())[0][1].logprob for d in ours] == pytest.approx([list(d.items())[0][1].logprob for d in theirs], abs=1e-4)
+    assert [list(d.items())[0][1].logprob for d in ours] == pytest.approx(
+        [list(d.items())[0][1].logprob for d in theirs], abs=1e-4
+    )
 
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
@@ -128,7 +143,9 @@ CASES = {
     "chunked": dict(max_num_batched_tokens=5, block_size=7),
     "block of one": dict(block_size=1, max_num_batched_tokens=16),
     "recomputed": dict(num_kv_blocks=20, block_size=4, max_num_batched_tokens=16),
-    "swapped": dict(num_kv_blocks=20, block_size=4, max_num_batched_tokens=16, preemption_mode="swap", host_kv_bytes=10**6),
+    "swapped": dict(
+        num_kv_blocks=20, block_size=4, max_num_batched_tokens=16, preemption_mode="swap", host_kv_bytes=10**6
+    ),
     "ahead": dict(async_scheduling=True),
     "in pieces": dict(block_size=16),
 }
@@ -163,7 +180,9 @@ def test_triton_turns_its_queries_too(steps, models, oracle):
     )  # fmt: skip
     prompt = max(PROMPTS, key=len)
     assert len(prompt) > 24
-    out = llm.generate({"prompt_token_ids": prompt}, SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True), use_tqdm=False)
+    out = llm.generate(
+        {"prompt_token_ids": prompt}, SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True), use_tqdm=False
+    )
     assert out[0].outputs[0].token_ids == oracle(4, 20)[PROMPTS.index(prompt)][:5]
 
 
@@ -173,7 +192,11 @@ def test_sinks_of_codes_and_samples_that_fork(kind, road, models):
     """8-bit pages and retention together, whatever the step; and n samples, which share their blocks until they write."""
     said = []
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=MAX_TOKENS, n=3, ignore_eos=True)
-    for settings in (dict(), dict(max_num_batched_tokens=5, block_size=7), dict(num_kv_blocks=24, block_size=4, max_num_batched_tokens=16)):
+    for settings in (
+        dict(),
+        dict(max_num_batched_tokens=5, block_size=7),
+        dict(num_kv_blocks=24, block_size=4, max_num_batched_tokens=16),
+    ):
         llm = LLM(
             models["llama"][0], device="cpu", dtype="float32", kv_cache_dtype=kind, attention_backend=road,
             kv_retention={"sinks": 3, "window": 13}, **settings,
@@ -202,12 +225,16 @@ def test_a_text_without_end_owns_few_blocks(road, models):
             [request] = scheduler.running
             assert owned[-1] <= 1 + 64 // 8 + 2  # the sinks' block, and what the window and one new token touch
             first = max(0, request.num_computed_tokens - 64) // 8
-            assert [bool(block) for block in manager.tables[request.request_id][: first + 1]][1:first] == [False] * (first - 1)
+            assert [bool(block) for block in manager.tables[request.request_id][: first + 1]][1:first] == [False] * (
+                first - 1
+            )
         return deltas
 
     llm.engine.step = counted
     text = PROMPTS[4] * 2
-    [output] = llm.generate({"prompt_token_ids": text}, SamplingParams(temperature=0.0, max_tokens=620, ignore_eos=True), use_tqdm=False)
+    [output] = llm.generate(
+        {"prompt_token_ids": text}, SamplingParams(temperature=0.0, max_tokens=620, ignore_eos=True), use_tqdm=False
+    )
     said = output.outputs[0].token_ids
     assert len(said) == 620 and len(owned) > 620 and max(owned) >= 1 + 64 // 8
     expected = streaming(model, text + said[:-1], 4, 64)[len(text) - 1 :]
@@ -216,7 +243,11 @@ def test_a_text_without_end_owns_few_blocks(road, models):
 
 
 @seeded
-@given(st.integers(0, 10**6), st.sampled_from([(3, 6, 4), (1, 5, 1), (4, 9, 3), (0, 4, 4)]), st.sampled_from(["recompute", "swap"]))
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([(3, 6, 4), (1, 5, 1), (4, 9, 3), (0, 4, 4)]),
+    st.sampled_from(["recompute", "swap"]),
+)
 def test_random_schedules_keep_the_sinks_and_the_window(seed, shape, mode):
     """Preempted, forked, chunked: whatever a row may look at is there, and no more is owned than was promised."""
     sinks, window, block_size = shape
@@ -249,7 +280,9 @@ class SinkMemory(BlockMemory):
 
     def _read_and_write(self, row):
         for position in range(min(self.sinks, row.start)):
-            assert self.slots.get(self._slot(row.block_ids, position)) == self._text(row.request, position), "a sink is gone"
+            assert self.slots.get(self._slot(row.block_ids, position)) == self._text(row.request, position), (
+                "a sink is gone"
+            )
         super()._read_and_write(row)
 
 
@@ -263,7 +296,11 @@ def test_bad_policies_are_named(models, tmp_path):
         ({"sinks": 4, "window": 0}, ValueError, "window=0"),
         ({"sinks": 4.0, "window": 60}, TypeError, "sinks=4.0"),
         ({"sinks": True, "window": 60}, TypeError, "sinks=True"),
-        ({"sinks": 4, "window": 125}, ValueError, "4 sinks.*window of 125 = 129 tokens.*max_position_embeddings=128; lower the window"),
+        (
+            {"sinks": 4, "window": 125},
+            ValueError,
+            "4 sinks.*window of 125 = 129 tokens.*max_position_embeddings=128; lower the window",
+        ),
     ]:
         with pytest.raises(error, match=said):
             LLM(folder, device="cpu", kv_retention=wrong)
@@ -273,13 +310,28 @@ def test_bad_policies_are_named(models, tmp_path):
     with pytest.raises(ValueError, match=r"layers have windows of their own \(9 tokens\)"):
         LLM(str(tmp_path), device="cpu", kv_retention={"sinks": 4, "window": 60})
     with pytest.raises(ValueError, match="disk_kv_path.*kv_retention"):
-        LLM(folder, kv_retention={"sinks": 4, "window": 60}, disk_kv_path=tmp_path, disk_kv_bytes=10**6, host_kv_bytes=10**6)
+        LLM(
+            folder,
+            kv_retention={"sinks": 4, "window": 60},
+            disk_kv_path=tmp_path,
+            disk_kv_bytes=10**6,
+            host_kv_bytes=10**6,
+        )
 
 
 def test_a_long_request_asks_for_what_it_will_keep_and_no_more(models):
     folder, _ = models["llama"]
-    llm = LLM(folder, device="cpu", kv_retention={"sinks": 4, "window": 60}, max_model_len=10**6, max_num_batched_tokens=64)
+    llm = LLM(
+        folder, device="cpu", kv_retention={"sinks": 4, "window": 60}, max_model_len=10**6, max_num_batched_tokens=64
+    )
     assert llm.max_model_len == 10**6
     assert llm.engine.kv_cache.pool.num_blocks <= 256 * llm.engine.kv_cache.blocks_needed(10**6, 64) == 256 * (1 + 9)
     with pytest.raises(ValueError, match="max_model_len=1000000 needs 10 blocks of 16 tokens, the cache has 9"):
-        LLM(folder, device="cpu", kv_retention={"sinks": 4, "window": 60}, max_model_len=10**6, max_num_batched_tokens=64, num_kv_blocks=9)
+        LLM(
+            folder,
+            device="cpu",
+            kv_retention={"sinks": 4, "window": 60},
+            max_model_len=10**6,
+            max_num_batched_tokens=64,
+            num_kv_blocks=9,
+        )

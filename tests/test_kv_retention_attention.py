@@ -21,8 +21,14 @@ LENGTHS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1
 
 
 @seeded
-@given(LENGTHS, st.sampled_from([(1, 1, 16), (4, 2, 18), (9, 3, 20), (20, 2, 40)]), st.sampled_from([1, 3, 7, 16, 32]),
-       st.sampled_from([(4, 12), (1, 1), (5, 30), (0, 9), (17, 3)]), st.sampled_from(["auto", "int8", "fp8"]), st.integers(0, 1000))
+@given(
+    LENGTHS,
+    st.sampled_from([(1, 1, 16), (4, 2, 18), (9, 3, 20), (20, 2, 40)]),
+    st.sampled_from([1, 3, 7, 16, 32]),
+    st.sampled_from([(4, 12), (1, 1), (5, 30), (0, 9), (17, 3)]),
+    st.sampled_from(["auto", "int8", "fp8"]),
+    st.integers(0, 1000),
+)
 def test_both_attentions_equal_the_formula(lengths, heads, block_size, policy, kind, seed):
     """Ragged batches whose blocks between sinks and window are gone: there stands the null block, here poisoned too."""
     generator = torch.Generator().manual_seed(seed)
@@ -36,12 +42,16 @@ def test_both_attentions_equal_the_formula(lengths, heads, block_size, policy, k
     frequencies = (10000.0 ** -(torch.arange(head_dim // 2) / (head_dim // 2))).repeat(2)
     turn = SinkTurn(RetentionPolicy(sinks, window), frequencies) if sinks else None
     roads = [TorchAttention] + [NativeAttention] * (native.library() is not None)
-    caches = [PagedKVCache(1, num_kv_heads, head_dim, sum(counts), block_size, torch.float32, kv_dtype=kind) for _ in roads]
+    caches = [
+        PagedKVCache(1, num_kv_heads, head_dim, sum(counts), block_size, torch.float32, kv_dtype=kind) for _ in roads
+    ]
     slots, q, k, v, expected = [], [], [], [], []
     for (before, new), own in zip(lengths, table):
         positions = torch.arange(before + new)
         places = own[positions // block_size] * block_size + positions % block_size
-        raw_k, values, raw_q = (torch.randn(before + new, n, head_dim, generator=generator) for n in (num_kv_heads, num_kv_heads, num_heads))
+        raw_k, values, raw_q = (
+            torch.randn(before + new, n, head_dim, generator=generator) for n in (num_kv_heads, num_kv_heads, num_heads)
+        )
         keys = turned(raw_k, positions, frequencies)
         for cache in caches:
             cache.write(0, keys[:before], values[:before], places[:before])
@@ -50,7 +60,10 @@ def test_both_attentions_equal_the_formula(lengths, heads, block_size, policy, k
         first = max(0, before - window + 1) // block_size
         own[-(-sinks // block_size) : max(first, -(-sinks // block_size))] = 0
         keys, values = (x if kind == "auto" else through(x, kind) for x in (keys, values))
-        expected += [formula(raw_q[t], t, keys[: t + 1], values[: t + 1], sinks, window, frequencies) for t in range(before, before + new)]
+        expected += [
+            formula(raw_q[t], t, keys[: t + 1], values[: t + 1], sinks, window, frequencies)
+            for t in range(before, before + new)
+        ]
     batch = batch_of([new for _, new in lengths], [sum(length) for length in lengths], table, torch.cat(slots))
     for road, cache in zip(roads, caches):
         for part in cache.parts.values():

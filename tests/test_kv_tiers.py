@@ -25,7 +25,9 @@ def serve_one(manager: KVCacheManager, tokens: list[int], name: str = "x") -> tu
     compute(manager, text)
     moves = manager.take_moves()
     manager.check_integrity()
-    assert not {place for _, place in moves.swap_out} & {place for place, _ in moves.swap_in}, "overwritten before it is read"
+    assert not {place for _, place in moves.swap_out} & {place for place, _ in moves.swap_in}, (
+        "overwritten before it is read"
+    )
     for place, block_hash in moves.to_disk:
         manager.tiers.disk.write(block_hash, "written")
     manager.free(text)

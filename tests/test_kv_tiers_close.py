@@ -32,7 +32,9 @@ def test_the_next_process_finds_what_memory_held(folder, expected, tmp_path, ahe
     second = tiered(folder, tmp_path / "kv", num_kv_blocks=100, host_blocks=100)
     said, found = ask(second)
     # All but the last token of a prompt may be found: five blocks of 20 tokens are four.
-    assert said == expected and [one["disk"] for one in found] == [(len(one["prompt_token_ids"]) - 1) // 4 * 4 for one in PROMPTS]
+    assert said == expected and [one["disk"] for one in found] == [
+        (len(one["prompt_token_ids"]) - 1) // 4 * 4 for one in PROMPTS
+    ]
     second.close()
 
 
@@ -155,5 +157,3 @@ def test_what_a_small_host_lets_fall_is_counted():
     plenty = KVCacheManager(8, 4, num_host_blocks=6, disk=Shelf())
     serve_one(plenty, [1] * 25), serve_one(plenty, [2] * 31)
     assert plenty.tiers.num_lost == 0
-
-

@@ -16,6 +16,7 @@ from minillm.kv_cache.manager import BlockMoves
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.transfer import BlockTransfer
 
+
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
 @pytest.mark.parametrize("shape", [(2, 16, 4), (1, 3, 7)], ids=["even", "odd"])
 def test_a_block_comes_back_as_it_went_by_every_way(kv_dtype, shape, tmp_path):
@@ -31,7 +32,11 @@ def test_a_block_comes_back_as_it_went_by_every_way(kv_dtype, shape, tmp_path):
     assert transfer.bytes_per_block == cache.bytes_per_block
 
     def content(number: int) -> list[bytes]:
-        return [layer[number].contiguous().view(torch.uint8).numpy().tobytes() for part in cache.parts.values() for layer in part]
+        return [
+            layer[number].contiguous().view(torch.uint8).numpy().tobytes()
+            for part in cache.parts.values()
+            for layer in part
+        ]
 
     first, second, third = content(1), content(2), content(3)
     transfer.move(BlockMoves(swap_out=[(1, 2), (2, 0)]))
@@ -91,11 +96,25 @@ def test_tokens_are_the_same_with_tiers(folder, expected, tmp_path, disk, mode, 
     again, found = ask(llm, [*PROMPTS[4:], *PROMPTS], together=False)
     assert again == [*expected[4:], *expected]
     assert sum(one["disk" if disk else "host"] for one in found) > 0
-    moved = {kind: sum(llm.trace.totals(kind).values()) for kind in ("swap_out", "swap_in", "to_disk", "from_disk", "preempted")}
-    assert moved["preempted"] > 0 and moved["swap_out"] > 0 and moved["swap_in"] > 0 and (moved["from_disk"] > 0) == disk
-    assert llm.engine.runner.transfer.bytes_moved["swap_in"] == moved["swap_in"] * llm.engine.runner.cache.bytes_per_block
-    counted, told = llm.engine.kv_cache.tiers.found, {tier: sum(llm.trace.totals(f"found on {tier}").values()) for tier in ("host", "disk")}
-    assert counted.host >= told["host"] and counted.disk >= told["disk"] and counted.hit_rate("disk" if disk else "host") > 0
+    moved = {
+        kind: sum(llm.trace.totals(kind).values())
+        for kind in ("swap_out", "swap_in", "to_disk", "from_disk", "preempted")
+    }
+    assert (
+        moved["preempted"] > 0 and moved["swap_out"] > 0 and moved["swap_in"] > 0 and (moved["from_disk"] > 0) == disk
+    )
+    assert (
+        llm.engine.runner.transfer.bytes_moved["swap_in"] == moved["swap_in"] * llm.engine.runner.cache.bytes_per_block
+    )
+    counted, told = (
+        llm.engine.kv_cache.tiers.found,
+        {tier: sum(llm.trace.totals(f"found on {tier}").values()) for tier in ("host", "disk")},
+    )
+    assert (
+        counted.host >= told["host"]
+        and counted.disk >= told["disk"]
+        and counted.hit_rate("disk" if disk else "host") > 0
+    )
 
 
 def test_counts_by_tier_reach_the_metrics(folder, expected, tmp_path):
@@ -189,17 +208,29 @@ def test_settings_that_cannot_be_are_refused(folder, settings, said, tmp_path, m
 @pytest.mark.parametrize("seed", [2, 3])
 def test_a_swapped_request_whose_window_was_evicted_says_the_same(tmp_path, seed):
     """Four prompts share a head longer than the window. One is swapped, and its shared blocks are evicted meanwhile."""
-    save_tiny_llama(tmp_path, 1, model_type="mistral", sliding_window=24, num_hidden_layers=3, head_dim=16, eos_token_id=VOCAB_SIZE - 1)
+    save_tiny_llama(
+        tmp_path,
+        1,
+        model_type="mistral",
+        sliding_window=24,
+        num_hidden_layers=3,
+        head_dim=16,
+        eos_token_id=VOCAB_SIZE - 1,
+    )
     rng = random.Random(seed)
     tokens = lambda count: [rng.randrange(3, 290) for _ in range(count)]
     head = tokens(64)
     texts = [head + tokens(rng.randint(1, 26)) for _ in range(4)] + [tokens(rng.randint(3, 90)) for _ in range(7)]
     rng.shuffle(texts)
-    prompts, params = [{"prompt_token_ids": text} for text in texts], SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    prompts, params = (
+        [{"prompt_token_ids": text} for text in texts],
+        SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True),
+    )
     common = dict(device="cpu", dtype="float32", block_size=4, max_model_len=128, async_scheduling=False)
     plenty = LLM(tmp_path, **common, num_kv_blocks=1000, enable_prefix_caching=False)
     few = LLM(tmp_path, **common, num_kv_blocks=34, preemption_mode="swap", host_kv_bytes=2**24)
     expected, cold, warm = (
-        [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)] for llm in (plenty, few, few)
+        [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+        for llm in (plenty, few, few)
     )
     assert cold == expected and warm == expected

@@ -37,7 +37,9 @@ class Tiered(RuleBasedStateMachine):
     def add(self, text, length, max_tokens, n):
         if -(-(length + max_tokens) // 2) <= self.kv_cache.pool.num_blocks and len(self.engine.scheduler.requests) < 6:
             params = SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=True)
-            self.engine.add_request(Request(str(self.count), [text] * length, params, max_tokens, arrival_time=float(self.count)))
+            self.engine.add_request(
+                Request(str(self.count), [text] * length, params, max_tokens, arrival_time=float(self.count))
+            )
             self.count += 1
 
     @rule(steps=st.integers(1, 4))

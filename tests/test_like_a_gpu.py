@@ -1,4 +1,5 @@
 """A GPU's defaults on a CPU: engines take them where MINILLM_LIKE_A_GPU asks, and notebooks run with them as saved."""
+
 from __future__ import annotations
 
 import copy
@@ -74,26 +75,40 @@ def differences(saved, ran) -> list[str]:
 
 def test_checked_outputs_are_compared_and_nothing_else():
     assert differences(cell("f()", printed("4\n")), cell("f()", printed("4\n"))) == []
-    assert differences(cell("f()", printed("a\n41\n")), cell("f()", printed("a\n42\n"))) == ["[1] `f()` shows '42'; saved is '41'"]
+    assert differences(cell("f()", printed("a\n41\n")), cell("f()", printed("a\n42\n"))) == [
+        "[1] `f()` shows '42'; saved is '41'"
+    ]
     assert differences(cell("f()", printed("4\n")), cell("f()")) == ["[1] `f()` shows nothing; saved is stdout"]
-    assert differences(cell("f()", printed("4\n")), cell("f()", printed("4\n5\n"))) == ["[1] `f()` shows 2 lines; saved are 1"]
+    assert differences(cell("f()", printed("4\n")), cell("f()", printed("4\n5\n"))) == [
+        "[1] `f()` shows 2 lines; saved are 1"
+    ]
     assert differences(cell("f()", printed("4\n"), tag="measured"), cell("f()", printed("5\n"), tag="measured")) == []
-    coloured = [cell("f()", shown(text_html=f'<b>x</b><span style="{style}">y</span>', image_png=style)) for style in ("red", "blue")]
+    coloured = [
+        cell("f()", shown(text_html=f'<b>x</b><span style="{style}">y</span>', image_png=style))
+        for style in ("red", "blue")
+    ]
     assert differences(*coloured) == []
     error = nbformat.v4.new_output("error", ename="KeyError", evalue="'x'", traceback=[])
-    assert differences(cell("f()", tag="measured"), cell("f()", error, tag="measured")) == ["[1] `f()` raises KeyError: 'x'"]
+    assert differences(cell("f()", tag="measured"), cell("f()", error, tag="measured")) == [
+        "[1] `f()` raises KeyError: 'x'"
+    ]
     assert differences(cell("f()", tag="raises-exception"), cell("f()", error, tag="raises-exception")) == []
 
 
 def test_a_notebook_runs_with_the_defaults_to_its_end_and_is_not_saved(sample_chapter, tmp_path):
-    sample_chapter.cells += [cell("import os\n1 / 0"), cell(f"print(os.environ['{LIKE_A_GPU}'])", printed("nothing\n")), cell("print(9)", printed("9\n"))]
+    sample_chapter.cells += [
+        cell("import os\n1 / 0"),
+        cell(f"print(os.environ['{LIKE_A_GPU}'])", printed("nothing\n")),
+        cell("print(9)", printed("9\n")),
+    ]
     path = tmp_path / "06_sample.ipynb"
     nbfile.write(nbfile.normalise(sample_chapter), path)
     before, counted, said = path.read_bytes(), [], []
     problems = like_a_gpu.check([path], report=said.append, advance=counted.append)
     assert [problem.message for problem in problems] == [
         "[3] `import os` raises ZeroDivisionError: division by zero",
-        f"[4] `print(os.environ['{LIKE_A_GPU}'])` shows '{','.join(like_a_gpu.defaults_for(path))}'; saved is 'nothing'"]
+        f"[4] `print(os.environ['{LIKE_A_GPU}'])` shows '{','.join(like_a_gpu.defaults_for(path))}'; saved is 'nothing'",
+    ]
     assert path.read_bytes() == before
     assert len(counted) == like_a_gpu.num_code_cells(path) == 5 and len(said) == 1 and said[0].endswith("2 problems")
 

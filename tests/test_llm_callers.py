@@ -92,7 +92,10 @@ def test_a_forked_child_is_told_to_make_its_own_llm(llm, call, monkeypatch):
     # It might hang.
     monkeypatch.setattr(llm.engine.runner, "execute", lambda output: pytest.fail("a step was computed"))
     said = in_child(lambda: CALLS[call](llm))
-    assert said.startswith(f"RuntimeError: this LLM was made in process {os.getpid()}, and this is process") and "spawn" in said
+    assert (
+        said.startswith(f"RuntimeError: this LLM was made in process {os.getpid()}, and this is process")
+        and "spawn" in said
+    )
     monkeypatch.undo()
     assert len(llm.generate("the cat", PARAMS, use_tqdm=False)[0].outputs[0].token_ids) == 3
 
@@ -110,7 +113,9 @@ def test_a_child_forked_during_another_threads_turn_is_told_too(llm, call):
     (other := threading.Thread(target=hold)).start()
     mine.wait()
     try:
-        assert in_child(lambda: (signal.alarm(20), CALLS[call](llm))).startswith("RuntimeError: this LLM was made in process")
+        assert in_child(lambda: (signal.alarm(20), CALLS[call](llm))).startswith(
+            "RuntimeError: this LLM was made in process"
+        )
     finally:
         done.set()
         other.join()

@@ -12,7 +12,14 @@ from minillm import LLM, SamplingParams
 from minillm.model.errors import CheckpointError
 
 PROMPT = "the cat"
-DEFAULTS = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1, "max_new_tokens": 5}
+DEFAULTS = {
+    "temperature": 0.6,
+    "top_k": 20,
+    "top_p": 0.95,
+    "min_p": 0.01,
+    "repetition_penalty": 1.1,
+    "max_new_tokens": 5,
+}
 PARAMS = SamplingParams(temperature=0.6, top_k=20, top_p=0.95, min_p=0.01, repetition_penalty=1.1, max_tokens=5)
 
 
@@ -40,7 +47,9 @@ def test_without_sampling_params_the_models_own_defaults_hold(folder):
 
 def test_generate_chat_stream_and_submit_take_them(folder):
     llm = load(folder, {"temperature": 0.0, "max_new_tokens": 3})
-    expected = LLM(folder, device="cpu", num_kv_blocks=32).generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=3))
+    expected = LLM(folder, device="cpu", num_kv_blocks=32).generate(
+        PROMPT, SamplingParams(temperature=0.0, max_tokens=3)
+    )
     [output] = llm.generate(PROMPT, use_tqdm=False)
     assert output.outputs[0].token_ids == expected[0].outputs[0].token_ids
     assert [token for delta in llm.stream(PROMPT) for token in delta.token_ids] == output.outputs[0].token_ids

@@ -12,7 +12,10 @@ from minillm.engine.detokenizer import REPLACEMENT, token_text
 
 def texts(tokenizer, token_ids: list[int]) -> list[str]:
     decode = tokenizer.backend_tokenizer.decode
-    return [token_text(lambda ids: decode(ids, skip_special_tokens=False), one, token_ids[:i]) for i, one in enumerate(token_ids)]
+    return [
+        token_text(lambda ids: decode(ids, skip_special_tokens=False), one, token_ids[:i])
+        for i, one in enumerate(token_ids)
+    ]
 
 
 def test_the_last_token_of_a_character_has_all_of_it():
@@ -48,7 +51,9 @@ def llm(tmp_path_factory) -> LLM:
 def test_outputs_and_prompts_are_named_by_their_own_tokens_alone(llm):
     parrot = byte_tokenizer().encode("🦜", add_special_tokens=False)
     for forced in parrot[-1], parrot[0]:
-        params = SamplingParams(temperature=0.0, max_tokens=3, logprobs=2, prompt_logprobs=0, logit_bias={forced: 100}, ignore_eos=True)
+        params = SamplingParams(
+            temperature=0.0, max_tokens=3, logprobs=2, prompt_logprobs=0, logit_bias={forced: 100}, ignore_eos=True
+        )
         [output] = llm.generate({"prompt_token_ids": [40, *parrot]}, params, use_tqdm=False)
         named = [row[token].decoded_token for row, token in zip(output.prompt_logprobs[1:], parrot)]
         assert named == ["", "", "🦜"]

@@ -65,7 +65,9 @@ def test_sequences_of_one_batch_do_not_see_each_other():
 
 def test_without_a_cache_nothing_can_be_cached():
     with pytest.raises(ValueError, match="positions start at 0"):
-        NoCacheAttention((None,)).attend(torch.ones(1, 1, 2), torch.ones(1, 1, 2), torch.ones(1, 1, 2), 0, ragged([1], [5]))
+        NoCacheAttention((None,)).attend(
+            torch.ones(1, 1, 2), torch.ones(1, 1, 2), torch.ones(1, 1, 2), 0, ragged([1], [5])
+        )
 
 
 def test_single_batch():

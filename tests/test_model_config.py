@@ -78,7 +78,10 @@ def test_switches_of_the_families():
         ({"model_type": "mistral", "sliding_window": 8}, (8,) * 4),
         ({"model_type": "llama", "sliding_window": 8}, (None,) * 4),
         ({"model_type": "qwen2", "sliding_window": 8, "max_window_layers": 0}, (None,) * 4),
-        ({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3}, (None, None, None, 8)),
+        (
+            {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3},
+            (None, None, None, 8),
+        ),
         ({"model_type": "qwen3", "sliding_window": 8, "use_sliding_window": True}, (None,) * 4),
         (
             {

@@ -76,7 +76,11 @@ def test_the_weight_is_held_once_unless_in_cache_and_always_readable(monkeypatch
 def test_float16_keeps_the_plain_road():
     linear = random_linear(8, 4, dtype=torch.float16)
     linear.prepare()
-    assert linear.packed is None and linear.panels is None and linear(torch.ones(1, 8, dtype=torch.float16)).shape == (1, 4)
+    assert (
+        linear.packed is None
+        and linear.panels is None
+        and linear(torch.ones(1, 8, dtype=torch.float16)).shape == (1, 4)
+    )
 
 
 def test_swiglu():

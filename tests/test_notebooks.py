@@ -1,4 +1,5 @@
 """Every chapter's notebook: the lint finds nothing, and running it again gives what is saved."""
+
 from __future__ import annotations
 
 import copy
@@ -24,8 +25,25 @@ replace:
 def nbval(path: Path, tmp_path: Path) -> subprocess.CompletedProcess:
     sanitize = tmp_path / "sanitize.cfg"
     sanitize.write_text(SANITIZE)
-    command = [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "--nbval-sanitize-with", str(sanitize),
-               "--nbval-cell-timeout", "300", "-p", "no:cacheprovider", "-p", "no:xdist", "-q", "--rootdir", str(path.parent), str(path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--nbval-lax",
+        "--nbval-current-env",
+        "--nbval-sanitize-with",
+        str(sanitize),
+        "--nbval-cell-timeout",
+        "300",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-q",
+        "--rootdir",
+        str(path.parent),
+        str(path),
+    ]
     return subprocess.run(command, capture_output=True, text=True, cwd=path.parent)
 
 

@@ -34,7 +34,9 @@ def logits_of(model, token_ids: list[int], start: int = 0, attention=None) -> to
 
 def new_attention(model) -> ContiguousAttention:
     config = model.config
-    return ContiguousAttention(ContiguousKVCache(config.num_layers, config.num_kv_heads, config.head_dim, 64, model.dtype), config)
+    return ContiguousAttention(
+        ContiguousKVCache(config.num_layers, config.num_kv_heads, config.head_dim, 64, model.dtype), config
+    )
 
 
 @pytest.mark.parametrize("streamed", [3, 4, 7])
@@ -42,18 +44,29 @@ def test_logits_are_the_same_and_the_bytes_are_counted(folder, streamed):
     plain = load_model(folder, "float32", "cpu")
     offloaded = load_model(folder, "float32", "cpu", cpu_offload_bytes=streamed * LAYER_BYTES + LAYER_BYTES - 1)
     assert offloaded.stream.layer_bytes == LAYER_BYTES and len(offloaded.stream.index) == streamed
-    assert list(offloaded.stream.index) == list(offloaded.layers)[-streamed:] and offloaded.fingerprint == plain.fingerprint
-    assert offloaded.stream.slots.numel() * 4 == 2 * LAYER_BYTES and offloaded.stream.host.numel() * 4 == streamed * LAYER_BYTES
+    assert (
+        list(offloaded.stream.index) == list(offloaded.layers)[-streamed:]
+        and offloaded.fingerprint == plain.fingerprint
+    )
+    assert (
+        offloaded.stream.slots.numel() * 4 == 2 * LAYER_BYTES
+        and offloaded.stream.host.numel() * 4 == streamed * LAYER_BYTES
+    )
     ours, theirs = new_attention(offloaded), new_attention(plain)
     for step, tokens in enumerate([[5, 6, 7, 8, 9], [10], [11], [12]]):
         start = 0 if step == 0 else 4 + step
-        assert torch.allclose(logits_of(offloaded, tokens, start, ours), logits_of(plain, tokens, start, theirs), atol=1e-4)
+        assert torch.allclose(
+            logits_of(offloaded, tokens, start, ours), logits_of(plain, tokens, start, theirs), atol=1e-4
+        )
         # The two slots were filled once at the start; since then a step reads every streamed layer once.
         assert offloaded.stream.bytes_streamed == 2 * LAYER_BYTES + (step + 1) * streamed * LAYER_BYTES
 
 
 def test_a_step_that_failed_half_way_spoils_nothing(folder):
-    plain, offloaded = load_model(folder, "float32", "cpu"), load_model(folder, "float32", "cpu", cpu_offload_bytes=5 * LAYER_BYTES)
+    plain, offloaded = (
+        load_model(folder, "float32", "cpu"),
+        load_model(folder, "float32", "cpu", cpu_offload_bytes=5 * LAYER_BYTES),
+    )
     expected = logits_of(plain, [5, 6, 7], 0, new_attention(plain))
     attention = new_attention(offloaded)
     for failing in range(NUM_LAYERS):
@@ -106,8 +119,12 @@ def test_the_bench_counts_what_is_copied():
     from minillm.bench import offload
     from minillm.bench.decode import Shape
 
-    shape = Shape(vocab_size=1024, hidden_size=32, intermediate_size=64, num_layers=5, num_heads=2, num_kv_heads=1, head_dim=16)
-    measured = offload.run(offload.Workload("tiny", "float32", share=0.8, output_tokens=4), "cpu", shapes={"tiny": shape})
+    shape = Shape(
+        vocab_size=1024, hidden_size=32, intermediate_size=64, num_layers=5, num_heads=2, num_kv_heads=1, head_dim=16
+    )
+    measured = offload.run(
+        offload.Workload("tiny", "float32", share=0.8, output_tokens=4), "cpu", shapes={"tiny": shape}
+    )
     figures = measured["figures"]
     layer_bytes = 4 * (64 * 32 + 32 * 32 + 2 * 64 * 32 + 64 * 32)
     assert figures["streamed_layers"] == 4 and figures["bytes_a_step"] == 4 * layer_bytes

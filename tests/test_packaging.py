@@ -1,4 +1,5 @@
 """What stands around the package: the two commands of the README, `.ci/run`, and what goes into the wheel."""
+
 from __future__ import annotations
 
 import os
@@ -13,8 +14,10 @@ import pytest
 from scheduling import ONE_BY_ONE, scope_of
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ["python3 -m venv .venv && .venv/bin/pip install -e . && .venv/bin/minillm lab",
-            "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/pytest -n 2 --dist loadfile"]
+COMMANDS = [
+    "python3 -m venv .venv && .venv/bin/pip install -e . && .venv/bin/minillm lab",
+    "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/pytest -n 2 --dist loadfile",
+]
 
 
 def fenced_lines(text: str) -> list[str]:
@@ -28,7 +31,12 @@ def test_the_readme_gives_the_two_commands_first():
 def test_workers_take_whole_files_and_notebooks_one_by_one():
     tests = ("test_llm.py::a", "test_llm.py::b[x::y]", "test_notebooks.py::a[1]", "test_notebooks.py::a[2]")
     found = [scope_of(f"tests/{test}") for test in tests]
-    assert found == ["tests/test_llm.py", "tests/test_llm.py", "tests/test_notebooks.py::a[1]", "tests/test_notebooks.py::a[2]"]
+    assert found == [
+        "tests/test_llm.py",
+        "tests/test_llm.py",
+        "tests/test_notebooks.py::a[1]",
+        "tests/test_notebooks.py::a[2]",
+    ]
     assert all((ROOT / "tests" / file).is_file() for file in ONE_BY_ONE)
 
 
@@ -41,7 +49,9 @@ def ci(tmp_path):
     def run(*lines):
         (tmp_path / "README.md").write_text("# x\n`.[test]` in prose\n```bash\n" + "\n".join(lines) + "\n```\n")
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        return subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, env=os.environ | {"PATH": path}, cwd="/")
+        return subprocess.run(
+            [tmp_path / ".ci" / "run"], capture_output=True, text=True, env=os.environ | {"PATH": path}, cwd="/"
+        )
 
     return run
 
@@ -70,7 +80,9 @@ def test_ci_may_be_executed():
 def test_dependencies_are_ranges_that_colab_satisfies():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["name"] == "minillm-book" and project["requires-python"] == ">=3.11"
-    everything = project["dependencies"] + [line for extra in project["optional-dependencies"].values() for line in extra]
+    everything = project["dependencies"] + [
+        line for extra in project["optional-dependencies"].values() for line in extra
+    ]
     assert not [line for line in everything if re.search(r"==(?! ')|<(?!=? ?')|~=", line.split(";")[0])]
     assert "torch >= 2.8" in project["dependencies"]
     assert {"test", "course"} <= project["optional-dependencies"].keys()
@@ -84,9 +96,15 @@ def test_the_licence_is_the_one_that_is_declared():
 
 def test_git_ignores_nothing_that_the_wheel_needs():
     """hatchling leaves out of the wheel what git ignores."""
-    needed = [path for folder in ("zoo", "bench", "kernels") for path in (ROOT / "minillm" / folder).rglob("*")
-              if path.is_file() and "__pycache__" not in path.parts]
-    ignored = subprocess.run(["git", "check-ignore", *map(str, needed)], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    needed = [
+        path
+        for folder in ("zoo", "bench", "kernels")
+        for path in (ROOT / "minillm" / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
+    ignored = subprocess.run(
+        ["git", "check-ignore", *map(str, needed)], cwd=ROOT, capture_output=True, text=True
+    ).stdout.split()
     assert needed and not ignored
 
 

@@ -38,7 +38,11 @@ def test_fcfs_puts_preempted_requests_in_front():
 
 
 def test_priority_takes_the_lowest_number_and_ties_by_arrival():
-    assert order_of(priority(), ask("a", priority=2), ask("b", at=2.0, priority=1), ask("c", at=1.0, priority=1)) == ["c", "b", "a"]
+    assert order_of(priority(), ask("a", priority=2), ask("b", at=2.0, priority=1), ask("c", at=1.0, priority=1)) == [
+        "c",
+        "b",
+        "a",
+    ]
 
 
 def test_sjf_takes_the_shortest_until_waiting_has_paid_for_the_difference():
@@ -205,7 +209,9 @@ def test_what_was_aborted_while_its_step_ran_gets_nothing_of_it():
 
 
 def test_a_prompt_that_may_not_be_cut_waits_for_a_step_with_room():
-    scheduler = Scheduler(KVCacheManager(50, 4, enable_prefix_caching=False), max_num_batched_tokens=12, enable_chunked_prefill=False)
+    scheduler = Scheduler(
+        KVCacheManager(50, 4, enable_prefix_caching=False), max_num_batched_tokens=12, enable_chunked_prefill=False
+    )
     with pytest.raises(ValueError, match="up to 13 tokens exceed max_num_batched_tokens=12"):
         scheduler.add(ask("too long", prompt=9, max_tokens=4))
     scheduler.add(ask("a", prompt=8, max_tokens=3)), scheduler.add(ask("b", prompt=8, max_tokens=3))

@@ -1,4 +1,5 @@
 """The drawings of the primers say what is true of what they draw."""
+
 from __future__ import annotations
 
 import random
@@ -12,7 +13,7 @@ from minillm.book import primers
 @pytest.mark.parametrize("seed", range(20))
 def test_addresses_are_where_the_elements_lie(seed):
     rng = random.Random(seed)
-    memory = torch.arange(rng.randint(20, 60))   # every element holds its own address
+    memory = torch.arange(rng.randint(20, 60))  # every element holds its own address
     rows, cols = rng.randint(1, 4), rng.randint(1, 4)
     view = memory.as_strided((rows, cols), (rng.randint(0, 4), rng.randint(0, 3)), rng.randint(0, 5))
     assert primers.addresses(view) == view.tolist()
@@ -48,5 +49,13 @@ def test_the_flame_chart_puts_what_is_called_under_its_caller(monkeypatch):
     with profile(activities=[ProfilerActivity.CPU]) as prof, record_function("step"):
         weight.T.contiguous()
     depths = {event.name: primers._depth(event) for event in prof.events()}
-    assert depths["step"] == 0 and depths["aten::contiguous"] == 1 and depths["aten::clone"] == 2 and depths["aten::copy_"] == 3
-    assert primers.flame_chart(prof.events(), roles={"copy_": "wasted"}, alt="a copy inside a step").alt == "a copy inside a step"
+    assert (
+        depths["step"] == 0
+        and depths["aten::contiguous"] == 1
+        and depths["aten::clone"] == 2
+        and depths["aten::copy_"] == 3
+    )
+    assert (
+        primers.flame_chart(prof.events(), roles={"copy_": "wasted"}, alt="a copy inside a step").alt
+        == "a copy inside a step"
+    )

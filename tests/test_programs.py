@@ -27,7 +27,14 @@ def llm(folder, oracle) -> LLM:
     return make_llm(folder)
 
 
-@pytest.mark.parametrize("params", [dict(temperature=0.0, max_tokens=9), dict(seed=3, top_k=20, max_tokens=7), dict(temperature=0.0, stop="a", max_tokens=30)])
+@pytest.mark.parametrize(
+    "params",
+    [
+        dict(temperature=0.0, max_tokens=9),
+        dict(seed=3, top_k=20, max_tokens=7),
+        dict(temperature=0.0, stop="a", max_tokens=30),
+    ],
+)
 def test_gen_says_what_generate_says(llm, params):
     state = State(llm, TEXT)
     state += gen("answer", ignore_eos=True, **params)
@@ -95,7 +102,9 @@ def test_written_text_is_tokenized_as_one_piece_however_it_was_cut(llm):
     assert sum((llm.get_tokenizer().encode(c, add_special_tokens=False) for c in TEXT), expected[:1]) != expected
     conversation = State(llm, [{"role": "user", "content": "the cat"}])
     conversation += gen("answer", temperature=0.0, max_tokens=4)
-    [expected] = llm.chat([{"role": "user", "content": "the cat"}], SamplingParams(temperature=0.0, max_tokens=4), use_tqdm=False)
+    [expected] = llm.chat(
+        [{"role": "user", "content": "the cat"}], SamplingParams(temperature=0.0, max_tokens=4), use_tqdm=False
+    )
     assert conversation.output("answer").prompt_token_ids == expected.prompt_token_ids
     assert conversation["answer"] == expected.outputs[0].text
 
@@ -122,7 +131,10 @@ def test_branches_go_their_own_way_and_are_joined_in_order(llm):
     assert state.text == TEXT + head + " all:" + " |".join(added) + state["end"]
     for branch, index in zip(branches, range(3)):
         prompt = branch.output("tail").prompt_token_ids
-        assert say(llm, {"prompt_token_ids": prompt}, temperature=0.0, max_tokens=4, ignore_eos=True).text == state["tail"][index]
+        assert (
+            say(llm, {"prompt_token_ids": prompt}, temperature=0.0, max_tokens=4, ignore_eos=True).text
+            == state["tail"][index]
+        )
     assert is_clean(llm)
 
 
@@ -153,7 +165,9 @@ def test_what_branches_share_is_computed_once(folder, oracle, llm):
     while llm.step():
         pass
     assert prefill_of(llm) == shared + sum(prompts) - 4 * shared and rows_of(llm) == [1, 4]
-    assert [submission.output().metrics.num_cached_tokens for one in state._branches for submission in one._submissions] == [shared] * 4
+    assert [
+        submission.output().metrics.num_cached_tokens for one in state._branches for submission in one._submissions
+    ] == [shared] * 4
 
 
 def test_programs_and_calls_run_in_the_same_batches(llm):
@@ -253,7 +267,11 @@ def test_a_few_shot_program_on_the_bundled_model():
             branch += f"\nQuestion: What is the number of {name}?\nAnswer: The number of {name} is"
             branch += select("number", [" 304", " 652", " 980", " 206"])
         state.join(branches, separator=None)
-        assert state["answer"] == [" The number of Sara is 304.", " The number of Luca is 652.", " The number of Emil is 980."]
+        assert state["answer"] == [
+            " The number of Sara is 304.",
+            " The number of Luca is 652.",
+            " The number of Emil is 980.",
+        ]
         assert state["number"] == [" 304", " 652", " 980"]
     assert max(rows_of(llm)) == 12 and is_clean(llm)
     state = State(llm, CONTEXT + "\nQuestion: What is the number of Sara?\nAnswer:")

@@ -42,7 +42,13 @@ def test_a_failed_step_raises_for_all_that_wait(llm, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         states[1]["two"]
     monkeypatch.setattr(llm.engine.runner, "execute", execute)
-    for state, name in [(states[0], "two"), (states[1], "two"), (states[2], "four"), (branches[0], "three"), (states[0], "three")]:
+    for state, name in [
+        (states[0], "two"),
+        (states[1], "two"),
+        (states[2], "four"),
+        (branches[0], "three"),
+        (states[0], "three"),
+    ]:
         with pytest.raises(RuntimeError, match="the program failed: .*ZeroDivisionError") as caught:
             state[name]
         assert isinstance(caught.value.__cause__.__cause__, ZeroDivisionError)
@@ -88,7 +94,12 @@ def test_an_abandoned_program_leaves_nothing_in_the_engine(llm):
 
 def test_a_submission_is_served_by_whoever_steps(llm):
     heard = []
-    submission = llm.submit(TEXT, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True), lambda one, delta: heard.append((one, delta)), streaming=True)
+    submission = llm.submit(
+        TEXT,
+        SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True),
+        lambda one, delta: heard.append((one, delta)),
+        streaming=True,
+    )
     silent = llm.submit("the cat", SamplingParams(max_tokens=60, ignore_eos=True))
     with pytest.raises(RuntimeError, match="still under way"):
         submission.output()

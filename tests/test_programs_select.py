@@ -94,10 +94,15 @@ def test_prompt_logprobs_from_a_position_on_are_those_of_all(folder, oracle, sta
         output = scored(llm, tokens, start, params)
         assert output.metrics.num_cached_tokens == expect_cached
         assert output.prompt_logprobs[: max(1, start)] == [None] * max(1, start) and len(output.prompt_logprobs) == 19
-        found = [row[token].logprob for token, row in zip(tokens[max(1, start) :], output.prompt_logprobs[max(1, start) :])]
+        found = [
+            row[token].logprob for token, row in zip(tokens[max(1, start) :], output.prompt_logprobs[max(1, start) :])
+        ]
         assert found == pytest.approx(reference(oracle, tokens, max(1, start)), abs=1e-4)
         assert all(len(row) in (2, 3) for row in output.prompt_logprobs[max(1, start) :])
-    assert output.outputs[0].token_ids == say(llm, {"prompt_token_ids": tokens}, temperature=0.0, max_tokens=3, ignore_eos=True).token_ids
+    assert (
+        output.outputs[0].token_ids
+        == say(llm, {"prompt_token_ids": tokens}, temperature=0.0, max_tokens=3, ignore_eos=True).token_ids
+    )
 
 
 @pytest.mark.parametrize("settings", [{}, {"preemption_mode": "swap", "host_kv_bytes": 1 << 20}])

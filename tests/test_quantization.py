@@ -45,7 +45,12 @@ def test_every_code_says_itself(name):
 def test_e2m1_and_e4m3_are_the_published_values():
     assert FORMATS["fp4"].table.tolist() == [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]
     table = FORMATS["fp8"].table
-    assert table[0b0_1111_110] == 448 and table[0b0_0000_001] == 2.0**-9 and table[0b1_0111_000] == -1 and table[0x7F].isnan()
+    assert (
+        table[0b0_1111_110] == 448
+        and table[0b0_0000_001] == 2.0**-9
+        and table[0b1_0111_000] == -1
+        and table[0x7F].isnan()
+    )
 
 
 @given(bits=st.integers(2, 8), rows=st.integers(1, 3), count=st.integers(1, 40), seed=st.integers(0, 99))
@@ -73,7 +78,9 @@ def test_rounding_is_off_by_half_a_step_at_most(name, group_size):
 
 def test_an_asymmetric_grid_follows_a_shifted_weight():
     shifted = weight() + 0.2
-    errors = [float((round_to_nearest(shifted, "int4", 32, symmetric=s).dequantize() - shifted).norm()) for s in (True, False)]
+    errors = [
+        float((round_to_nearest(shifted, "int4", 32, symmetric=s).dequantize() - shifted).norm()) for s in (True, False)
+    ]
     assert errors[1] < 0.6 * errors[0]  # it spans what is there and zero, not twice the largest
     zeros = round_to_nearest(shifted, "int4", 32, symmetric=False).zeros
     assert zeros.dtype is torch.int8 and zeros.min() >= -8 and zeros.max() <= 7
@@ -154,11 +161,16 @@ def test_what_is_read_is_allowed():
         {"name": "smoothquant", "per_tensor": True, "alpha": 0.8}, {"name": "gptq", "damping": 0.1, "act_order": True},
         {"name": "llm_int8", "outlier_threshold": 3.0}, {"name": "int8", "activations": "int8", "activation_scales": "static", "calibration": "a.txt"},
     ):  # fmt: skip
-        assert resolve(allowed).as_dict().items() >= {key: value for key, value in allowed.items() if key != "name"}.items()
+        assert (
+            resolve(allowed).as_dict().items()
+            >= {key: value for key, value in allowed.items() if key != "name"}.items()
+        )
 
 
 def test_a_dict_starts_from_a_name():
-    assert resolve({"name": "gptq", "weights": "int3"}) == QuantizationConfig(method="gptq", weights="int3", symmetric=False)
+    assert resolve({"name": "gptq", "weights": "int3"}) == QuantizationConfig(
+        method="gptq", weights="int3", symmetric=False
+    )
     assert resolve("int8") is NAMED["int8"] and resolve(None) is None
     with pytest.raises(TypeError, match="quantization=4"):
         resolve(4)
@@ -174,7 +186,9 @@ def test_a_model_in_few_bits_speaks_and_weighs_what_the_formula_says(name):
         groups = 1 if head or config.group_size is None else linear.in_features // config.group_size
         width = FORMATS[config.lm_head].bits if head else bits
         scale_bytes = 4 if groups == 1 else 2
-        assert linear.quantized.num_bytes == linear.out_features * (linear.in_features * width // 8 + groups * scale_bytes)
+        assert linear.quantized.num_bytes == linear.out_features * (
+            linear.in_features * width // 8 + groups * scale_bytes
+        )
         assert linear.plain is None and linear.panels is None
         if linear.quantized.road == "native":
             # Tables.
@@ -191,7 +205,10 @@ def test_a_model_in_few_bits_speaks_and_weighs_what_the_formula_says(name):
 
 
 def test_another_quantization_is_another_model_to_the_prefix_cache():
-    prints = {load_model(resolve_model("tinyworld-draft"), "float32", "cpu", name).fingerprint for name in (None, "int8", {"group_size": 32}, "fp8")}
+    prints = {
+        load_model(resolve_model("tinyworld-draft"), "float32", "cpu", name).fingerprint
+        for name in (None, "int8", {"group_size": 32}, "fp8")
+    }
     assert len(prints) == 4
 
 

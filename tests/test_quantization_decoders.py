@@ -1,4 +1,5 @@
 """Whole decoders through GPTQ, AWQ, SmoothQuant and LLM.int8(): the function stays, statistics are those of the real inputs, errors are named."""
+
 from __future__ import annotations
 
 import pytest
@@ -14,7 +15,10 @@ from minillm.quantization.config import QuantizationConfig, resolve
 from minillm.quantization.outliers import plant_outliers
 
 FAMILIES = ["llama-mqa-biases-tied", "llama-rope-llama3", "mistral-window", "qwen2-full", "qwen3-biases-window"]
-SEQUENCES = [[1, *torch.randint(3, 97, (length,), generator=torch.Generator().manual_seed(length)).tolist()] for length in (40, 31, 22)]
+SEQUENCES = [
+    [1, *torch.randint(3, 97, (length,), generator=torch.Generator().manual_seed(length)).tolist()]
+    for length in (40, 31, 22)
+]
 
 
 def logits(decoder) -> torch.Tensor:
@@ -25,6 +29,7 @@ def logits(decoder) -> torch.Tensor:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_folding_preserves_the_function(tmp_path, monkeypatch, family, method):
     """AWQ's search may find nothing to scale; any scales will do here, one for each input or source of inputs."""
+
     def any_scales(weight, inputs, *grid, source):
         return torch.rand(weight.shape[1] if source is None else int(source.max()) + 1) + 0.5
 
@@ -66,7 +71,9 @@ def test_planted_outliers_preserve_the_function_to_the_last_bit(tmp_path, family
         walk.advance(layer)
 
 
-@pytest.mark.parametrize("wrong, said", [({"strength": 100.0}, "not a power of two"), ({"num_channels": 49}, "the model has 48")])
+@pytest.mark.parametrize(
+    "wrong, said", [({"strength": 100.0}, "not a power of two"), ({"num_channels": 49}, "the model has 48")]
+)
 def test_outliers_that_cannot_be_planted_are_named(wrong, said):
     with pytest.raises(ValueError, match=said):
         plant_outliers({"model.layers.0.input_layernorm.weight": torch.ones(48)}, **wrong)
@@ -85,11 +92,22 @@ def test_a_layer_is_calibrated_with_the_errors_before_it(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, "llama-mha")
     decoder, inputs = read_model(tmp_path, "float32", "cpu"), []
     observe = CalibrationWalk.observe
-    monkeypatch.setattr(CalibrationWalk, "observe", lambda walk, layer, products: (inputs.append([h.clone() for h in walk.hidden]), observe(walk, layer, products))[1])
+    monkeypatch.setattr(
+        CalibrationWalk,
+        "observe",
+        lambda walk, layer, products: (inputs.append([h.clone() for h in walk.hidden]), observe(walk, layer, products))[
+            1
+        ],
+    )
     quantize_decoder(decoder, QuantizationConfig("gptq", "int2", 16, lm_head=None), SEQUENCES)
     assert len(inputs) == 3
     batch = whole_sequences(SEQUENCES)
-    hidden = decoder.layers[0](decoder.embed(batch.token_ids), decoder.rotary(batch.positions), NoCacheAttention(decoder.config.layer_windows), batch)
+    hidden = decoder.layers[0](
+        decoder.embed(batch.token_ids),
+        decoder.rotary(batch.positions),
+        NoCacheAttention(decoder.config.layer_windows),
+        batch,
+    )
     torch.testing.assert_close(inputs[1][0], hidden)
 
 

@@ -1,4 +1,5 @@
 """GPTQ, AWQ, SmoothQuant, LLM.int8(): each against an independent reference, on tensors."""
+
 from __future__ import annotations
 
 import itertools
@@ -41,7 +42,9 @@ def seen(inputs: torch.Tensor) -> InputStatistics:
 def assert_same(found: QuantizedWeight, expected: QuantizedWeight) -> None:
     assert torch.equal(found.codes, expected.codes)
     assert torch.equal(found.scales, expected.scales)
-    assert (found.zeros is None) == (expected.zeros is None) and (found.zeros is None or torch.equal(found.zeros, expected.zeros))
+    assert (found.zeros is None) == (expected.zeros is None) and (
+        found.zeros is None or torch.equal(found.zeros, expected.zeros)
+    )
 
 
 # Statistics
@@ -58,7 +61,9 @@ def test_statistics_are_those_of_all_tokens_at_once():
     scales = torch.rand(16) + 0.5
     statistics.divide(scales)
     divided = seen(inputs / scales)
-    torch.testing.assert_close(statistics.hessian, divided.hessian, rtol=1e-5, atol=1e-6 * float(divided.hessian.abs().max()))
+    torch.testing.assert_close(
+        statistics.hessian, divided.hessian, rtol=1e-5, atol=1e-6 * float(divided.hessian.abs().max())
+    )
     for name in ("largest", "mean"):
         torch.testing.assert_close(getattr(statistics, name), getattr(divided, name))
 
@@ -82,7 +87,9 @@ def test_gptq_without_correlation_is_rounding(symmetric, group_size, act_order):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("format, group_size, symmetric", [("int4", 32, True), ("int3", 32, False), ("int2", None, False), ("fp4", 32, True)])
+@pytest.mark.parametrize(
+    "format, group_size, symmetric", [("int4", 32, True), ("int3", 32, False), ("int2", None, False), ("fp4", 32, True)]
+)
 def test_gptq_lowers_the_output_error(seed, format, group_size, symmetric):
     inputs, weight = correlated(400, 160, seed), random_weight(24, 160, seed)
     hessian = inputs.T @ inputs
@@ -114,7 +121,9 @@ def test_gptq_is_near_the_best_of_all_roundings():
         rounded = round_to_nearest(weight, "int2", None, symmetric=False)
         found = gptq(weight, hessian, "int2", None, symmetric=False, damping=1e-6)
         words = torch.tensor(list(itertools.product(range(4), repeat=4)), dtype=torch.uint8)
-        every = QuantizedWeight(rounded.format, words, rounded.scales.expand(256, 1), rounded.zeros.expand(256, 1)).dequantize()
+        every = QuantizedWeight(
+            rounded.format, words, rounded.scales.expand(256, 1), rounded.zeros.expand(256, 1)
+        ).dequantize()
         best = output_error(weight.expand(256, 4), every, hessian).min()
         errors = [output_error(weight, one.dequantize(), hessian)[0] for one in (rounded, found)]
         assert errors[1] >= best * 0.999
@@ -153,12 +162,16 @@ class ReadsByHost(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("quantize", [
-    lambda weight, inputs: gptq(weight, inputs.hessian, "int3", 32, symmetric=False),
-    lambda weight, inputs: gptq(weight, inputs.hessian, "fp4", 32, act_order=True),
-    lambda weight, inputs: search_scales(weight, inputs),
-    lambda weight, inputs: round_clipped(weight, inputs.hessian),
-], ids=["gptq", "gptq, act_order", "awq", "awq, clipped"])
+@pytest.mark.parametrize(
+    "quantize",
+    [
+        lambda weight, inputs: gptq(weight, inputs.hessian, "int3", 32, symmetric=False),
+        lambda weight, inputs: gptq(weight, inputs.hessian, "fp4", 32, act_order=True),
+        lambda weight, inputs: search_scales(weight, inputs),
+        lambda weight, inputs: round_clipped(weight, inputs.hessian),
+    ],
+    ids=["gptq", "gptq, act_order", "awq", "awq, clipped"],
+)
 def test_the_host_reads_no_number_for_a_column_or_a_candidate(quantize):
     weight, inputs = random_weight(8, 64), seen(correlated(90, 64))
     with ReadsByHost() as reads:
@@ -210,7 +223,9 @@ def test_awq_finds_the_best_alpha():
         errors.append(((inputs / tried[-1]) @ rounded.T - inputs @ weight.T).norm())
     best = int(torch.stack(errors).argmin())
     assert best > 0
-    torch.testing.assert_close(search_scales(weight, seen(inputs), "int2", 16, symmetric=False), tried[best], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        search_scales(weight, seen(inputs), "int2", 16, symmetric=False), tried[best], rtol=1e-4, atol=1e-5
+    )
 
 
 def test_awq_shares_scales_between_inputs_of_one_source():
@@ -227,10 +242,15 @@ def test_clipping_lowers_the_error_of_every_group(group_size, symmetric):
     hessian = inputs.T @ inputs
     size = group_size or 64
     errors = []
-    for found in (round_clipped(weight, hessian, "int3", group_size, symmetric), round_to_nearest(weight, "int3", group_size, symmetric)):
+    for found in (
+        round_clipped(weight, hessian, "int3", group_size, symmetric),
+        round_to_nearest(weight, "int3", group_size, symmetric),
+    ):
         difference = weight - found.dequantize()
         parts = [slice(start, start + size) for start in range(0, 64, size)]
-        errors.append(torch.stack([((difference[:, part] @ hessian[part, part]) * difference[:, part]).sum(1) for part in parts]))
+        errors.append(
+            torch.stack([((difference[:, part] @ hessian[part, part]) * difference[:, part]).sum(1) for part in parts])
+        )
     assert (errors[0] <= errors[1] * 1.0001).all() and errors[0].sum() < 0.9 * errors[1].sum()
 
 
@@ -278,6 +298,9 @@ def test_llm_int8_takes_the_outlier_columns_out_of_both_sides():
     quantized, outliers = split_outliers(weight, inputs.abs().amax(0))
     assert outliers[0].tolist() == [4, 9] and torch.equal(outliers[1], weight[:, [4, 9]])
     exact = inputs @ weight.T
-    mixed, plain = QuantizedLinear(quantized, "int8", outliers=outliers), QuantizedLinear(round_to_nearest(weight, "int8", None), "int8")
+    mixed, plain = (
+        QuantizedLinear(quantized, "int8", outliers=outliers),
+        QuantizedLinear(round_to_nearest(weight, "int8", None), "int8"),
+    )
     assert (mixed(inputs) - exact).norm() < 0.02 * (plain(inputs) - exact).norm()
     assert split_outliers(weight, inputs.abs().amax(0), threshold=1e6)[1] is None

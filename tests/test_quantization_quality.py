@@ -1,4 +1,5 @@
 """What fewer bits cost, a smaller version of `minillm bench quality`: the claims of chapter 16, asserted."""
+
 from __future__ import annotations
 
 import pytest
@@ -11,12 +12,16 @@ THREE = ("int3 rtn 64", "int3 gptq 64", "int3 awq 64")
 
 @pytest.fixture(scope="module")
 def outliers():
-    return quality.run(quality.Workload(documents=4, asked=2, seeds=1, calibration_documents=16, only=EIGHT), "cpu")["figures"]
+    return quality.run(quality.Workload(documents=4, asked=2, seeds=1, calibration_documents=16, only=EIGHT), "cpu")[
+        "figures"
+    ]
 
 
 @pytest.fixture(scope="module")
 def three_bits():
-    return quality.run(quality.Workload(documents=16, asked=0, seeds=3, calibration_documents=32, only=THREE), "cpu")["figures"]
+    return quality.run(quality.Workload(documents=16, asked=0, seeds=3, calibration_documents=32, only=THREE), "cpu")[
+        "figures"
+    ]
 
 
 @pytest.mark.parametrize("name", ["int8", "fp8", "W8A8"])
@@ -25,7 +30,9 @@ def test_eight_bits_cost_less_than_half_a_percent(outliers, name):
 
 
 def test_the_outlier_version_says_the_same(outliers):
-    assert outliers["outliers: original"]["perplexities"] == pytest.approx(outliers["original"]["perplexities"], rel=1e-4)
+    assert outliers["outliers: original"]["perplexities"] == pytest.approx(
+        outliers["original"]["perplexities"], rel=1e-4
+    )
     assert outliers["outliers: original"]["right"] == outliers["original"]["right"]
 
 

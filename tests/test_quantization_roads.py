@@ -34,7 +34,9 @@ def test_every_road_multiplies_with_the_same_weight(config, dtype):
         assert found.dtype is dtype and linear.road == road
         close = dict(rtol=0, atol=1e-5) if dtype is torch.float32 else dict(rtol=0.02, atol=0.02)
         torch.testing.assert_close(found.double(), expected, **close)
-        torch.testing.assert_close(linear.dequantize(), quantized.dequantize(), rtol=0, atol=2e-3 if dtype is torch.bfloat16 else 1e-7)
+        torch.testing.assert_close(
+            linear.dequantize(), quantized.dequantize(), rtol=0, atol=2e-3 if dtype is torch.bfloat16 else 1e-7
+        )
     assert roads >= 1
 
 
@@ -56,7 +58,12 @@ def test_pytorchs_products_hold_the_codes_once(config, dtype, num_bytes):
     quantized = round_to_nearest(weight(64, 128), **config)
     linear = QuantizedLinear(quantized).prepare(dtype, "torch")
     assert linear.weight is None and linear.held_bytes == num_bytes
-    held = {part.data_ptr(): part.nbytes for holder in (linear, linear.matrix) for part in vars(holder).values() if isinstance(part, torch.Tensor)}
+    held = {
+        part.data_ptr(): part.nbytes
+        for holder in (linear, linear.matrix)
+        for part in vars(holder).values()
+        if isinstance(part, torch.Tensor)
+    }
     assert sum(held.values()) == num_bytes
     assert torch.equal(linear.dequantize(), quantized.dequantize())
     ids = torch.tensor([63, 0, 17, 17])
@@ -64,7 +71,11 @@ def test_pytorchs_products_hold_the_codes_once(config, dtype, num_bytes):
     x = torch.randn(40, 128, generator=torch.Generator().manual_seed(2)).to(dtype)
     expected = x.double() @ quantized.dequantize().double().t()
     for rows in (1, 8, 40):  # packed products up to 8
-        torch.testing.assert_close(linear(x[:rows]).double(), expected[:rows], **(dict(rtol=0, atol=1e-5) if dtype is torch.float32 else dict(rtol=0.02, atol=0.02)))
+        torch.testing.assert_close(
+            linear(x[:rows]).double(),
+            expected[:rows],
+            **(dict(rtol=0, atol=1e-5) if dtype is torch.float32 else dict(rtol=0.02, atol=0.02)),
+        )
 
 
 def skip_unknown_layouts():
@@ -91,7 +102,9 @@ def test_a_model_on_pytorchs_road_says_what_the_plain_road_says(name, monkeypatc
         monkeypatch.setattr("minillm.quantization.linear.ROADS", roads)
         llm = LLM("tinyworld", device="cpu", dtype="bfloat16", quantization=name)
         quantized = [module for module in llm.model.modules() if isinstance(module, QuantizedLinear)]
-        assert {linear.road for linear in quantized} == {road} and all(layer.whole is None for layer in llm.model.layers)
+        assert {linear.road for linear in quantized} == {road} and all(
+            layer.whole is None for layer in llm.model.layers
+        )
         params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
         [out] = llm.generate("Once upon a time there was a little bird", params, use_tqdm=False)
         said.append(torch.tensor([next(iter(row.values())).logprob for row in out.prompt_logprobs[1:]]))

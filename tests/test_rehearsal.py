@@ -36,9 +36,15 @@ def test_a_scenario_ends_and_the_host_waits_for_nothing_else(reports, gpu, name)
     assert report["faults"] == []
     assert report["facts"].get("made up", True), "a token was read before it had arrived"
     allowed = expected(gpu, name)
-    off = {figure for figure in {*report["figures"], *allowed} if report["figures"].get(figure, 0) != allowed.get(figure, 0)}
+    off = {
+        figure
+        for figure in {*report["figures"], *allowed}
+        if report["figures"].get(figure, 0) != allowed.get(figure, 0)
+    }
     seen = "\n".join(line for figure in sorted(off) for line in report["waits"].get(figure, ()))
-    assert report["figures"] == allowed, f"adjust tests/rehearsal/expected.py if this is better, mend the engine if not:\n{seen}"
+    assert report["figures"] == allowed, (
+        f"adjust tests/rehearsal/expected.py if this is better, mend the engine if not:\n{seen}"
+    )
 
 
 @pytest.mark.parametrize("gpu, name", [(gpu, name) for gpu in device.GPUS for name in drawn(gpu)])

@@ -1,4 +1,5 @@
 """Random roads: any combination of settings generates what the plain engine does, and a broken engine is found out."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -24,12 +25,12 @@ from minillm.kv_cache.tiers import Tiers
 from minillm.kv_cache.transfer import BlockTransfer
 
 NUM_ROADS = 300
-SWAPS = 27   # a seed whose road swaps in more than one block
+SWAPS = 27  # a seed whose road swaps in more than one block
 HAPPENS = {   # on how many of the roads at least
     "preempted": 60, "swapped out": 80, "swapped in": 40, "hit a prefix": 80, "hit host memory": 30, "hit the disk": 5,
     "drafted": 60, "scheduled ahead": 100, "failed a step": 10, "aborted a request": 60,
     "recorded steps": int(language.MODE == "interpreted"),
-}   # fmt: skip
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,7 @@ def sees_too_short_a_window_in_the_prefix_cache(monkeypatch):
 
 def resumes_a_swapped_request_where_its_window_is_gone(monkeypatch):
     """A fault that the engine once had, and that a table of all pairs of settings missed."""
+
     def wrong(self, request):
         blocks, from_host = [], {}
         for index, entry in enumerate(self.swapped[request.request_id]):
@@ -151,14 +153,16 @@ def reads_another_block_from_disk(monkeypatch):
     monkeypatch.setattr(Tiers, "_install", wrong)
 
 
-BROKEN = {   # each with the roads that it can be seen on
+BROKEN = {  # each with the roads that it can be seen on
     swaps_in_one_block_short: lambda road: road.swap,
     copies_nothing_on_write: lambda road: any("n" in request.params for request in road.requests),
     writes_the_last_token_into_the_null_block: lambda road: True,
     takes_a_guess_that_was_rejected: lambda road: road.speculation,
     finds_a_prefix_whatever_stands_before_it: lambda road: road.prefix,
     sees_too_short_a_window_in_the_prefix_cache: lambda road: road.prefix and road.model == "mistral",
-    resumes_a_swapped_request_where_its_window_is_gone: lambda road: road.swap and road.prefix and road.model == "mistral",
+    resumes_a_swapped_request_where_its_window_is_gone: lambda road: (
+        road.swap and road.prefix and road.model == "mistral"
+    ),
     keeps_the_hashes_of_finished_requests: lambda road: road.prefix,
     feeds_the_token_of_another_request: lambda road: road.ahead,
     reads_another_block_from_disk: lambda road: road.disk_blocks,
@@ -182,6 +186,7 @@ def test_a_road_becomes_a_line_and_is_read_again():
 
 def test_a_road_that_fails_is_shrunk_to_what_it_needs(roads, monkeypatch):
     """Here: a cache in int8, and a request of a prompt longer than 10 tokens."""
+
     def problem(road, count_it=False):
         wrong = road.kv == "int8" and any(len(request.prompt) > 10 for request in road.requests)
         return "wrong" if wrong else None

@@ -33,9 +33,7 @@ def every_text(logprobs: torch.Tensor, max_tokens: int, eos: set[int]) -> list[B
     for tokens in product(range(VOCAB_SIZE), repeat=max_tokens):
         ends = [index for index, token in enumerate(tokens) if token in eos]
         tokens = tokens[: ends[0] + 1] if ends else tokens
-        total = sum(
-            model(logprobs)([tokens[:index]])[0, token].item() for index, token in enumerate(tokens)
-        )
+        total = sum(model(logprobs)([tokens[:index]])[0, token].item() for index, token in enumerate(tokens))
         texts[tokens] = Beam(tokens, total, bool(ends))
     return list(texts.values())
 

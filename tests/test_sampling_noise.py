@@ -59,7 +59,9 @@ def test_a_number_depends_on_its_key_only():
     chosen = torch.tensor([[7, 999], [0, 3], [500, 7]])
     # Rows with token ids of their own go through torch, the others through C: the same bits, but their logarithms may
     # be rounded differently, twice, at numbers below 16.
-    torch.testing.assert_close(gumbel_noise(seeds, positions, chosen), whole.gather(1, chosen), rtol=2**-21, atol=2**-21)
+    torch.testing.assert_close(
+        gumbel_noise(seeds, positions, chosen), whole.gather(1, chosen), rtol=2**-21, atol=2**-21
+    )
     assert not torch.equal(whole[0], whole[2])
 
 

@@ -161,7 +161,9 @@ def test_logit_bias_is_added_before_the_penalties():
     # (-5 + 10) / 2 = 2.5
     assert choose(logits, [row(SamplingParams(**biased, repetition_penalty=2.0), prompt=[1])]) == [1]
     assert choose(logits, [row(SamplingParams(**biased, repetition_penalty=6.0), prompt=[1])]) == [0]  # 5 / 6
-    assert choose(logits, [row(SamplingParams(**biased, presence_penalty=2.0, min_tokens=9), output=[1], stop={1})]) == [0]
+    assert choose(
+        logits, [row(SamplingParams(**biased, presence_penalty=2.0, min_tokens=9), output=[1], stop={1})]
+    ) == [0]
 
 
 def test_penalties_act_on_greedy_rows_too():

@@ -22,7 +22,18 @@ from minillm.kv_cache.manager import KVCacheManager
 POLICIES = ("fcfs", "priority", "sjf", "fair", "lpm")
 
 
-def build(policy="fcfs", num_blocks=12, block_size=4, host=0, window=None, caching=True, chunked=True, seqs=4, budget=9, mode="recompute"):
+def build(
+    policy="fcfs",
+    num_blocks=12,
+    block_size=4,
+    host=0,
+    window=None,
+    caching=True,
+    chunked=True,
+    seqs=4,
+    budget=9,
+    mode="recompute",
+):
     kv_cache = KVCacheManager(num_blocks, block_size, caching, window, host)
     chosen = make_policy(policy, lambda request: kv_cache.get_computed_blocks(request).num_tokens)
     scheduler = Scheduler(kv_cache, seqs, budget, chosen, chunked, mode)
@@ -66,7 +77,10 @@ class Operations(RuleBasedStateMachine):
         )  # fmt: skip
         scheduler = self.engine.scheduler
         most = length + max_tokens
-        fits = scheduler.kv_cache.blocks_needed(most, min(most, scheduler.max_num_batched_tokens)) <= scheduler.kv_cache.pool.num_blocks
+        fits = (
+            scheduler.kv_cache.blocks_needed(most, min(most, scheduler.max_num_batched_tokens))
+            <= scheduler.kv_cache.pool.num_blocks
+        )
         fits &= scheduler.enable_chunked_prefill or most <= scheduler.max_num_batched_tokens
         if fits:
             self.engine.add_request(request)
@@ -175,7 +189,9 @@ def test_thousands_of_requests_through_a_cache_for_ten(policy, mode):
     for i in range(2000):
         params = SamplingParams(max_tokens=1 + i % 7, ignore_eos=True)
         prompt = [i % 5] * (i % 6) + [i % 50] * (1 + i % 4)
-        requests.append(Request(str(i), prompt, params, params.max_tokens, arrival_time=float(i), user=str(i % 3), priority=i % 2))
+        requests.append(
+            Request(str(i), prompt, params, params.max_tokens, arrival_time=float(i), user=str(i % 3), priority=i % 2)
+        )
         engine.add_request(requests[-1])
     while engine.has_unfinished:
         engine.step()

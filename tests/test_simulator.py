@@ -12,7 +12,15 @@ from minillm.engine.metrics import Percentiles, RequestRecord, Targets, goodput,
 from minillm.engine.policies import make_policy
 from minillm.engine.scheduler import Scheduler, SchedulerOutput
 from minillm.engine.simulator import CostModel, SimulatedRunner, StepRecorder, VirtualClock, replay, simulated_engine
-from minillm.engine.workload import TRACE_BLOCK, TraceRequest, poisson_trace, read_trace, shared_prefix_trace, to_requests, write_trace
+from minillm.engine.workload import (
+    TRACE_BLOCK,
+    TraceRequest,
+    poisson_trace,
+    read_trace,
+    shared_prefix_trace,
+    to_requests,
+    write_trace,
+)
 from minillm.kv_cache.manager import BlockMoves, KVCacheManager
 
 COST = CostModel(per_step=2e-3, per_prefill_token=1e-4, per_decode=2e-4)
@@ -60,12 +68,17 @@ def test_the_simulator_takes_the_engines_own_steps(policy, mode):
     assert engine.summaries == simulator.summaries and engine.features == simulator.features
     assert engine_times == simulator_times
     assert len(engine.summaries) > 100
-    assert sum(request.num_preemptions for request in finished) > 0 and sum(request.num_cached_tokens for request in finished) > 0
+    assert (
+        sum(request.num_preemptions for request in finished) > 0
+        and sum(request.num_cached_tokens for request in finished) > 0
+    )
 
 
 @pytest.mark.parametrize("kind", ["swap_out", "copies", "swap_in"])
 def test_steps_that_move_other_blocks_are_not_the_same(kind):
-    still, moving, elsewhere = (SchedulerOutput(moves=BlockMoves(**{kind: moves})) for moves in ([], [(1, 2)], [(1, 3)]))
+    still, moving, elsewhere = (
+        SchedulerOutput(moves=BlockMoves(**{kind: moves})) for moves in ([], [(1, 2)], [(1, 3)])
+    )
     assert len({still.summary(), moving.summary(), elsewhere.summary()}) == 3
 
 
@@ -108,7 +121,9 @@ def test_a_trace_survives_its_file(tmp_path):
 def test_prompts_share_tokens_exactly_where_they_share_hash_ids():
     a, b = (TraceRequest(0.0, 40, 1, ids).to_request(name) for name, ids in (("0", (1, 2, 3)), ("1", (1, 2, 9))))
     assert a.prompt_token_ids[: 2 * TRACE_BLOCK] == b.prompt_token_ids[: 2 * TRACE_BLOCK]
-    assert a.prompt_token_ids[2 * TRACE_BLOCK :] != b.prompt_token_ids[2 * TRACE_BLOCK :] and len(a.prompt_token_ids) == 40
+    assert (
+        a.prompt_token_ids[2 * TRACE_BLOCK :] != b.prompt_token_ids[2 * TRACE_BLOCK :] and len(a.prompt_token_ids) == 40
+    )
 
 
 def test_a_poisson_trace_has_its_rate_and_its_medians():
@@ -116,7 +131,9 @@ def test_a_poisson_trace_has_its_rate_and_its_medians():
     assert trace[-1].timestamp == pytest.approx(200, rel=0.05)
     assert sorted(request.input_length for request in trace)[2000] == pytest.approx(100, rel=0.05)
     assert sorted(request.output_length for request in trace)[2000] == pytest.approx(50, rel=0.05)
-    assert len({name for request in trace for name in request.hash_ids}) == sum(len(request.hash_ids) for request in trace)
+    assert len({name for request in trace for name in request.hash_ids}) == sum(
+        len(request.hash_ids) for request in trace
+    )
 
 
 RECORDS = [
@@ -148,7 +165,11 @@ def test_goodput_counts_who_got_all_that_was_promised():
 
 
 def test_percentiles_lie_on_the_line_between_neighbours():
-    assert percentile([1, 2, 3, 4], 50) == 2.5 and percentile([5], 99) == 5 and percentile([0, 10], 99) == pytest.approx(9.9)
+    assert (
+        percentile([1, 2, 3, 4], 50) == 2.5
+        and percentile([5], 99) == 5
+        and percentile([0, 10], 99) == pytest.approx(9.9)
+    )
     assert Percentiles.of([3, 1, 2]).p50 == 2
     with pytest.raises(ValueError, match="q=101"):
         percentile([1], 101)
@@ -160,7 +181,9 @@ def test_records_of_an_llm_and_of_an_engine():
     [output] = LLM("tinyworld", device="cpu").generate("Once", use_tqdm=False)
     record = RequestRecord.of(output)
     assert len(record.token_times) == len(output.outputs[0].token_ids) and record.ttft == output.metrics.ttft
-    assert record.tpot == pytest.approx(output.metrics.tpot) and record.num_prompt_tokens == len(output.prompt_token_ids)
+    assert record.tpot == pytest.approx(output.metrics.tpot) and record.num_prompt_tokens == len(
+        output.prompt_token_ids
+    )
 
 
 @pytest.mark.parametrize("launches", [True, False])
@@ -169,7 +192,9 @@ def test_a_runner_around_an_engine_that_schedules_ahead_is_served(launches):
     llm = LLM("tinyworld", device="cpu", async_scheduling=True, max_model_len=256)
     expected = llm.generate(["Once upon a time", "Tom"], SamplingParams(temperature=0.0, max_tokens=12), use_tqdm=False)
     clock = VirtualClock()
-    llm.engine.runner = StepRecorder(llm.engine.runner) if launches else UnderVirtualTime(llm.engine.runner, COST, clock)
+    llm.engine.runner = (
+        StepRecorder(llm.engine.runner) if launches else UnderVirtualTime(llm.engine.runner, COST, clock)
+    )
     found = llm.generate(["Once upon a time", "Tom"], SamplingParams(temperature=0.0, max_tokens=12), use_tqdm=False)
     assert [out.outputs[0].token_ids for out in found] == [out.outputs[0].token_ids for out in expected]
     if launches:

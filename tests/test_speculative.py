@@ -40,7 +40,13 @@ def looked_up(tokens: list[int], min_n: int, max_n: int, count: int) -> list[int
 
 
 @seeded
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 3), st.integers(0, 2), st.integers(1, 6), st.integers(1, 39))
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.integers(1, 6),
+    st.integers(1, 39),
+)
 def test_the_ngram_drafter_finds_what_its_definition_says(tokens, min_n, more, count, seen):
     drafter = NgramDrafter(min_n, min_n + more)
     for end in sorted({min(seen, len(tokens)), len(tokens)}):  # the text grows between two calls
@@ -54,14 +60,19 @@ def test_the_ngram_drafter_finds_what_its_definition_says(tokens, min_n, more, c
 
 def test_requests_do_not_share_an_index():
     drafter = NgramDrafter(1, 2)
-    one, two = (SimpleNamespace(request_id=name, token_ids=tokens) for name, tokens in (("a", [1, 2, 1]), ("b", [1, 3, 1])))
+    one, two = (
+        SimpleNamespace(request_id=name, token_ids=tokens) for name, tokens in (("a", [1, 2, 1]), ("b", [1, 3, 1]))
+    )
     assert [draft.token_ids for draft in drafter.propose([one, two], [1, 1])] == [[2], [3]]
 
 
 # Rejection sampling
 
 
-@pytest.mark.parametrize("settings", [dict(), dict(temperature=0.6, top_k=5), dict(temperature=1.5, top_p=0.8), dict(min_p=0.02, logit_bias={0: 2.0})])
+@pytest.mark.parametrize(
+    "settings",
+    [dict(), dict(temperature=0.6, top_k=5), dict(temperature=1.5, top_p=0.8), dict(min_p=0.02, logit_bias={0: 2.0})],
+)
 def test_accepted_or_redrawn_tokens_are_distributed_as_the_target(settings):
     """10^5 guesses from q, checked: what comes out is p, whatever q is. The draws without a check are not."""
     count, vocab_size = 100_000, 8
@@ -95,12 +106,16 @@ def test_the_noise_of_a_draft_is_not_that_of_what_replaces_it():
     count, vocab_size = 40_000, 6
     p, q = torch.tensor([0.3, 0.25, 0.2, 0.15, 0.05, 0.05]), torch.tensor([0.05, 0.05, 0.6, 0.1, 0.1, 0.1])
     params = SamplingParams()
-    drafter = ModelDrafter(lambda rows, token_ids: q.log().expand(len(rows), -1), KVCacheManager(2000, 4), vocab_size, 100)
+    drafter = ModelDrafter(
+        lambda rows, token_ids: q.log().expand(len(rows), -1), KVCacheManager(2000, 4), vocab_size, 100
+    )
     said = []
     for first in range(0, count, 2000):
         requests = [a_request(str(seed), params, seed) for seed in range(first, first + 2000)]
         drafts = drafter.propose(requests, [1] * len(requests))
-        metadata = SamplingMetadata([SamplingRow(params, seed, [1], [], frozenset()) for seed in range(first, first + 2000)], vocab_size)
+        metadata = SamplingMetadata(
+            [SamplingRow(params, seed, [1], [], frozenset()) for seed in range(first, first + 2000)], vocab_size
+        )
         guesses = torch.tensor([draft.token_ids[0] for draft in drafts])
         metadata.drafted = Drafted(torch.arange(2000), guesses, torch.cat([draft.probs for draft in drafts]))
         said.append(RejectionSampler().choose(p.log().expand(2000, -1), metadata))
@@ -117,14 +132,19 @@ def a_request(name: str, params: SamplingParams, seed: int) -> SimpleNamespace:
 
 def test_other_rows_of_the_batch_keep_their_own_draw():
     vocab_size, logits = 16, torch.randn(6, 16)
-    rows = [SamplingRow(SamplingParams(temperature=t), seed, [1], [], frozenset()) for seed, t in enumerate([0, 1, 1, 0, 1, 1])]
+    rows = [
+        SamplingRow(SamplingParams(temperature=t), seed, [1], [], frozenset())
+        for seed, t in enumerate([0, 1, 1, 0, 1, 1])
+    ]
     plain = SamplingMetadata(rows, vocab_size)
     expected = RejectionSampler().choose(logits, plain)
     checked = SamplingMetadata(rows, vocab_size)
     q = torch.softmax(torch.randn(2, vocab_size), -1)
     checked.drafted = Drafted(torch.tensor([1, 4]), torch.tensor([3, 5]), q)
     said = RejectionSampler().choose(logits, checked)
-    assert [int(x) for i, x in enumerate(said) if i not in (1, 4)] == [int(x) for i, x in enumerate(expected) if i not in (1, 4)]
+    assert [int(x) for i, x in enumerate(said) if i not in (1, 4)] == [
+        int(x) for i, x in enumerate(expected) if i not in (1, 4)
+    ]
     again = SamplingMetadata(rows, vocab_size)
     again.drafted = checked.drafted
     assert RejectionSampler().choose(logits, again).tolist() == said.tolist()
@@ -132,7 +152,9 @@ def test_other_rows_of_the_batch_keep_their_own_draw():
 
 def test_a_guess_from_the_target_itself_is_always_accepted():
     logits, count = torch.randn(500, 12), 500
-    metadata = SamplingMetadata([SamplingRow(SamplingParams(), seed, [1], [], frozenset()) for seed in range(count)], 12)
+    metadata = SamplingMetadata(
+        [SamplingRow(SamplingParams(), seed, [1], [], frozenset()) for seed in range(count)], 12
+    )
     p = metadata.probs(logits)
     guesses = torch.multinomial(p, 1)[:, 0]
     metadata.drafted = Drafted(torch.arange(count), guesses, p)
@@ -221,7 +243,15 @@ def test_errors_name_field_value_and_what_is_allowed(given, error, says):
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("given, expected", [({}, (2, 4)), ({"prompt_lookup_max": 1}, (1, 1)), ({"prompt_lookup_min": 7}, (7, 7)), ({"prompt_lookup_max": 3}, (2, 3))])
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ({}, (2, 4)),
+        ({"prompt_lookup_max": 1}, (1, 1)),
+        ({"prompt_lookup_min": 7}, (7, 7)),
+        ({"prompt_lookup_max": 3}, (2, 3)),
+    ],
+)
 def test_one_end_of_the_ngrams_may_be_given_alone(given, expected):
     spec = SpeculativeConfig.of({"method": "ngram", **given})
     assert (spec.prompt_lookup_min, spec.prompt_lookup_max) == expected

@@ -36,7 +36,15 @@ class BadDrafter:
         self.forgotten.append(request_id)
 
 
-@pytest.mark.parametrize("settings", [dict(), dict(num_kv_blocks=9, block_size=4), dict(max_num_batched_tokens=5), dict(num_kv_blocks=9, block_size=4, preemption_mode="swap", host_kv_bytes=10**6)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(),
+        dict(num_kv_blocks=9, block_size=4),
+        dict(max_num_batched_tokens=5),
+        dict(num_kv_blocks=9, block_size=4, preemption_mode="swap", host_kv_bytes=10**6),
+    ],
+)
 def test_bad_guesses_change_nothing(folder, settings):
     params = [SamplingParams(max_tokens=16, ignore_eos=True, temperature=i % 2, seed=i) for i in range(len(PROMPTS))]
     expected = tokens(say(make(folder, None), params))
@@ -84,8 +92,16 @@ def test_a_drafter_that_breaks_the_rules_is_named(folder):
         (lambda requests: [], ValueError, r"BadDrafter.propose returned \[\] for"),
         (lambda requests: None, ValueError, "BadDrafter.propose returned None for"),
         (lambda requests: [[1, 2]] * len(requests), TypeError, r"BadDrafter drafted \[1, 2\]; allowed: a Draft"),
-        (lambda requests: [Draft([1.0])] * len(requests), TypeError, "BadDrafter drafted token id 1.0; allowed: whole numbers"),
-        (lambda requests: [Draft([1, 2], torch.ones(1, 300))] * len(requests), ValueError, r"shape \(1, 300\) for 2 tokens; allowed: \(2, 300\)"),
+        (
+            lambda requests: [Draft([1.0])] * len(requests),
+            TypeError,
+            "BadDrafter drafted token id 1.0; allowed: whole numbers",
+        ),
+        (
+            lambda requests: [Draft([1, 2], torch.ones(1, 300))] * len(requests),
+            ValueError,
+            r"shape \(1, 300\) for 2 tokens; allowed: \(2, 300\)",
+        ),
     ):
         drafter.propose = lambda requests, counts, given=given: given(requests)
         with pytest.raises(error, match=says):
@@ -229,4 +245,8 @@ def test_a_draft_model_with_other_tokens_is_refused(folder):
     with pytest.raises(ValueError, match="has a vocabulary of 301 tokens, the model has 300"):
         LLM(folder / "target", device="cpu", speculative_config={"method": "draft_model", "model": folder / "other"})
     with pytest.raises(ValueError, match="kv_retention does not"):
-        LLM(folder / "target", kv_retention={"sinks": 1, "window": 8}, speculative_config={"method": "draft_model", "model": folder / "noisy"})
+        LLM(
+            folder / "target",
+            kv_retention={"sinks": 1, "window": 8},
+            speculative_config={"method": "draft_model", "model": folder / "noisy"},
+        )

@@ -37,7 +37,11 @@ def test_tokens_are_those_without_speculation(folder, speculation, settings):
     assert tokens(plain) == tokens(guessing)
     for output, other in zip(plain, guessing):
         for sample, twin in zip(output.outputs, other.outputs):
-            assert (sample.finish_reason, sample.stop_reason, sample.text) == (twin.finish_reason, twin.stop_reason, twin.text)
+            assert (sample.finish_reason, sample.stop_reason, sample.text) == (
+                twin.finish_reason,
+                twin.stop_reason,
+                twin.text,
+            )
             assert sample.cumulative_logprob == pytest.approx(twin.cumulative_logprob, abs=1e-3)
             assert [list(row) for row in sample.logprobs] == [list(row) for row in twin.logprobs]
 
@@ -87,8 +91,14 @@ def test_a_stop_string_ends_the_text_where_it_ends_without(folder):
         for start in range(0, len(text) - 2, 3):
             params = SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.0, stop=text[start : start + 2])
             plain, guessing = (say(llm, params, [prompt])[0].outputs[0] for llm in llms)
-            assert (plain.text, plain.token_ids, plain.stop_reason) == (guessing.text, guessing.token_ids, guessing.stop_reason)
-            streams = ["".join(delta.text for delta in llm.stream({"prompt_token_ids": prompt}, params)) for llm in llms]
+            assert (plain.text, plain.token_ids, plain.stop_reason) == (
+                guessing.text,
+                guessing.token_ids,
+                guessing.stop_reason,
+            )
+            streams = [
+                "".join(delta.text for delta in llm.stream({"prompt_token_ids": prompt}, params)) for llm in llms
+            ]
             assert streams == [plain.text] * 2
         assert all(not llm.engine.has_unfinished for llm in llms)
 
@@ -125,7 +135,9 @@ def test_a_draft_is_what_the_draft_model_says_from_scratch(folder, settings):
 
 
 def test_beam_search_takes_no_guesses(folder):
-    plain, guessing = (make(folder, one).beam_search([{"prompt_token_ids": PROMPTS[0]}], 3, 8) for one in (None, "perfect"))
+    plain, guessing = (
+        make(folder, one).beam_search([{"prompt_token_ids": PROMPTS[0]}], 3, 8) for one in (None, "perfect")
+    )
     assert tokens(plain) == tokens(guessing)
 
 

@@ -22,10 +22,24 @@ PERSON = {
     },
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
-    "$defs": {"pet": {"type": "object", "properties": {"legs": {"enum": [2, 4]}}, "required": ["legs"], "additionalProperties": False}},
+    "$defs": {
+        "pet": {
+            "type": "object",
+            "properties": {"legs": {"enum": [2, 4]}},
+            "required": ["legs"],
+            "additionalProperties": False,
+        }
+    },
 }
-REGEXES = [r"-?(0|[1-9][0-9]{0,3})(\.[0-9]{1,2})?", r"(cat|dog)s?( and (cat|dog)s?){1,3}", r"[а-я😀-😇]{2,5}!", r"\d{2}:\d{2}"]
-KINDS = {"json": dict(json=PERSON), "choice": dict(choice=["red", "reddish", "日本"])} | {f"regex {i}": dict(regex=r) for i, r in enumerate(REGEXES)}
+REGEXES = [
+    r"-?(0|[1-9][0-9]{0,3})(\.[0-9]{1,2})?",
+    r"(cat|dog)s?( and (cat|dog)s?){1,3}",
+    r"[а-я😀-😇]{2,5}!",
+    r"\d{2}:\d{2}",
+]
+KINDS = {"json": dict(json=PERSON), "choice": dict(choice=["red", "reddish", "日本"])} | {
+    f"regex {i}": dict(regex=r) for i, r in enumerate(REGEXES)
+}
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +105,11 @@ def test_a_text_that_stops_is_valid_and_one_that_is_cut_off_says_so(llm, kind):
 
 
 def test_requests_with_and_without_a_grammar_share_a_batch(llm):
-    params = [params_of("json", 1), SamplingParams(temperature=1.0, seed=1, max_tokens=30, ignore_eos=True), params_of("regex 1", 1, temperature=0.0)]
+    params = [
+        params_of("json", 1),
+        SamplingParams(temperature=1.0, seed=1, max_tokens=30, ignore_eos=True),
+        params_of("regex 1", 1, temperature=0.0),
+    ]
     together = say(llm, params)
     alone = [say(llm, [one], [prompt])[0] for one, prompt in zip(params, PROMPTS)]
     assert tokens(together) == tokens(alone)
@@ -124,7 +142,9 @@ def test_the_road_changes_no_token(folder, llm, settings):
         params = [params_of(kind, seed, **more) for seed in range(len(PROMPTS))]
         plain, changed = say(llm, params), say(other, params)
         assert tokens(plain) == tokens(changed)
-        assert [[s.finish_reason for s in o.outputs] for o in plain] == [[s.finish_reason for s in o.outputs] for o in changed]
+        assert [[s.finish_reason for s in o.outputs] for o in plain] == [
+            [s.finish_reason for s in o.outputs] for o in changed
+        ]
     if "speculative_config" in settings:
         assert other.engine.speculation.metrics.num_accepted_tokens > 0
 
@@ -155,7 +175,11 @@ def test_what_is_forced_is_jumped_over(folder, llm):
             for jump_forward in (False, True):
                 before = other.engine.num_steps
                 structured = StructuredOutputsParams(json=forced, jump_forward=jump_forward)
-                [output] = say(other, SamplingParams(temperature=1.0, seed=seed, max_tokens=200, structured_outputs=structured), PROMPTS[:1])
+                [output] = say(
+                    other,
+                    SamplingParams(temperature=1.0, seed=seed, max_tokens=200, structured_outputs=structured),
+                    PROMPTS[:1],
+                )
                 jsonschema.validate(json.loads(output.outputs[0].text), forced)
                 assert output.outputs[0].finish_reason == "stop"
                 steps.append(other.engine.num_steps - before)
@@ -166,7 +190,12 @@ def test_jumps_are_made_inside_an_accepted_run_too(folder, llm):
     """Else a guess would spell what is forced in other tokens than the jump."""
     regex = r"(the cat|the mat|that cat) (sat|ate) on the (cat|mat), then ate 10 (crêpes|cats)"
     guessing = make(folder, speculative_config={"method": "draft_model", "model": folder / "target"})
-    params = [SamplingParams(temperature=1.5, seed=seed, max_tokens=60, structured_outputs=dict(regex=regex, jump_forward=True)) for seed in range(12)]
+    params = [
+        SamplingParams(
+            temperature=1.5, seed=seed, max_tokens=60, structured_outputs=dict(regex=regex, jump_forward=True)
+        )
+        for seed in range(12)
+    ]
     plain, changed = (say(one, params, [PROMPTS[0]] * 12) for one in (llm, guessing))
     assert tokens(plain) == tokens(changed)
     assert guessing.engine.speculation.metrics.num_accepted_tokens > 20
@@ -178,7 +207,9 @@ def test_a_jump_ends_where_the_limit_is_and_streams(llm):
     assert len(output.outputs[0].token_ids) == 3 and output.outputs[0].finish_reason == "length"
     params = SamplingParams(max_tokens=40, structured_outputs=structured, stop="mno")
     assert "".join(delta.text for delta in llm.stream({"prompt_token_ids": PROMPTS[0]}, params)) == "abcdefghijkl"
-    [output] = say(llm, SamplingParams(temperature=1.0, seed=1, n=5, max_tokens=40, structured_outputs=structured), PROMPTS[:1])
+    [output] = say(
+        llm, SamplingParams(temperature=1.0, seed=1, n=5, max_tokens=40, structured_outputs=structured), PROMPTS[:1]
+    )
     assert {sample.text for sample in output.outputs} == set(structured.choice)
     with pytest.raises(ValueError, match="logprobs=1.*jump_forward"):
         SamplingParams(logprobs=1, structured_outputs=structured)
@@ -192,9 +223,13 @@ def test_an_end_is_allowed_where_nothing_else_is(llm):
 
 def test_penalties_and_bias_act_before_the_mask(llm):
     token_id = byte_tokenizer().convert_tokens_to_ids("c")
-    params = SamplingParams(temperature=0.0, max_tokens=9, logit_bias={token_id: 100.0}, structured_outputs={"choice": ["ab", "cd", "xy"]})
+    params = SamplingParams(
+        temperature=0.0, max_tokens=9, logit_bias={token_id: 100.0}, structured_outputs={"choice": ["ab", "cd", "xy"]}
+    )
     assert say(llm, params, PROMPTS[:1])[0].outputs[0].text == "cd"
-    params = SamplingParams(temperature=0.0, max_tokens=9, logit_bias={token_id: 100.0}, structured_outputs={"choice": ["ab", "xy"]})
+    params = SamplingParams(
+        temperature=0.0, max_tokens=9, logit_bias={token_id: 100.0}, structured_outputs={"choice": ["ab", "xy"]}
+    )
     assert say(llm, params, PROMPTS[:1])[0].outputs[0].text in ("ab", "xy")
 
 
@@ -225,4 +260,6 @@ def test_the_text_begins_where_the_prompt_ended_whatever_it_ended_in(llm, prompt
         params = SamplingParams(temperature=0.0, max_tokens=20, structured_outputs={"choice": choices})
         [output] = say(llm, params, [prompt])
         assert output.outputs[0].text in choices
-        assert "".join(delta.text for delta in llm.stream({"prompt_token_ids": prompt}, params)) == output.outputs[0].text
+        assert (
+            "".join(delta.text for delta in llm.stream({"prompt_token_ids": prompt}, params)) == output.outputs[0].text
+        )

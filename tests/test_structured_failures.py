@@ -39,11 +39,15 @@ def make(folder, speculation=None, **settings) -> LLM:
     return LLM(folder / "target", device="cpu", dtype="float32", speculative_config=speculation, **settings)
 
 
-def grammar(text: str = AMBIGUOUS, temperature: float = 0.0, bias: dict | None = None, jump: bool = False, **settings) -> SamplingParams:
+def grammar(
+    text: str = AMBIGUOUS, temperature: float = 0.0, bias: dict | None = None, jump: bool = False, **settings
+) -> SamplingParams:
     """Written on until it cannot be: the end is what the model likes least."""
     structured = dict(grammar=text, jump_forward=jump)
     settings = dict(max_tokens=40, seed=1) | settings
-    return SamplingParams(temperature=temperature, logit_bias={1: -100.0} | (bias or {}), structured_outputs=structured, **settings)
+    return SamplingParams(
+        temperature=temperature, logit_bias={1: -100.0} | (bias or {}), structured_outputs=structured, **settings
+    )
 
 
 def say(llm: LLM, params, prompts=PROMPTS) -> list:
@@ -54,7 +58,10 @@ def say(llm: LLM, params, prompts=PROMPTS) -> list:
 
 
 def ended(outputs) -> list:
-    return [[(sample.token_ids, sample.text, sample.finish_reason, sample.error) for sample in output.outputs] for output in outputs]
+    return [
+        [(sample.token_ids, sample.text, sample.finish_reason, sample.error) for sample in output.outputs]
+        for output in outputs
+    ]
 
 
 ROADS = {
@@ -68,14 +75,24 @@ ROADS = {
 
 
 @pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("kind", [{}, dict(temperature=1.0, n=2), dict(jump=True), dict(stop="bbbbbbbb"), dict(logprobs=1)], ids=str)
+@pytest.mark.parametrize(
+    "kind", [{}, dict(temperature=1.0, n=2), dict(jump=True), dict(stop="bbbbbbbb"), dict(logprobs=1)], ids=str
+)
 def test_only_its_own_request_ends(folder, road, kind):
     plain, llm = make(folder), make(folder, **ROADS[road])
     [alone] = say(plain, grammar(**kind), PROMPTS[:1])
     for sample in alone.outputs:
-        assert sample.finish_reason == "error" and "outgrown what the grammar's parser can follow: " in sample.error and "Too many items (limit 60" in sample.error
+        assert (
+            sample.finish_reason == "error"
+            and "outgrown what the grammar's parser can follow: " in sample.error
+            and "Too many items (limit 60" in sample.error
+        )
         assert sample.text[0] == "a" and 4 < len(sample.text) == len(sample.token_ids) < 20
-    others = [SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True), grammar(NESTED, max_tokens=20, bias={B: 5.0}), grammar(NESTED, bias={A: 9.0})]
+    others = [
+        SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True),
+        grammar(NESTED, max_tokens=20, bias={B: 5.0}),
+        grammar(NESTED, bias={A: 9.0}),
+    ]
     expected = ended(alone_each(plain, others))
     assert [outputs[0][2] for outputs in expected] == ["length", "length", "stop"]
     assert ended(say(llm, [grammar(**kind), *others])) == ended([alone]) + expected
@@ -125,7 +142,9 @@ def test_a_stream_ends_and_says_why(folder, num_streams):
     llm = make(folder)
     [expected] = say(llm, grammar(), PROMPTS[:1])
     streams = [llm.stream({"prompt_token_ids": PROMPTS[0]}, grammar()) for _ in range(num_streams)]
-    other = llm.stream({"prompt_token_ids": PROMPTS[1]}, SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
+    other = llm.stream(
+        {"prompt_token_ids": PROMPTS[1]}, SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    )
     deltas, others = [list(stream) for stream in streams], list(other)
     for heard in deltas:
         assert "".join(delta.text for delta in heard) == expected.outputs[0].text
@@ -139,7 +158,9 @@ def test_a_submission_has_what_was_said_and_a_program_fails(folder):
     llm = make(folder)
     submission = llm.submit({"prompt_token_ids": PROMPTS[0]}, grammar())
     with State(llm, "the cat") as state, State(llm, "the mat") as other:
-        state += gen("one", temperature=0.0, max_tokens=40, logit_bias={1: -100.0}, structured_outputs=dict(grammar=AMBIGUOUS))
+        state += gen(
+            "one", temperature=0.0, max_tokens=40, logit_bias={1: -100.0}, structured_outputs=dict(grammar=AMBIGUOUS)
+        )
         other += gen("two", temperature=0.0, max_tokens=50, ignore_eos=True)
         with pytest.raises(RuntimeError, match="the program failed: .*Too many items"):
             state["one"]
@@ -184,6 +205,8 @@ def test_all_samples_of_a_prompt_end_where_the_first_mask_fails(folder, monkeypa
         raise library.GrammarError("no mask today")
 
     monkeypatch.setattr(library.LibraryGrammar, "fill_mask", fails)
-    first, second = ended(say(llm, [params, SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)], PROMPTS[:2]))
+    first, second = ended(
+        say(llm, [params, SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)], PROMPTS[:2])
+    )
     assert first == [([], "", "error", "no mask today")] * 3
     assert second[0][2:] == ("length", None) and len(second[0][0]) == 5

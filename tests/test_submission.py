@@ -81,7 +81,11 @@ def test_a_stream_whose_request_is_aborted_ends(llm):
 @pytest.mark.parametrize("num_steps", [0, 3])
 def test_whoever_is_aborted_hears_of_it_at_once(llm, num_steps):
     heard = []
-    first = llm.submit(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True, n=2), on_delta=lambda _, delta: heard.append(delta.finish_reason))
+    first = llm.submit(
+        PROMPT,
+        SamplingParams(max_tokens=9, ignore_eos=True, n=2),
+        on_delta=lambda _, delta: heard.append(delta.finish_reason),
+    )
     other = llm.submit(OTHER, PARAMS)
     for _ in range(num_steps):
         llm.step()

@@ -45,4 +45,3 @@ def test_no_grouped_heads_and_no_strided_rows_reach_torchs_kernel(monkeypatch):
     assert not more and q.shape == (2, 2, 21, 16) and k.shape[1] == v.shape[1] == q.shape[1]
     assert q.stride(-1) == k.stride(-1) == v.stride(-1) == mask.stride(-1) == 1
     assert mask.shape == (2, 1, 21, 24) and mask.stride(-2) % 8 == 0
-

@@ -1,4 +1,5 @@
 """Training at toy size: deterministic, resumable bit for bit, refusing what does not belong together."""
+
 from __future__ import annotations
 
 import random
@@ -13,8 +14,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from minillm import training
 from minillm.zoo import tokenizer as bpe
 
-TOY = training.TrainingConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=64, context=64,
-                              tokens=2560, tokens_per_batch=256, stages=((0.5, 32), (1.0, 64)))
+TOY = training.TrainingConfig(
+    hidden_size=32,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    intermediate_size=64,
+    context=64,
+    tokens=2560,
+    tokens_per_batch=256,
+    stages=((0.5, 32), (1.0, 64)),
+)
 CPU = torch.device("cpu")
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="training needs torch >= 2.9, which has Muon")
@@ -60,7 +70,9 @@ def test_the_state_is_gone_when_the_model_is_there(trained, tokenizer, tmp_path)
 def test_the_seed_decides(trained, tokenizer, tmp_path):
     same, other = [], []
     training.train(TOY, tokenizer, tmp_path / "same", CPU, lambda p: same.append(p.loss), stop_after=3)
-    training.train(replace(TOY, seed=1), tokenizer, tmp_path / "other", CPU, lambda p: other.append(p.loss), stop_after=3)
+    training.train(
+        replace(TOY, seed=1), tokenizer, tmp_path / "other", CPU, lambda p: other.append(p.loss), stop_after=3
+    )
     assert same == trained[1][:3]
     assert other != same
 
@@ -107,8 +119,11 @@ def test_batches_begin_with_a_document_and_weigh_answers(tokenizer):
 
 
 def test_the_weight_of_an_answer_lies_on_its_tokens(tokenizer):
-    ids, is_answer = next(pair for pair in training._token_stream(tokenizer, random.Random(3), repeats=False)
-                          if "The answer is" in tokenizer.decode(pair[0]))
+    ids, is_answer = next(
+        pair
+        for pair in training._token_stream(tokenizer, random.Random(3), repeats=False)
+        if "The answer is" in tokenizer.decode(pair[0])
+    )
     answer = tokenizer.decode([token for token, marked in zip(ids, is_answer) if marked])
     assert answer.rstrip(".").split()[-2] == "is" and "Question" not in answer
 

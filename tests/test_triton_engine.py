@@ -65,7 +65,10 @@ def test_logits_equal_transformers(name, torch_prefill, tmp_path):
     table = [7, 2, 11, 4, 5, 9]
     with torch.inference_mode():
         expected = oracle(torch.tensor([PROMPT])).logits[0]
-    got = [model(batch_of(PROMPT[start:end], start, table), attention) for start, end in ((0, 9), (9, 19), (19, 20), (20, 21))]
+    got = [
+        model(batch_of(PROMPT[start:end], start, table), attention)
+        for start, end in ((0, 9), (9, 19), (19, 20), (20, 21))
+    ]
     assert expected.std() > 0.5
     torch.testing.assert_close(torch.cat(got).cpu(), expected, rtol=1e-4, atol=1e-4)
 
@@ -133,7 +136,14 @@ def test_a_smaller_step_after_a_larger_one_leaves_no_row_behind(tmp_path):
 
 @pytest.mark.parametrize(
     "max_num_seqs, sizes",
-    [(1, [1]), (3, [1, 2, 4]), (8, [1, 2, 4, 8]), (9, [1, 2, 4, 8, 16]), (40, [1, 2, 4, 8, 16, 32, 48]), (9999, [1, 2, 4, 8, *range(16, 513, 16)])],
+    [
+        (1, [1]),
+        (3, [1, 2, 4]),
+        (8, [1, 2, 4, 8]),
+        (9, [1, 2, 4, 8, 16]),
+        (40, [1, 2, 4, 8, 16, 32, 48]),
+        (9999, [1, 2, 4, 8, *range(16, 513, 16)]),
+    ],
 )
 def test_bucket_sizes(max_num_seqs, sizes):
     assert bucket_sizes(max_num_seqs) == sizes
@@ -189,7 +199,9 @@ def test_all_steps_with_guesses_are_recorded(speculation, tmp_path, monkeypatch)
     save_tiny_llama(tmp_path / "noisy", head_dim=16)
     with torch.no_grad():
         for parameter in target.parameters():
-            parameter += 0.1 * parameter.std() * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+            parameter += (
+                0.1 * parameter.std() * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+            )
     target.save_pretrained(tmp_path / "noisy")
     config = {"method": "ngram", "prompt_lookup_min": 1}
     if speculation == "noisy draft":
@@ -206,8 +218,11 @@ def test_all_steps_with_guesses_are_recorded(speculation, tmp_path, monkeypatch)
     llm = LLM(tmp_path / "target", attention_backend="triton", speculative_config=config, **settings)
     monkeypatch.setattr(ModelRunner, "build_batch", counted)
     said = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
-    drafted, accepted = llm.engine.speculation.metrics.num_draft_tokens, llm.engine.speculation.metrics.num_accepted_tokens
-    assert (drafted > 5 and 0 < accepted < drafted), (drafted, accepted)
+    drafted, accepted = (
+        llm.engine.speculation.metrics.num_draft_tokens,
+        llm.engine.speculation.metrics.num_accepted_tokens,
+    )
+    assert drafted > 5 and 0 < accepted < drafted, (drafted, accepted)
     assert eager and all(max(lengths) >= 10 for lengths in eager)  # prompts alone
     plain = LLM(tmp_path / "target", attention_backend="torch", **settings)
     assert said == [output.outputs[0].token_ids for output in plain.generate(prompts, params, use_tqdm=False)]

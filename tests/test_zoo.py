@@ -1,4 +1,5 @@
 """The corpus tells the truth, twice the same; the bundled models are what the loaders expect."""
+
 from __future__ import annotations
 
 import json
@@ -128,7 +129,9 @@ def test_chat_turns_remember_what_was_said():
     asked = 0
     for document in corpus.held_out("chat", 300):
         assert document.text.startswith("<|user|>") and document.text.endswith("<|end|>")
-        said = re.search(r"<\|user\|>(?:Hello, I am (\w+)\.|Hi! My name is (\w+)\.|Good morning, (\w+) here\.)", document.text)
+        said = re.search(
+            r"<\|user\|>(?:Hello, I am (\w+)\.|Hi! My name is (\w+)\.|Good morning, (\w+) here\.)", document.text
+        )
         for name in re.findall(r"Your name is (\w+)\.", document.text):
             assert name in said.groups()
             asked += 1
@@ -156,7 +159,9 @@ def learned():
 
 def test_the_tokenizer_loses_nothing_and_keeps_digits_apart(learned):
     wrapped = bpe.wrap(learned, 256)
-    for text in [corpus.document(task, 5, 0).text for task in ("story", "arithmetic", "recall", "json")] + ["naïve café 东京 🦊\n\t x"]:
+    for text in [corpus.document(task, 5, 0).text for task in ("story", "arithmetic", "recall", "json")] + [
+        "naïve café 东京 🦊\n\t x"
+    ]:
         assert wrapped.decode(wrapped.encode(text), skip_special_tokens=True) == text
     assert wrapped.tokenize("12345") == list("12345")
     assert wrapped.encode("a")[0] == wrapped.bos_token_id == 0 and wrapped.eos_token_id == 1
@@ -164,11 +169,15 @@ def test_the_tokenizer_loses_nothing_and_keeps_digits_apart(learned):
 
 def test_the_chat_template_writes_what_the_corpus_writes(learned):
     wrapped = bpe.wrap(learned, 256)
-    messages = [{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "Hello! How can I help you?"},
-                {"role": "user", "content": "Thank you!"}]
+    messages = [
+        {"role": "user", "content": "Hello!"},
+        {"role": "assistant", "content": "Hello! How can I help you?"},
+        {"role": "user", "content": "Thank you!"},
+    ]
     text = wrapped.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert text == ("<|begin|><|user|>Hello!<|assistant|>Hello! How can I help you?<|end|>"
-                    "<|user|>Thank you!<|assistant|>")
+    assert text == (
+        "<|begin|><|user|>Hello!<|assistant|>Hello! How can I help you?<|end|><|user|>Thank you!<|assistant|>"
+    )
 
 
 def test_the_bundled_models_are_there_and_small():

@@ -58,9 +58,17 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 def save_tiny_llama(folder: Path, seed: int = 0, **settings) -> PreTrainedModel:
     """Write model and tokenizer into `folder`, return the transformers model."""
-    settings = dict(
-        model_type="llama", vocab_size=VOCAB_SIZE, num_hidden_layers=2, bos_token_id=0, eos_token_id=1, pad_token_id=1
-    ) | settings
+    settings = (
+        dict(
+            model_type="llama",
+            vocab_size=VOCAB_SIZE,
+            num_hidden_layers=2,
+            bos_token_id=0,
+            eos_token_id=1,
+            pad_token_id=1,
+        )
+        | settings
+    )
     model = make_model(seed, **settings)
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)

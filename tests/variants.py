@@ -59,7 +59,9 @@ def anywhere(values: list[int], dtype: torch.dtype, offset: int) -> torch.Tensor
     return torch.tensor([0] * offset + values, dtype=dtype)[offset:]
 
 
-def batch_of(lengths: list[int], brings: list[int], columns: int, offset: int, index: torch.dtype, tokens_each: int) -> ForwardBatch:
+def batch_of(
+    lengths: list[int], brings: list[int], columns: int, offset: int, index: torch.dtype, tokens_each: int
+) -> ForwardBatch:
     starts = [sum(brings[:at]) for at in range(len(brings) + 1)]
     return ForwardBatch(
         token_ids=torch.zeros(starts[-1], dtype=torch.int64), positions=torch.zeros(starts[-1], dtype=torch.int64),
@@ -77,7 +79,9 @@ def attend(windows: list[int | None], tokens_each: int) -> None:
     attention = triton_attention.TritonAttention(cache, windows, HEADS)
     for step in range(1, 40):
         brings = [1] * step + [(5, 12, 25, 60)[step % 4]] * (step % 3)  # prompts join rows of one token
-        batch = batch_of([max(step * 7, bring) for bring in brings], brings, 1 + step * 3 % 37, step % 4, torch.int32, tokens_each)
+        batch = batch_of(
+            [max(step * 7, bring) for bring in brings], brings, 1 + step * 3 % 37, step % 4, torch.int32, tokens_each
+        )
         angles = torch.zeros(batch.num_tokens, 1, DIM, dtype=torch.float16)
         qkv = torch.zeros(batch.num_tokens, HEADS + 2 * KV_HEADS, DIM, dtype=torch.float16)
         for layer in range(len(windows)):

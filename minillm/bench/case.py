@@ -1,4 +1,5 @@
 """What a kernel is measured on. Built in chapter 12."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

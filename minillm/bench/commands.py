@@ -1,4 +1,5 @@
 """`minillm bench ...`: one command a measurement. Built in chapter 00."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -11,9 +12,12 @@ from .console import Device, Model, Save, command_line, errors_in_one_line, keep
 
 # torch and transformers take seconds to import: every command imports what it needs itself, so that help is instant.
 
-bench = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown",
-                    help="Measure this machine: the limit first, then the figure with its share of it.\n\n"
-                         "Results are JSON files with hardware, versions and raw samples; `--save FOLDER` says where.")
+bench = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Measure this machine: the limit first, then the figure with its share of it.\n\n"
+    "Results are JSON files with hardware, versions and raw samples; `--save FOLDER` says where.",
+)
 
 
 @bench.callback()
@@ -22,17 +26,26 @@ def warn_when_busy() -> None:
 
     load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
     if load > cores / 2:
-        log.print(f"This machine is busy: {load:.1f} of {cores} cores were at work over the last minute. "
-                  "Times will be too long, and unevenly so.", style="yellow", highlight=False)
+        log.print(
+            f"This machine is busy: {load:.1f} of {cores} cores were at work over the last minute. "
+            "Times will be too long, and unevenly so.",
+            style="yellow",
+            highlight=False,
+        )
 
 
 @bench.command("decode")
 def bench_decode(
-        shape: Annotated[str, typer.Option(help="smollm2-135m or tinyworld; the weights are random.")] = "smollm2-135m",
-        dtype: Annotated[Optional[list[str]], typer.Option(help="May be given again; float32 and bfloat16 by default.")] = None,
-        prompt_tokens: Annotated[int, typer.Option(min=1)] = 64, output_tokens: Annotated[int, typer.Option(min=3)] = 64,
-        repeats: Annotated[int, typer.Option(help="Of each engine, in turns; at least 5.")] = 5,
-        device: Device = "auto", save: Save = None) -> None:
+    shape: Annotated[str, typer.Option(help="smollm2-135m or tinyworld; the weights are random.")] = "smollm2-135m",
+    dtype: Annotated[
+        Optional[list[str]], typer.Option(help="May be given again; float32 and bfloat16 by default.")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    output_tokens: Annotated[int, typer.Option(min=3)] = 64,
+    repeats: Annotated[int, typer.Option(help="Of each engine, in turns; at least 5.")] = 5,
+    device: Device = "auto",
+    save: Save = None,
+) -> None:
     """Decode at batch 1: minillm, transformers, llama.cpp where it is installed; and where the rest of a step goes."""
     with errors_in_one_line():
         from . import decode, llama_cpp
@@ -46,19 +59,30 @@ def bench_decode(
 
 @bench.command("bits")
 def bench_bits(
-        shape: Annotated[str, typer.Option(help="smollm2-135m or tinyworld; the weights are random.")] = "smollm2-135m",
-        quantization: Annotated[Optional[list[str]], typer.Option(help="May be given again; int8, int4 and fp8 by default.")] = None,
-        batch: Annotated[Optional[list[int]], typer.Option(min=2, help="May be given again; 2, 4, 8, 16 and 32 by default.")] = None,
-        dtype: Annotated[str, typer.Option(help="float32 or bfloat16, of the activations.")] = "bfloat16",
-        repeats: Annotated[int, typer.Option(help="Of each engine, in turns; at least 5.")] = 5,
-        device: Device = "auto", save: Save = None) -> None:
+    shape: Annotated[str, typer.Option(help="smollm2-135m or tinyworld; the weights are random.")] = "smollm2-135m",
+    quantization: Annotated[
+        Optional[list[str]], typer.Option(help="May be given again; int8, int4 and fp8 by default.")
+    ] = None,
+    batch: Annotated[
+        Optional[list[int]], typer.Option(min=2, help="May be given again; 2, 4, 8, 16 and 32 by default.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16, of the activations.")] = "bfloat16",
+    repeats: Annotated[int, typer.Option(help="Of each engine, in turns; at least 5.")] = 5,
+    device: Device = "auto",
+    save: Save = None,
+) -> None:
     """Decode with weights of few bits: against our own bf16, transformers, llama.cpp, and over the batch sizes."""
     with errors_in_one_line():
         from . import few_bits
 
         default = few_bits.Workload()
         workload = few_bits.Workload(
-            shape, dtype, tuple(quantization or default.quantizations), batches=tuple(batch or default.batches), repeats=repeats)
+            shape,
+            dtype,
+            tuple(quantization or default.quantizations),
+            batches=tuple(batch or default.batches),
+            repeats=repeats,
+        )
         with progress("measuring", few_bits.num_runs(workload)) as advance:
             measured = few_bits.run(workload, device, command_line(), on_run=advance, keep=keep_in(save))
         show(few_bits.tables, measured, save)
@@ -66,12 +90,18 @@ def bench_bits(
 
 @bench.command("kv")
 def bench_kv(
-        shape: Annotated[str, typer.Option(help="smollm2-135m or another of `bench decode`; the weights are random.")] = "smollm2-135m",
-        dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, of the weights.")] = "bfloat16",
-        context: Annotated[Optional[list[int]], typer.Option(min=16, help="Tokens; may be given again; 2048, 4096 and 8192 by default.")] = None,
-        batch: Annotated[int, typer.Option(min=1, help="Sequences that decode together.")] = 1,
-        repeats: Annotated[int, typer.Option(help="Of each cache, in turns; at least 5.")] = 5,
-        device: Device = "auto", save: Save = None) -> None:
+    shape: Annotated[
+        str, typer.Option(help="smollm2-135m or another of `bench decode`; the weights are random.")
+    ] = "smollm2-135m",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, of the weights.")] = "bfloat16",
+    context: Annotated[
+        Optional[list[int]], typer.Option(min=16, help="Tokens; may be given again; 2048, 4096 and 8192 by default.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences that decode together.")] = 1,
+    repeats: Annotated[int, typer.Option(help="Of each cache, in turns; at least 5.")] = 5,
+    device: Device = "auto",
+    save: Save = None,
+) -> None:
     """Decode far into a text with the KV cache in 8 bits: bytes, tokens/s, and how far the logits move."""
     with errors_in_one_line():
         from . import kv_cache
@@ -85,19 +115,28 @@ def bench_kv(
 
 @bench.command("speculation")
 def bench_speculation(
-        batch: Annotated[Optional[list[int]], typer.Option(min=1, help="May be given again; 1, 2, 4, 8, 16 and 32 by default.")] = None,
-        dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
-        ngram_tokens: Annotated[int, typer.Option(min=1, help="Guessed in a step by n-grams.")] = 6,
-        draft_tokens: Annotated[int, typer.Option(min=1, help="Guessed in a step by the draft model.")] = 3,
-        repeats: Annotated[int, typer.Option(help="Of each way, in turns; at least 5.")] = 5,
-        device: Device = "auto", save: Save = None) -> None:
+    batch: Annotated[
+        Optional[list[int]], typer.Option(min=1, help="May be given again; 1, 2, 4, 8, 16 and 32 by default.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    ngram_tokens: Annotated[int, typer.Option(min=1, help="Guessed in a step by n-grams.")] = 6,
+    draft_tokens: Annotated[int, typer.Option(min=1, help="Guessed in a step by the draft model.")] = 3,
+    repeats: Annotated[int, typer.Option(help="Of each way, in turns; at least 5.")] = 5,
+    device: Device = "auto",
+    save: Save = None,
+) -> None:
     """Speculation against plain decoding: copying, JSON, stories; over the batch sizes; beside the formula."""
     with errors_in_one_line():
         from . import speculation
 
         default = speculation.Workload()
-        workload = speculation.Workload(num_ngram_tokens=ngram_tokens, num_draft_tokens=draft_tokens, dtype=dtype,
-                                        batches=tuple(batch or default.batches), repeats=repeats)
+        workload = speculation.Workload(
+            num_ngram_tokens=ngram_tokens,
+            num_draft_tokens=draft_tokens,
+            dtype=dtype,
+            batches=tuple(batch or default.batches),
+            repeats=repeats,
+        )
         with progress("measuring", speculation.num_runs(workload)) as advance:
             measured = speculation.run(workload, device, command_line(), on_run=advance, keep=keep_in(save))
         show(speculation.tables, measured, save)
@@ -105,12 +144,14 @@ def bench_speculation(
 
 @bench.command("structured")
 def bench_structured(
-        model: Annotated[str, typer.Option(help="A bundled name or a folder.")] = "tinyworld",
-        batch: Annotated[Optional[list[int]], typer.Option(min=1, help="May be given again; 1 and 16 by default.")] = None,
-        documents: Annotated[int, typer.Option(min=1, help="Of the JSON task, at each temperature.")] = 50,
-        dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-        repeats: Annotated[int, typer.Option(help="Of each, in turns; at least 5.")] = 9,
-        device: Device = "auto", save: Save = None) -> None:
+    model: Annotated[str, typer.Option(help="A bundled name or a folder.")] = "tinyworld",
+    batch: Annotated[Optional[list[int]], typer.Option(min=1, help="May be given again; 1 and 16 by default.")] = None,
+    documents: Annotated[int, typer.Option(min=1, help="Of the JSON task, at each temperature.")] = 50,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    repeats: Annotated[int, typer.Option(help="Of each, in turns; at least 5.")] = 9,
+    device: Device = "auto",
+    save: Save = None,
+) -> None:
     """Grammars: what masks cost beside a step, what jumping over forced text saves, how many answers are valid."""
     with errors_in_one_line():
         from . import structured
@@ -124,12 +165,16 @@ def bench_structured(
 
 @bench.command("offload")
 def bench_offload(
-        shape: Annotated[str, typer.Option(help="smollm2-135m or another of `bench decode`; the weights are random.")] = "smollm2-135m",
-        dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-        share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Of the layers, kept on the host and streamed.")] = 0.5,
-        batch: Annotated[int, typer.Option(min=1, help="Sequences that decode together.")] = 1,
-        repeats: Annotated[int, typer.Option(help="Of each engine, in turns; at least 5.")] = 5,
-        device: Device = "auto", save: Save = None) -> None:
+    shape: Annotated[
+        str, typer.Option(help="smollm2-135m or another of `bench decode`; the weights are random.")
+    ] = "smollm2-135m",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Of the layers, kept on the host and streamed.")] = 0.5,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences that decode together.")] = 1,
+    repeats: Annotated[int, typer.Option(help="Of each engine, in turns; at least 5.")] = 5,
+    device: Device = "auto",
+    save: Save = None,
+) -> None:
     """Weights streamed from host memory at every step, beside what the bus allows."""
     with errors_in_one_line():
         from . import offload
@@ -141,10 +186,14 @@ def bench_offload(
 
 
 @bench.command("tasks")
-def bench_tasks(model: Model = "tinyworld", documents: Annotated[int, typer.Option(min=1, help="Of each task.")] = 200,
-                task: Annotated[Optional[list[str]], typer.Option(help="May be given again; all by default.")] = None,
-                seed: Annotated[int, typer.Option(help="Of the held-out text; not 0, which training reads.")] = 1,
-                device: Device = "auto", save: Save = None) -> None:
+def bench_tasks(
+    model: Model = "tinyworld",
+    documents: Annotated[int, typer.Option(min=1, help="Of each task.")] = 200,
+    task: Annotated[Optional[list[str]], typer.Option(help="May be given again; all by default.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the held-out text; not 0, which training reads.")] = 1,
+    device: Device = "auto",
+    save: Save = None,
+) -> None:
     """How many answers a model gets exactly right, on fresh text of the corpus."""
     with errors_in_one_line():
         from .. import LLM
@@ -156,16 +205,25 @@ def bench_tasks(model: Model = "tinyworld", documents: Annotated[int, typer.Opti
         llm = LLM(model, device=device)
         with progress("asking", documents * len(chosen)) as advance:
             scores = tasks.evaluate(llm, documents, chosen, advance, seed)
-        show(lambda _: [tasks.table(scores)], tasks.result(scores, model, documents, seed, command_line(), resolve_device(device)), save)
+        show(
+            lambda _: [tasks.table(scores)],
+            tasks.result(scores, model, documents, seed, command_line(), resolve_device(device)),
+            save,
+        )
 
 
 @bench.command("quality")
-def bench_quality(model: Model = "tinyworld",
-                  documents: Annotated[int, typer.Option(min=1, help="Of each task and seed, for perplexity.")] = 20,
-                  asked: Annotated[int, typer.Option(min=0, help="Documents of each task whose questions are asked.")] = 20,
-                  seeds: Annotated[int, typer.Option(min=1, max=8, help="Of calibration and of fresh text, where they matter.")] = 5,
-                  only: Annotated[Optional[list[str]], typer.Option(help="Candidates whose names begin so; may be given again.")] = None,
-                  device: Device = "auto", save: Save = None) -> None:
+def bench_quality(
+    model: Model = "tinyworld",
+    documents: Annotated[int, typer.Option(min=1, help="Of each task and seed, for perplexity.")] = 20,
+    asked: Annotated[int, typer.Option(min=0, help="Documents of each task whose questions are asked.")] = 20,
+    seeds: Annotated[int, typer.Option(min=1, max=8, help="Of calibration and of fresh text, where they matter.")] = 5,
+    only: Annotated[
+        Optional[list[str]], typer.Option(help="Candidates whose names begin so; may be given again.")
+    ] = None,
+    device: Device = "auto",
+    save: Save = None,
+) -> None:
     """What fewer bits cost: perplexity and right answers for every format and method, with outliers and without."""
     with errors_in_one_line():
         from . import quality
@@ -177,9 +235,13 @@ def bench_quality(model: Model = "tinyworld",
 
 
 @bench.command("ladder")
-def bench_ladder(model: Model = "tinyworld", max_tokens: Annotated[int, typer.Option(min=2)] = 128,
-                 repeats: Annotated[int, typer.Option(help="Of each rung, in turns; at least 5.")] = 5,
-                 device: Device = "auto", save: Save = None) -> None:
+def bench_ladder(
+    model: Model = "tinyworld",
+    max_tokens: Annotated[int, typer.Option(min=2)] = 128,
+    repeats: Annotated[int, typer.Option(help="Of each rung, in turns; at least 5.")] = 5,
+    device: Device = "auto",
+    save: Save = None,
+) -> None:
     """Every rung of `minillm tour`, measured: in turns, outputs checked first."""
     with errors_in_one_line():
         from . import tour as ladder_tour
@@ -192,14 +254,21 @@ def bench_ladder(model: Model = "tinyworld", max_tokens: Annotated[int, typer.Op
 
 @bench.command("throughput")
 def bench_throughput(
-        shape: Annotated[str, typer.Option(help="tinyworld (the bundled model), or with random weights smollm2-135m, qwen3-0.6b, "
-                                                "qwen2-0.5b, llama-3.1-8b.")] = "tinyworld",
-        requests: Annotated[int, typer.Option(min=1)] = 16,
-        shortest: Annotated[int, typer.Option(min=1, help="Prompts and outputs have this many tokens at least.")] = 16,
-        longest: Annotated[int, typer.Option(min=16, help="And at most this many.")] = 256,
-        dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-        repeats: Annotated[int, typer.Option(help="Of each engine, in turns; at least 5.")] = 5,
-        device: Device = "auto", save: Save = None) -> None:
+    shape: Annotated[
+        str,
+        typer.Option(
+            help="tinyworld (the bundled model), or with random weights smollm2-135m, qwen3-0.6b, "
+            "qwen2-0.5b, llama-3.1-8b."
+        ),
+    ] = "tinyworld",
+    requests: Annotated[int, typer.Option(min=1)] = 16,
+    shortest: Annotated[int, typer.Option(min=1, help="Prompts and outputs have this many tokens at least.")] = 16,
+    longest: Annotated[int, typer.Option(min=16, help="And at most this many.")] = 256,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    repeats: Annotated[int, typer.Option(help="Of each engine, in turns; at least 5.")] = 5,
+    device: Device = "auto",
+    save: Save = None,
+) -> None:
     """Many requests at once: minillm against the best that transformers.generate reaches, and what scheduling costs."""
     with errors_in_one_line():
         from ..device import resolve_device
@@ -212,10 +281,13 @@ def bench_throughput(
 
 
 @bench.command("prefix")
-def bench_prefix(prompt_tokens: Annotated[int, typer.Option(min=32, help="Shared by all requests.")] = 512,
-                 model: Model = "tinyworld",
-                 repeats: Annotated[int, typer.Option(help="Cold and warm, in turns; at least 5.")] = 5,
-                 device: Device = "auto", save: Save = None) -> None:
+def bench_prefix(
+    prompt_tokens: Annotated[int, typer.Option(min=32, help="Shared by all requests.")] = 512,
+    model: Model = "tinyworld",
+    repeats: Annotated[int, typer.Option(help="Cold and warm, in turns; at least 5.")] = 5,
+    device: Device = "auto",
+    save: Save = None,
+) -> None:
     """Time to the first token after a shared prompt, with its blocks in the prefix cache and without."""
     with errors_in_one_line():
         from . import serving
@@ -226,8 +298,9 @@ def bench_prefix(prompt_tokens: Annotated[int, typer.Option(min=32, help="Shared
 
 
 @bench.command("scheduler")
-def bench_scheduler(repeats: Annotated[int, typer.Option(help="Of each queue length, in turns; at least 5.")] = 5,
-                    save: Save = None) -> None:
+def bench_scheduler(
+    repeats: Annotated[int, typer.Option(help="Of each queue length, in turns; at least 5.")] = 5, save: Save = None
+) -> None:
     """What a step costs the scheduler, by how many requests wait and how many have finished; no model runs."""
     with errors_in_one_line():
         from . import serving
@@ -238,9 +311,12 @@ def bench_scheduler(repeats: Annotated[int, typer.Option(help="Of each queue len
 
 
 @bench.command("simulator")
-def bench_simulator(model: Model = "tinyworld",
-                    repeats: Annotated[int, typer.Option(help="At least 5.")] = 5,
-                    device: Device = "auto", save: Save = None) -> None:
+def bench_simulator(
+    model: Model = "tinyworld",
+    repeats: Annotated[int, typer.Option(help="At least 5.")] = 5,
+    device: Device = "auto",
+    save: Save = None,
+) -> None:
     """The simulator's time for a trace against the engine's own, its cost model fitted on another trace."""
     with errors_in_one_line():
         from . import serving
@@ -252,13 +328,19 @@ def bench_simulator(model: Model = "tinyworld",
 
 @bench.command("step")
 def bench_step(
-        shape: Annotated[str, typer.Option(help="A shape with random weights: smollm2-135m, tinyworld, qwen3-0.6b, qwen2-0.5b.")] = "smollm2-135m",
-        dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-        batch: Annotated[int, typer.Option(min=1, help="Sequences that decode together.")] = 1,
-        output_tokens: Annotated[int, typer.Option(min=3)] = 64,
-        rung: Annotated[Optional[list[str]], typer.Option(help="Only these rungs, by their names; may be given again.")] = None,
-        repeats: Annotated[int, typer.Option(help="Of each rung, in turns; at least 5.")] = 5,
-        device: Device = "auto", save: Save = None) -> None:
+    shape: Annotated[
+        str, typer.Option(help="A shape with random weights: smollm2-135m, tinyworld, qwen3-0.6b, qwen2-0.5b.")
+    ] = "smollm2-135m",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    batch: Annotated[int, typer.Option(min=1, help="Sequences that decode together.")] = 1,
+    output_tokens: Annotated[int, typer.Option(min=3)] = 64,
+    rung: Annotated[
+        Optional[list[str]], typer.Option(help="Only these rungs, by their names; may be given again.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Of each rung, in turns; at least 5.")] = 5,
+    device: Device = "auto",
+    save: Save = None,
+) -> None:
     """The ablation ladder: the same step with one more optimisation on each rung."""
     with errors_in_one_line():
         from ..device import resolve_device
@@ -273,12 +355,19 @@ def bench_step(
 
 @bench.command("kernels")
 def bench_kernels(
-        family: Annotated[Optional[list[str]], typer.Option(help="elementwise, matmul, prefill, decode (GPU); linear, c-decode (CPU). "
-                                                                 "May be given again; those of the device by default.")] = None,
-        dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-        scale: Annotated[int, typer.Option(min=1, help="Shrinks every case, for the interpreter: 64.")] = 1,
-        repeats: Annotated[int, typer.Option(help="Of each candidate, in turns; at least 5.")] = 5,
-        device: Device = "auto", save: Save = None) -> None:
+    family: Annotated[
+        Optional[list[str]],
+        typer.Option(
+            help="elementwise, matmul, prefill, decode (GPU); linear, c-decode (CPU). "
+            "May be given again; those of the device by default."
+        ),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    scale: Annotated[int, typer.Option(min=1, help="Shrinks every case, for the interpreter: 64.")] = 1,
+    repeats: Annotated[int, typer.Option(help="Of each candidate, in turns; at least 5.")] = 5,
+    device: Device = "auto",
+    save: Save = None,
+) -> None:
     """Every kernel alone, against torch's own and against the limit; outputs checked first."""
     with errors_in_one_line():
         from ..device import resolve_device, resolve_dtype

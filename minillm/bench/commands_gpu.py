@@ -1,4 +1,5 @@
 """`minillm bench gpu`, and what belongs to it: `predict` and `rehearsal`. Built in chapter 14."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -17,13 +18,20 @@ def add_to(bench: typer.Typer) -> None:
 
 
 def bench_gpu(
-        out: Annotated[Path, typer.Option(help="Folder for results, logs and the summary.")],
-        part: Annotated[Optional[list[str]], typer.Option(help="Parts whose names begin so; may be given again. All by default.")] = None,
-        minutes: Annotated[Optional[float], typer.Option(min=0.0, help="No part runs beyond so many minutes from now.")] = None,
-        archive: Annotated[Optional[Path], typer.Option(help="A .tar.gz of the folder, written anew after every part.")] = None,
-        list_parts: Annotated[bool, typer.Option("--list", help="Only say which parts there are, in order.")] = False,
-        toy: Annotated[bool, typer.Option(help="A few small parts, on any machine: does the command itself work?")] = False,
-        device: Device = "cuda") -> None:
+    out: Annotated[Path, typer.Option(help="Folder for results, logs and the summary.")],
+    part: Annotated[
+        Optional[list[str]], typer.Option(help="Parts whose names begin so; may be given again. All by default.")
+    ] = None,
+    minutes: Annotated[
+        Optional[float], typer.Option(min=0.0, help="No part runs beyond so many minutes from now.")
+    ] = None,
+    archive: Annotated[
+        Optional[Path], typer.Option(help="A .tar.gz of the folder, written anew after every part.")
+    ] = None,
+    list_parts: Annotated[bool, typer.Option("--list", help="Only say which parts there are, in order.")] = False,
+    toy: Annotated[bool, typer.Option(help="A few small parts, on any machine: does the command itself work?")] = False,
+    device: Device = "cuda",
+) -> None:
     """All that needs a GPU: the checks, then every measurement, each a process of its own."""
     with errors_in_one_line():
         from ..device import resolve_device
@@ -43,8 +51,11 @@ def bench_gpu(
 
 
 def bench_predict(
-        gpu: Annotated[str, typer.Option(help="A GPU whose data sheet is in minillm/kernels/gpus.py: A100, L4, H100, H200.")] = "H200",
-        save: Save = None) -> None:
+    gpu: Annotated[
+        str, typer.Option(help="A GPU whose data sheet is in minillm/kernels/gpus.py: A100, L4, H100, H200.")
+    ] = "H200",
+    save: Save = None,
+) -> None:
     """What `bench gpu` will measure on a GPU, from its data sheet; to be written down before the run."""
     with errors_in_one_line():
         from . import predictions

@@ -1,4 +1,5 @@
 """What every command shares: two consoles, a progress bar, errors in one line. Built in chapter 00."""
+
 from __future__ import annotations
 
 import sys
@@ -54,8 +55,14 @@ def progress(title: str, total: int):
     """A progress bar on stderr; gives a function that says what has just been done and moves the bar on by one."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                  console=log, transient=True) as bar:
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=log,
+        transient=True,
+    ) as bar:
         task = bar.add_task(title, total=total)
         yield lambda what="": bar.update(task, advance=1, description=f"{title}: {what}")
 
@@ -72,7 +79,9 @@ def errors_in_one_line():
             raise
         missing = isinstance(error, ModuleNotFoundError)
         hint = "; what this command needs comes with: pip install 'minillm-book[test]'" if missing else ""
-        log.print("error:", " ".join(f"{error}{hint}".split()), style="red", soft_wrap=True, highlight=False, markup=False)
+        log.print(
+            "error:", " ".join(f"{error}{hint}".split()), style="red", soft_wrap=True, highlight=False, markup=False
+        )
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         log.print("stopped")

@@ -4,6 +4,7 @@ How much speculation saves depends on what is said, so random weights cannot tel
 fits into the cache cannot tell either. Here a trained model stands in the corner of larger matrices: what is added meets
 zeros, so it is read and multiplied and changes nothing.
 """
+
 from __future__ import annotations
 
 import json
@@ -26,9 +27,13 @@ def write_enlarged(small: Path, folder: Path, num_layers: int, factor: int = 4, 
     """
     config = json.loads((small / "config.json").read_text())
     if factor < 1 or factor & (factor - 1) or factor.bit_length() % 2 == 0:
-        raise ValueError(f"factor={factor} is not allowed; allowed: 1, 4, 16, ..., whose square roots are powers of two")
+        raise ValueError(
+            f"factor={factor} is not allowed; allowed: 1, 4, 16, ..., whose square roots are powers of two"
+        )
     if num_layers < config["num_hidden_layers"]:
-        raise ValueError(f"num_layers={num_layers} is not allowed; the model has {config['num_hidden_layers']}, and more may follow them")
+        raise ValueError(
+            f"num_layers={num_layers} is not allowed; the model has {config['num_hidden_layers']}, and more may follow them"
+        )
     weights = load_file(small / "model.safetensors")
     generator = torch.Generator().manual_seed(seed)
     grown = {name: grow(name, weight, factor, generator) for name, weight in weights.items()}
@@ -42,7 +47,11 @@ def write_enlarged(small: Path, folder: Path, num_layers: int, factor: int = 4, 
     config |= {"num_hidden_layers": num_layers, "rms_norm_eps": config["rms_norm_eps"] / factor}
     shutil.copytree(small, folder, dirs_exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    save_file({name: weight.contiguous() for name, weight in grown.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {name: weight.contiguous() for name, weight in grown.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     return folder
 
 
@@ -53,7 +62,11 @@ def grow(name: str, weight: Tensor, factor: int, generator: torch.Generator) -> 
     rows, columns = weight.shape
     if "embed_tokens" in name or "lm_head" in name:
         return torch.cat([weight, torch.zeros(rows, columns * (factor - 1), dtype=weight.dtype)], dim=1)
-    grown = torch.randn(rows * factor, columns * factor, generator=generator).mul_(float(weight.float().std())).to(weight.dtype)
+    grown = (
+        torch.randn(rows * factor, columns * factor, generator=generator)
+        .mul_(float(weight.float().std()))
+        .to(weight.dtype)
+    )
     if any(part in name for part in WRITES_HIDDEN):
         grown[rows:] = 0  # nothing is added to the hidden state's new part ...
         grown[:rows, columns:] = 0  # ... and what new heads and neurons say is not heard

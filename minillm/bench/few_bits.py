@@ -3,6 +3,7 @@
 A decode step cannot take less time than its bytes need: weights of 4.25 bits allow 3.8 times the tokens of bf16. `run`
 measures how much of that arrives, at batch 1 against the peers, and over the batch sizes against our own bf16.
 """
+
 from __future__ import annotations
 
 import gc
@@ -48,12 +49,21 @@ class Workload:
 def num_runs(workload: Workload) -> int:
     """How often `run` says that something is done."""
     engines = 2 + len(workload.quantizations + workload.variants) + len(GGUF_TYPES) * llama_cpp.installed()
-    return 1 + engines * (workload.repeats + 2) + (1 + len(workload.quantizations)) * len(workload.batches) * (workload.repeats + 1)
+    return (
+        1
+        + engines * (workload.repeats + 2)
+        + (1 + len(workload.quantizations)) * len(workload.batches) * (workload.repeats + 1)
+    )
 
 
-def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench bits",
-        shapes: dict[str, decode.Shape] = decode.SHAPES, on_run: Callable[[str], None] = lambda what: None,
-        keep: Callable[[dict], object] | None = None) -> dict:
+def run(
+    workload: Workload = Workload(),
+    device: str = "auto",
+    command: str = "minillm bench bits",
+    shapes: dict[str, decode.Shape] = decode.SHAPES,
+    on_run: Callable[[str], None] = lambda what: None,
+    keep: Callable[[dict], object] | None = None,
+) -> dict:
     """Measure `workload` and return a result (see `measure.result`); `on_run` hears what has just been done.
 
     Raises ValueError for an unknown shape, RuntimeError where a quantized product is not the one of its weights.
@@ -64,9 +74,13 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
     dtype = resolve_dtype(workload.dtype, where)
     record = Record(f"bits-{workload.shape}", command, where, asdict(workload), keep)
     with tempfile.TemporaryDirectory() as folder:
-        path = decode.write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed, where, dtype)
+        path = decode.write_random_checkpoint(
+            shapes[workload.shape], Path(folder) / workload.shape, workload.seed, where, dtype
+        )
         config = load_config(path)
-        record.ceilings = measure.measure_ceilings(where, (dtype,), measure.megabytes_to_read(config.num_parameters() * 2, where))
+        record.ceilings = measure.measure_ceilings(
+            where, (dtype,), measure.megabytes_to_read(config.num_parameters() * 2, where)
+        )
         on_run("ceilings")
         rng = random.Random(workload.seed)
         prompt = [rng.randrange(4, config.vocab_size) for _ in range(workload.prompt_tokens)]
@@ -81,28 +95,50 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
     return record.finish()
 
 
-def _alone(path: Path, config: ModelConfig, workload: Workload, record: Record, dtype: torch.dtype, prompt: list[int],
-           on_run: Callable[[str], None]) -> dict:
+def _alone(
+    path: Path,
+    config: ModelConfig,
+    workload: Workload,
+    record: Record,
+    dtype: torch.dtype,
+    prompt: list[int],
+    on_run: Callable[[str], None],
+) -> dict:
     """Every engine at batch 1, in turns."""
     engines, weight_bytes = _engines(path, config, workload, record, dtype, on_run)
-    times = record.interleave({name: lambda engine=engine: engine(prompt, workload.output_tokens) for name, engine in engines.items()},
-                              workload.repeats, on_run=on_run)
+    times = record.interleave(
+        {name: lambda engine=engine: engine(prompt, workload.output_tokens) for name, engine in engines.items()},
+        workload.repeats,
+        on_run=on_run,
+    )
     kv_bytes = (workload.prompt_tokens + workload.output_tokens // 2) * config.kv_bytes_per_token(dtype)
     base, theirs, bandwidth = times[f"minillm {workload.dtype}"], times["transformers"], record.ceilings.bandwidth
-    return {name: {
-        "tokens_per_second": 1 / taken.median, "spread": taken.spread, "weight_bytes": weight_bytes[name],
-        "limit_tokens_per_second": bandwidth / (weight_bytes[name] + kv_bytes),
-        "share_of_limit": (weight_bytes[name] + kv_bytes) / bandwidth / taken.median,
-        "speedup_over_own": base.median / taken.median,
-        "speedup_over_transformers": theirs.median / taken.median,
-    } for name, taken in times.items()}
+    return {
+        name: {
+            "tokens_per_second": 1 / taken.median,
+            "spread": taken.spread,
+            "weight_bytes": weight_bytes[name],
+            "limit_tokens_per_second": bandwidth / (weight_bytes[name] + kv_bytes),
+            "share_of_limit": (weight_bytes[name] + kv_bytes) / bandwidth / taken.median,
+            "speedup_over_own": base.median / taken.median,
+            "speedup_over_transformers": theirs.median / taken.median,
+        }
+        for name, taken in times.items()
+    }
 
 
-def _engines(path: Path, config: ModelConfig, workload: Workload, record: Record, dtype: torch.dtype,
-             on_run: Callable[[str], None]) -> tuple[dict[str, Callable], dict[str, int]]:
+def _engines(
+    path: Path,
+    config: ModelConfig,
+    workload: Workload,
+    record: Record,
+    dtype: torch.dtype,
+    on_run: Callable[[str], None],
+) -> tuple[dict[str, Callable], dict[str, int]]:
     """Seconds a token of each engine, called with a prompt and a number of tokens; and the weight bytes each must read."""
     plain_bytes = decode.bytes_per_token(config, dtype, workload) - (
-        workload.prompt_tokens + workload.output_tokens // 2) * config.kv_bytes_per_token(dtype)
+        workload.prompt_tokens + workload.output_tokens // 2
+    ) * config.kv_bytes_per_token(dtype)
     engines, weight_bytes, device = {}, {}, record.device
     engine = partial(ladder.with_engine, **measure.room_for(1, workload.prompt_tokens + workload.output_tokens))
 
@@ -122,7 +158,9 @@ def _engines(path: Path, config: ModelConfig, workload: Workload, record: Record
     if llama_cpp.installed() and device.type == "cpu" and config.model_type == "llama":
         for kind in GGUF_TYPES:
             file = llama_cpp.write_gguf(path, config, kind, path.parent / f"{kind}.gguf")
-            peer = llama_cpp.LlamaCpp(file, torch.get_num_threads(), 2 * (workload.prompt_tokens + workload.output_tokens))
+            peer = llama_cpp.LlamaCpp(
+                file, torch.get_num_threads(), 2 * (workload.prompt_tokens + workload.output_tokens)
+            )
             engines[f"llama.cpp {kind}"] = _seconds_of_peer(peer)
             weight_bytes[f"llama.cpp {kind}"] = file.stat().st_size
             on_run(f"llama.cpp {kind}")
@@ -132,7 +170,10 @@ def _engines(path: Path, config: ModelConfig, workload: Workload, record: Record
 def weight_bytes_of(model: Decoder) -> int:
     """What the matrices of a model take as they are kept, packed and with their scales."""
     linears = [module for module in model.modules() if isinstance(module, Linear)]
-    return sum(x.quantized.held_bytes if x.quantized is not None else x.weight.numel() * x.weight.element_size() for x in linears)
+    return sum(
+        x.quantized.held_bytes if x.quantized is not None else x.weight.numel() * x.weight.element_size()
+        for x in linears
+    )
 
 
 def check(path: Path, quantization: str | dict, dtype: torch.dtype, device: torch.device) -> None:
@@ -141,14 +182,21 @@ def check(path: Path, quantization: str | dict, dtype: torch.dtype, device: torc
     Raises RuntimeError where they are further apart than rounding explains.
     """
     model = load_model(path, dtype, device, quantization)
-    products = [module for layer in (model.layers[0], model.lm_head) for module in layer.modules() if isinstance(module, QuantizedLinear)]
+    products = [
+        module
+        for layer in (model.layers[0], model.lm_head)
+        for module in layer.modules()
+        if isinstance(module, QuantizedLinear)
+    ]
     for product in products:
         x = torch.randn(5, product.in_features, device=device).to(dtype)
         expected = x.double() @ product.dequantize().double().t()
         error = float((product(x).double() - expected).norm() / expected.norm())
         if not error < TOLERANCE * (1 if dtype is not torch.float32 else 1e-3):
-            raise RuntimeError(f"{quantization}, {product.out_features} x {product.in_features}: {error:.2%} away from the product "
-                               f"with the dequantized weight: no point in timing")
+            raise RuntimeError(
+                f"{quantization}, {product.out_features} x {product.in_features}: {error:.2%} away from the product "
+                f"with the dequantized weight: no point in timing"
+            )
 
 
 def _seconds_per_token(name: str, stream) -> Callable[[list[int], int], float]:
@@ -174,17 +222,42 @@ def _seconds_of_peer(peer: llama_cpp.LlamaCpp) -> Callable[[list[int], int], flo
 def _llms(path: Path, workload: Workload, device: torch.device) -> dict[str, LLM]:
     """Our own engine in each format, with room for the largest batch."""
     room = measure.room_for(max(workload.batches), workload.prompt_tokens + workload.output_tokens)
-    return {name: LLM(str(path), device=str(device), dtype=workload.dtype, quantization=None if name == workload.dtype else name, **room)
-            for name in (workload.dtype, *workload.quantizations)}
+    return {
+        name: LLM(
+            str(path),
+            device=str(device),
+            dtype=workload.dtype,
+            quantization=None if name == workload.dtype else name,
+            **room,
+        )
+        for name in (workload.dtype, *workload.quantizations)
+    }
 
 
-def _together(llms: dict[str, LLM], workload: Workload, record: Record, prompt: list[int], batch: int, on_run: Callable[[str], None]) -> dict:
+def _together(
+    llms: dict[str, LLM],
+    workload: Workload,
+    record: Record,
+    prompt: list[int],
+    batch: int,
+    on_run: Callable[[str], None],
+) -> dict:
     """Tokens a second with several sequences under way, by format."""
-    candidates = {f"{name}/{batch}": lambda llm=llm: _seconds_per_step(llm, prompt, batch, workload.output_tokens // 2) for name, llm in llms.items()}
+    candidates = {
+        f"{name}/{batch}": lambda llm=llm: _seconds_per_step(llm, prompt, batch, workload.output_tokens // 2)
+        for name, llm in llms.items()
+    }
     times = record.interleave(candidates, workload.repeats, on_run=on_run)
     plain = times[f"{workload.dtype}/{batch}"]
-    return {name: {"tokens_per_second": batch / taken.median, "spread": taken.spread, "speedup_over_own": plain.median / taken.median}
-            for name in llms for taken in [times[f"{name}/{batch}"]]}
+    return {
+        name: {
+            "tokens_per_second": batch / taken.median,
+            "spread": taken.spread,
+            "speedup_over_own": plain.median / taken.median,
+        }
+        for name in llms
+        for taken in [times[f"{name}/{batch}"]]
+    }
 
 
 def _seconds_per_step(llm: LLM, prompt: list[int], batch: int, steps: int) -> float:
@@ -205,14 +278,34 @@ def tables(measured: dict) -> list:
     from rich.table import Table
 
     workload, figures = measured["workload"], measured["figures"]
-    alone = Table("engine", "weights, MB", "limit, tokens/s", "tokens/s", "± half range", "of limit", "× own", "× transformers",
-                  title=f"Decode at batch 1, {workload['shape']}, read bandwidth {measured['ceilings']['read_bytes_per_second'] / 1e9:.1f} GB/s")
+    alone = Table(
+        "engine",
+        "weights, MB",
+        "limit, tokens/s",
+        "tokens/s",
+        "± half range",
+        "of limit",
+        "× own",
+        "× transformers",
+        title=f"Decode at batch 1, {workload['shape']}, read bandwidth {measured['ceilings']['read_bytes_per_second'] / 1e9:.1f} GB/s",
+    )
     for name, f in figures["batch 1"].items():
-        alone.add_row(name, f"{f['weight_bytes'] / 1e6:.0f}", f"{f['limit_tokens_per_second']:,.0f}", f"{f['tokens_per_second']:,.1f}",
-                      f"{f['spread'] / 2:.0%}", f"{f['share_of_limit']:.0%}", f"{f['speedup_over_own']:.2f}", f"{f['speedup_over_transformers']:.2f}")
+        alone.add_row(
+            name,
+            f"{f['weight_bytes'] / 1e6:.0f}",
+            f"{f['limit_tokens_per_second']:,.0f}",
+            f"{f['tokens_per_second']:,.1f}",
+            f"{f['spread'] / 2:.0%}",
+            f"{f['share_of_limit']:.0%}",
+            f"{f['speedup_over_own']:.2f}",
+            f"{f['speedup_over_transformers']:.2f}",
+        )
     names = (workload["dtype"], *workload["quantizations"])
     together = Table("batch", *names, title="Tokens a second over the batch size, and × our own " + workload["dtype"])
     for batch in workload["batches"]:
         row = figures[f"batch {batch}"]
-        together.add_row(str(batch), *(f"{row[name]['tokens_per_second']:,.0f} ({row[name]['speedup_over_own']:.2f}×)" for name in names))
+        together.add_row(
+            str(batch),
+            *(f"{row[name]['tokens_per_second']:,.0f} ({row[name]['speedup_over_own']:.2f}×)" for name in names),
+        )
     return [alone, together]

@@ -18,6 +18,7 @@ For a GPU that is lent for three commands of ten minutes each:
 The first says whether the kernels are right and how far from the limits; it fills Triton's cache for the other two. Then,
 with more time: throughput-qwen2, step-qwen2, step-llama, offload, tests-build, notebooks.
 """
+
 from __future__ import annotations
 
 import json
@@ -41,8 +42,15 @@ LEAST = 10.0  # seconds that a part is worth starting for
 WORKERS = 12  # processes of one group at once, with as many cores
 
 
-def run(out: Path, toy: bool = False, device: str = "cuda", only: tuple[str, ...] = (), on_run: Callable[[str], None] = lambda what: None,
-        minutes: float | None = None, archive: Path | None = None) -> dict:
+def run(
+    out: Path,
+    toy: bool = False,
+    device: str = "cuda",
+    only: tuple[str, ...] = (),
+    on_run: Callable[[str], None] = lambda what: None,
+    minutes: float | None = None,
+    archive: Path | None = None,
+) -> dict:
     """Run every part (or those whose names begin as one of `only`) and return the summary, which is written as well.
 
     Ctrl-C, and a polite signal to end, stop the parts under way and leave a summary that says so.
@@ -50,7 +58,9 @@ def run(out: Path, toy: bool = False, device: str = "cuda", only: tuple[str, ...
     out.mkdir(parents=True, exist_ok=True)
     chosen = [part for part in parts_of(out, toy, device) if not only or part.name.startswith(only)]
     if not chosen:
-        raise ValueError(f"--part {', '.join(only)} names no part; the parts are {', '.join(part.name for part in parts_of(out, toy, device))}")
+        raise ValueError(
+            f"--part {', '.join(only)} names no part; the parts are {', '.join(part.name for part in parts_of(out, toy, device))}"
+        )
     summary = Summary(out, device, archive, on_run)
     deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
     batches = [list(parts) for _, parts in groupby(chosen, key=lambda part: part.group or part.name)]
@@ -66,7 +76,9 @@ def run(out: Path, toy: bool = False, device: str = "cuda", only: tuple[str, ...
     return summary.facts
 
 
-def run_batch(batch: list[Part], out: Path, deadline: float, on_end: Callable[[str, str, float], None], workers: int | None = None) -> None:
+def run_batch(
+    batch: list[Part], out: Path, deadline: float, on_end: Callable[[str, str, float], None], workers: int | None = None
+) -> None:
     """The parts of `batch`, up to `workers` at once, each until it ends, its limit or the deadline has come."""
     workers = workers or max(1, min(WORKERS, os.cpu_count() or 1))
     waiting, running = list(batch), {}
@@ -100,8 +112,13 @@ def run_batch(batch: list[Part], out: Path, deadline: float, on_end: Callable[[s
 def start(part: Part, out: Path) -> subprocess.Popen:
     """A group of processes of its own, so that it can be ended with all its children."""
     with open(out / f"{part.name}.log", "w") as log:
-        return subprocess.Popen([sys.executable, *part.command], stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                                env=os.environ | {"PYTHONUNBUFFERED": "1"})
+        return subprocess.Popen(
+            [sys.executable, *part.command],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )
 
 
 def end(process: subprocess.Popen) -> None:
@@ -127,6 +144,7 @@ def signal_group(process: subprocess.Popen, number: int) -> bool:
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
     """A polite signal to end is Ctrl-C: what stops this command from outside then finds a summary too."""
+
     def interrupt(number, frame):
         raise KeyboardInterrupt
 
@@ -161,11 +179,17 @@ class Summary:
         self.ran.add(name)
         if how.startswith("not run") and name in self.facts["parts"]:
             return  # an earlier run has done it
-        self.facts["parts"][name] = {"ended": how, "seconds": round(seconds, 1), "last_line": last_line(self.out / f"{name}.log")}
+        self.facts["parts"][name] = {
+            "ended": how,
+            "seconds": round(seconds, 1),
+            "last_line": last_line(self.out / f"{name}.log"),
+        }
 
     def write(self) -> None:
         results = [measured for measured in measure.load("*", self.out) if "figures" in measured]
-        self.facts["incomplete"] = {measured["name"]: measured["reason"] for measured in results if not measured.get("complete", True)}
+        self.facts["incomplete"] = {
+            measured["name"]: measured["reason"] for measured in results if not measured.get("complete", True)
+        }
         self.facts["predictions"] = predictions.compare(predictions.committed(self.facts["hardware"]["name"]), results)
         measure.write_whole(self.out / "summary.json", json.dumps(self.facts, indent=1) + "\n")
         if self.archive is not None:

@@ -3,6 +3,7 @@
 Every part ends within 8 minutes. Parts of one group run at once, each in a process of its own: the kernel tests, whose
 time is compilation, on as many cores as there are. What measures time, or fills the GPU's memory, runs alone.
 """
+
 from __future__ import annotations
 
 import importlib.util
@@ -10,8 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
-KERNEL_TESTS = ("test_kernels_triton.py", "test_kernels_attention.py", "test_kernels_sampling.py", "test_kernels_rotary.py",
-                "test_kernels_quantized.py", "test_kernels_kv_quantized.py", "test_kernels_sinks.py")
+KERNEL_TESTS = (
+    "test_kernels_triton.py",
+    "test_kernels_attention.py",
+    "test_kernels_sampling.py",
+    "test_kernels_rotary.py",
+    "test_kernels_quantized.py",
+    "test_kernels_kv_quantized.py",
+    "test_kernels_sinks.py",
+)
 ENGINE_TESTS = ("test_triton_engine.py", "test_engine_ahead.py", "test_equivalence.py")
 BUILD_TESTS = ("test_kernels_aot.py", "test_kernels_build.py")
 KERNEL_SHARDS, ENGINE_SHARDS, BUILD_SHARDS, NOTEBOOK_SHARDS = 12, 3, 3, 5
@@ -35,7 +43,11 @@ def parts_of(out: Path, toy: bool = False, device: str = "cuda") -> list[Part]:
     if toy:
         return [
             describe,
-            Part("kernels", (*bench, "kernels", "--family", "elementwise", "--scale", "64", "--dtype", "float32", *save), 120),
+            Part(
+                "kernels",
+                (*bench, "kernels", "--family", "elementwise", "--scale", "64", "--dtype", "float32", *save),
+                120,
+            ),
             Part("step", (*bench, "step", "--shape", "tinyworld", "--output-tokens", "4", *save), 300),
         ]
 
@@ -48,7 +60,10 @@ def parts_of(out: Path, toy: bool = False, device: str = "cuda") -> list[Part]:
         describe,
         Part("rehearsal", (*bench, "rehearsal", *save), 180),
         *_tests("tests-kernels", KERNEL_TESTS, KERNEL_SHARDS, group="tests"),
-        *(Part(f"kernels-{family}", (*bench, "kernels", "--family", family, "--dtype", "bfloat16", *save), 240) for family in FAMILIES),
+        *(
+            Part(f"kernels-{family}", (*bench, "kernels", "--family", family, "--dtype", "bfloat16", *save), 240)
+            for family in FAMILIES
+        ),
         *(of_model(f"throughput-{shape}", 420, *offline, shape=shape) for shape in ("qwen3-0.6b", "qwen2-0.5b")),
         of_model("decode", 180),
         *(of_model(f"step-{shape}-{batch}", 240, "--batch", str(batch), shape=shape) for shape, batch in STEPS),
@@ -71,4 +86,7 @@ def _tests(name: str, files: tuple[str, ...], shards: int, *options: str, group:
         return []
     pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "minillm.bench.shard")
     paths = tuple(str(folder / file) for file in files)
-    return [Part(f"{name}-{shard}", (*pytest, "--shard", f"{shard}/{shards}", *options, *paths), 480, group) for shard in range(1, shards + 1)]
+    return [
+        Part(f"{name}-{shard}", (*pytest, "--shard", f"{shard}/{shards}", *options, *paths), 480, group)
+        for shard in range(1, shards + 1)
+    ]

@@ -1,6 +1,7 @@
 """What `minillm bench kernels` measures: each kernel's shapes, its peers, and the bytes and operations they cannot avoid.
 Built in chapter 12.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -26,20 +27,36 @@ from .kv_cases import kv8_cases
 from .quantized_cases import w4a16_cases, w8a8_cases
 
 
-FAMILIES = {"cuda": ("elementwise", "matmul", "prefill", "decode", "w4a16", "w8a8", "kv8"), "cpu": ("linear", "c-decode")}
+FAMILIES = {
+    "cuda": ("elementwise", "matmul", "prefill", "decode", "w4a16", "w8a8", "kv8"),
+    "cpu": ("linear", "c-decode"),
+}
 
 
 def cases_of(families: tuple[str, ...], scale: int, device: torch.device, dtype: torch.dtype) -> list[Case]:
     """Raises ValueError for a family that is unknown, or that has nothing to run on here."""
-    build = {"elementwise": elementwise_cases, "matmul": matmul_cases, "prefill": prefill_cases, "decode": decode_cases,
-             "w4a16": w4a16_cases, "w8a8": w8a8_cases, "kv8": kv8_cases, "linear": linear_cases, "c-decode": c_decode_cases}
+    build = {
+        "elementwise": elementwise_cases,
+        "matmul": matmul_cases,
+        "prefill": prefill_cases,
+        "decode": decode_cases,
+        "w4a16": w4a16_cases,
+        "w8a8": w8a8_cases,
+        "kv8": kv8_cases,
+        "linear": linear_cases,
+        "c-decode": c_decode_cases,
+    }
     families = families or FAMILIES[device.type]
     if unknown := set(families) - build.keys():
         raise ValueError(f"families={sorted(unknown)} are unknown; choose among {', '.join(build)}")
     if device.type == "cpu" and set(families) & set(FAMILIES["cuda"]) and (MODE != "interpreted" or scale < 16):
-        raise ValueError(f"families={sorted(families)} are Triton kernels: they need a GPU, or the interpreter and a scale of 16 at least")
+        raise ValueError(
+            f"families={sorted(families)} are Triton kernels: they need a GPU, or the interpreter and a scale of 16 at least"
+        )
     if set(families) & set(FAMILIES["cpu"]) and (device.type != "cpu" or native.library(dtype) is None):
-        raise ValueError(f"families={sorted(families)} are C kernels: they need a CPU with a C compiler, float32 or bfloat16")
+        raise ValueError(
+            f"families={sorted(families)} are C kernels: they need a CPU with a C compiler, float32 or bfloat16"
+        )
     return [case for family in families for case in build[family](scale, device, dtype)]
 
 
@@ -49,11 +66,28 @@ def elementwise_cases(scale: int, device: torch.device, dtype: torch.dtype) -> l
     random = partial(torch.randn, device=device, dtype=dtype)
     weight = random(hidden)
     return [
-        Case(f"rms_norm {tokens} x {hidden}", lambda: (random(tokens, hidden), weight, 1e-6),
-             {"minillm": rms_norm, "twin": torch_rms_norm, "F.rms_norm": lambda x, w, eps: F.rms_norm(x, (hidden,), w, eps)}, 2 * size),
-        Case(f"add_rms_norm {tokens} x {hidden}", lambda: (random(tokens, hidden), random(tokens, hidden), weight, 1e-6),
-             {"minillm": add_rms_norm, "twin": torch_add_rms_norm}, 4 * size),
-        Case(f"silu_mul {tokens} x {hidden}", lambda: (random(tokens, 2 * hidden),), {"minillm": silu_mul, "twin": torch_silu_mul}, 3 * size),
+        Case(
+            f"rms_norm {tokens} x {hidden}",
+            lambda: (random(tokens, hidden), weight, 1e-6),
+            {
+                "minillm": rms_norm,
+                "twin": torch_rms_norm,
+                "F.rms_norm": lambda x, w, eps: F.rms_norm(x, (hidden,), w, eps),
+            },
+            2 * size,
+        ),
+        Case(
+            f"add_rms_norm {tokens} x {hidden}",
+            lambda: (random(tokens, hidden), random(tokens, hidden), weight, 1e-6),
+            {"minillm": add_rms_norm, "twin": torch_add_rms_norm},
+            4 * size,
+        ),
+        Case(
+            f"silu_mul {tokens} x {hidden}",
+            lambda: (random(tokens, 2 * hidden),),
+            {"minillm": silu_mul, "twin": torch_silu_mul},
+            3 * size,
+        ),
     ]
 
 
@@ -61,9 +95,19 @@ def matmul_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[C
     cases = []
     for m, n, k in ((4096, 4096, 4096), (16, 4096, 4096)):
         m, n, k = max(1, m // scale), n // scale, k // scale
-        make = lambda m=m, n=n, k=k: (torch.randn(m, k, device=device, dtype=dtype), torch.randn(k, n, device=device, dtype=dtype))  # noqa: E731
-        cases.append(Case(f"matmul {m} x {n} x {k}", make, {"minillm": matmul, "torch": torch.matmul},
-                          dtype.itemsize * (m * k + k * n + m * n), 2 * m * n * k))
+        make = lambda m=m, n=n, k=k: (
+            torch.randn(m, k, device=device, dtype=dtype),
+            torch.randn(k, n, device=device, dtype=dtype),
+        )  # noqa: E731
+        cases.append(
+            Case(
+                f"matmul {m} x {n} x {k}",
+                make,
+                {"minillm": matmul, "torch": torch.matmul},
+                dtype.itemsize * (m * k + k * n + m * n),
+                2 * m * n * k,
+            )
+        )
     return cases
 
 
@@ -76,10 +120,14 @@ def prefill_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[
         starts = torch.tensor([0, length], device=device)
 
         def make(length=length):
-            return tuple(torch.randn(length, count, dim, device=device, dtype=dtype) for count in (heads, kv_heads, kv_heads))
+            return tuple(
+                torch.randn(length, count, dim, device=device, dtype=dtype) for count in (heads, kv_heads, kv_heads)
+            )
 
-        candidates = {"minillm": lambda q, k, v, starts=starts, length=length: flash_attention(q, k, v, starts, length),
-                      "minillm, paged": _over_pages(length, heads, kv_heads, dim, device, dtype)}
+        candidates = {
+            "minillm": lambda q, k, v, starts=starts, length=length: flash_attention(q, k, v, starts, length),
+            "minillm, paged": _over_pages(length, heads, kv_heads, dim, device, dtype),
+        }
         candidates |= {f"SDPA {name}": partial(_sdpa, backend) for name, backend in _sdpa_backends(device).items()}
         if device.type == "cuda":
             candidates["SDPA efficient, heads repeated"] = partial(_sdpa_repeated, heads // kv_heads)
@@ -91,7 +139,9 @@ def prefill_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[
     return cases
 
 
-def _over_pages(length: int, heads: int, kv_heads: int, dim: int, device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor]:
+def _over_pages(
+    length: int, heads: int, kv_heads: int, dim: int, device: torch.device, dtype: torch.dtype
+) -> Callable[..., Tensor]:
     """The same attention with keys and values in pages; writing them there is not part of it."""
     blocks = -(-length // 16)
     table = (torch.randperm(blocks, device=device) + 1)[None]
@@ -101,8 +151,10 @@ def _over_pages(length: int, heads: int, kv_heads: int, dim: int, device: torch.
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if k.data_ptr() not in cache:
             padded = (F.pad(x, (0, 0, 0, 0, 0, blocks * 16 - length)).view(blocks, 16, kv_heads, dim) for x in (k, v))
-            keys, values = (torch.zeros(blocks + 1, *shape, device=device, dtype=dtype)
-                            for shape in ((kv_heads, dim, 16), (kv_heads, 16, dim)))
+            keys, values = (
+                torch.zeros(blocks + 1, *shape, device=device, dtype=dtype)
+                for shape in ((kv_heads, dim, 16), (kv_heads, 16, dim))
+            )
             k_pages, v_pages = padded
             keys[table[0]], values[table[0]] = k_pages.permute(0, 2, 3, 1), v_pages.transpose(1, 2)
             cache[k.data_ptr()] = keys, values
@@ -123,7 +175,9 @@ def _sdpa(backend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     from torch.nn.attention import sdpa_kernel
 
     with sdpa_kernel(backend):
-        out = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        out = F.scaled_dot_product_attention(
+            *(x.transpose(0, 1)[None] for x in (q, k, v)), is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
+        )
     return out[0].transpose(0, 1)
 
 
@@ -144,7 +198,9 @@ def _flex(length: int, device: torch.device) -> Callable[..., Tensor]:
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         compiled, mask = compiled_with_mask()
-        return compiled(*(x.transpose(0, 1)[None] for x in (q, k, v)), block_mask=mask, enable_gqa=True)[0].transpose(0, 1)
+        return compiled(*(x.transpose(0, 1)[None] for x in (q, k, v)), block_mask=mask, enable_gqa=True)[0].transpose(
+            0, 1
+        )
 
     return attend
 
@@ -167,16 +223,31 @@ def decode_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[C
 
         seq_lens = torch.full((num_seqs,), length, device=device)
         splits = choose_num_splits(num_seqs, kv_heads, length, sms)
-        candidates = {"minillm": lambda q, keys, values, table, n=splits, lens=seq_lens: paged_decode(q, keys, values, lens, table, n),
-                      "minillm, pages in order": lambda q, keys, values, table, n=splits, lens=seq_lens:
-                          paged_decode(q, keys, values, lens, torch.arange(1, table.numel() + 1, device=device).view(table.shape), n),
-                      "SDPA, gathered": lambda q, keys, values, table, length=length: _gathered(q, keys, values, table, length)}
+        candidates = {
+            "minillm": lambda q, keys, values, table, n=splits, lens=seq_lens: paged_decode(
+                q, keys, values, lens, table, n
+            ),
+            "minillm, pages in order": lambda q, keys, values, table, n=splits, lens=seq_lens: paged_decode(
+                q, keys, values, lens, torch.arange(1, table.numel() + 1, device=device).view(table.shape), n
+            ),
+            "SDPA, gathered": lambda q, keys, values, table, length=length: _gathered(q, keys, values, table, length),
+        }
         candidates["minillm, planned on the device"] = partial(_planned, seq_lens, length, sms)
         if splits > 1:
-            candidates["minillm, one split"] = lambda q, keys, values, table, lens=seq_lens: paged_decode(q, keys, values, lens, table, 1)
+            candidates["minillm, one split"] = lambda q, keys, values, table, lens=seq_lens: paged_decode(
+                q, keys, values, lens, table, 1
+            )
         num_bytes = 2 * dtype.itemsize * num_seqs * length * kv_heads * dim
-        cases.append(Case(f"paged decode {num_seqs} x {length}, {splits} splits", make, candidates, num_bytes,
-                          4 * num_seqs * heads * length * dim, unchecked="minillm, pages in order"))
+        cases.append(
+            Case(
+                f"paged decode {num_seqs} x {length}, {splits} splits",
+                make,
+                candidates,
+                num_bytes,
+                4 * num_seqs * heads * length * dim,
+                unchecked="minillm, pages in order",
+            )
+        )
     return cases + uneven_decode_cases(scale, device, dtype)
 
 
@@ -190,7 +261,11 @@ def uneven_decode_cases(scale: int, device: torch.device, dtype: torch.dtype) ->
     """A long text among many short ones, each split by its own length."""
     heads, kv_heads, dim = (16, 8, 128) if scale == 1 else (4, 2, 32)
     sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-    short, long, count = max(16, 1024 // scale // 16 * 16), max(64, 102_400 // scale // 16 * 16), 63 if scale == 1 else 2
+    short, long, count = (
+        max(16, 1024 // scale // 16 * 16),
+        max(64, 102_400 // scale // 16 * 16),
+        63 if scale == 1 else 2,
+    )
     lengths = [long, *[short] * count]
 
     def make():
@@ -207,10 +282,20 @@ def uneven_decode_cases(scale: int, device: torch.device, dtype: torch.dtype) ->
         return torch.cat([_gathered(one, keys, values, pages, length) for one, pages, length in rows])
 
     lens = torch.tensor(lengths, device=device)
-    candidates = {"minillm, planned on the device": partial(_planned, lens, long, sms), "SDPA, gathered": gathered,
-                  "minillm, one split": lambda q, keys, values, table: paged_decode(q, keys, values, lens, table, 1)}
-    return [Case(f"paged decode 1 x {long} among {count} x {short}", make, candidates, 2 * dtype.itemsize * sum(lengths) * kv_heads * dim,
-                 4 * sum(lengths) * heads * dim)]
+    candidates = {
+        "minillm, planned on the device": partial(_planned, lens, long, sms),
+        "SDPA, gathered": gathered,
+        "minillm, one split": lambda q, keys, values, table: paged_decode(q, keys, values, lens, table, 1),
+    }
+    return [
+        Case(
+            f"paged decode 1 x {long} among {count} x {short}",
+            make,
+            candidates,
+            2 * dtype.itemsize * sum(lengths) * kv_heads * dim,
+            4 * sum(lengths) * heads * dim,
+        )
+    ]
 
 
 def _gathered(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: int) -> Tensor:
@@ -232,10 +317,20 @@ def c_decode_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list
             return torch.randn(num_seqs, 9, 64).to(dtype), keys, values, table
 
         lens = torch.full((num_seqs,), length)
-        candidates = {"minillm, C": partial(_in_place, lens), "minillm, torch": partial(_embedding_bags, lens),
-                      "SDPA, gathered": lambda q, keys, values, table, length=length: _gathered(q, keys, values, table, length)}
-        cases.append(Case(f"C paged decode {num_seqs} x {length}", make, candidates, 2 * dtype.itemsize * num_seqs * length * 3 * 64,
-                          4 * num_seqs * 9 * length * 64))
+        candidates = {
+            "minillm, C": partial(_in_place, lens),
+            "minillm, torch": partial(_embedding_bags, lens),
+            "SDPA, gathered": lambda q, keys, values, table, length=length: _gathered(q, keys, values, table, length),
+        }
+        cases.append(
+            Case(
+                f"C paged decode {num_seqs} x {length}",
+                make,
+                candidates,
+                2 * dtype.itemsize * num_seqs * length * 3 * 64,
+                4 * num_seqs * 9 * length * 64,
+            )
+        )
     return cases
 
 
@@ -267,10 +362,17 @@ def linear_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[C
             candidates = {
                 "minillm, C": lambda x, panels=panels, n=out_features: native.linear(x, panels, None, n),
                 "F.linear": lambda x, weight=weight: F.linear(x, weight),
-                "oneDNN, packed": lambda x, packed=packed: torch.ops.mkldnn._linear_pointwise.default(x, packed, None, "none", [], ""),
+                "oneDNN, packed": lambda x, packed=packed: torch.ops.mkldnn._linear_pointwise.default(
+                    x, packed, None, "none", [], ""
+                ),
             }
-            cases.append(Case(f"C linear {rows} x {in_features} -> {out_features}",
-                              lambda rows=rows, n=in_features: (torch.randn(rows, n).to(dtype),), candidates,
-                              dtype.itemsize * (rows * (in_features + out_features) + out_features * in_features),
-                              2 * rows * out_features * in_features))
+            cases.append(
+                Case(
+                    f"C linear {rows} x {in_features} -> {out_features}",
+                    lambda rows=rows, n=in_features: (torch.randn(rows, n).to(dtype),),
+                    candidates,
+                    dtype.itemsize * (rows * (in_features + out_features) + out_features * in_features),
+                    2 * rows * out_features * in_features,
+                )
+            )
     return cases

@@ -4,6 +4,7 @@ A recorded step runs no Python between its launches, so methods cannot be timed 
 host runs ahead of the GPU. torch's profiler says what each kernel took, inside a replayed graph too. Kernels are sorted by
 their names; what of the wall clock no kernel accounts for is the gaps between launches and the host.
 """
+
 from __future__ import annotations
 
 import re
@@ -13,7 +14,10 @@ from dataclasses import dataclass
 
 PARTS = (  # the first pattern that is found in a kernel's name says its part
     ("attention", r"paged_decode|paged_prefill|flash|fmha|merge_kernel|attention|softmax_kernel"),
-    ("matrix products", r"gemm|gemv|cutlass|nvjet|cublas|xmma|splitk|matmul|few_rows_kernel|many_rows_kernel|dequantize_kernel|quantize_rows"),
+    (
+        "matrix products",
+        r"gemm|gemv|cutlass|nvjet|cublas|xmma|splitk|matmul|few_rows_kernel|many_rows_kernel|dequantize_kernel|quantize_rows",
+    ),
     ("norms", r"rms_norm|layer_norm"),
     ("rotation, writing of keys and values", r"rotate_and_store|rotary"),
     ("element-wise", r"silu"),
@@ -65,7 +69,9 @@ def kernels_of(events: Iterable) -> list[KernelTime]:
     return [KernelTime(name, len(seconds), sum(seconds)) for name, seconds in found.items()]
 
 
-def wall_and_kernels(run: Callable[[], object], profile: Callable[[Callable[[], object]], list[KernelTime]] = profiled) -> tuple[float, list[KernelTime]]:
+def wall_and_kernels(
+    run: Callable[[], object], profile: Callable[[Callable[[], object]], list[KernelTime]] = profiled
+) -> tuple[float, list[KernelTime]]:
     """Seconds of `run` undisturbed, then its kernels from a run of their own: the profiler slows the host, not the kernels."""
     started = time.perf_counter()
     run()

@@ -5,6 +5,7 @@ replays of a CUDA graph, launch cost apart, its inputs rotated among enough copi
 a CPU by the clock, over calls in a row, so that what fits a CPU's cache stays there. The limit of a case is the larger of its bytes over the copy bandwidth and its operations over the
 matrix product rate, both measured in the same run.
 """
+
 from __future__ import annotations
 
 import time
@@ -37,8 +38,13 @@ class Workload:
     repeats: int = measure.MIN_REPEATS
 
 
-def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench kernels",
-        on_run: Callable[[str], None] = lambda what: None, keep: Callable[[dict], object] | None = None) -> dict:
+def run(
+    workload: Workload = Workload(),
+    device: str = "auto",
+    command: str = "minillm bench kernels",
+    on_run: Callable[[str], None] = lambda what: None,
+    keep: Callable[[dict], object] | None = None,
+) -> dict:
     """Measure every case; a result for `measure.save`. Raises RuntimeError if a candidate's output is wrong, or, where the
     result is kept (see `Record`), notes it and goes on. A peer that does not run here is named in `unavailable`."""
     where = resolve_device(device)
@@ -61,8 +67,15 @@ def measure_case(case: Case, record: Record, dtype: str, repeats: int) -> dict:
     case = replace(case, candidates={name: run for name, run in case.candidates.items() if name not in unavailable})
     times = time_case(case, record, repeats)
     limit = max(case.num_bytes / record.ceilings.bandwidth, case.flops / record.ceilings.matmul_flops_per_second[dtype])
-    candidates = {name: {"seconds": t.median, "spread": t.spread, "share_of_limit": limit / t.median,
-                         "minillm_speedup": t.median / times[case.ours].median} for name, t in times.items()}
+    candidates = {
+        name: {
+            "seconds": t.median,
+            "spread": t.spread,
+            "share_of_limit": limit / t.median,
+            "minillm_speedup": t.median / times[case.ours].median,
+        }
+        for name, t in times.items()
+    }
     figures = {"limit_seconds": limit, "bytes": case.num_bytes, "flops": case.flops, "candidates": candidates}
     return figures | ({"unavailable": unavailable} if unavailable else {})
 
@@ -152,7 +165,12 @@ def tables(measured: dict) -> list:
         table = Table("candidate", "µs", "± half range", "of limit", "ours is faster by", title=name)
         table.add_row("the limit", f"{1e6 * f['limit_seconds']:,.1f}", "", "100%", "", style="dim")
         for candidate, c in f["candidates"].items():
-            table.add_row(candidate, f"{1e6 * c['seconds']:,.1f}", f"{c['spread'] / 2:.0%}", f"{c['share_of_limit']:.0%}",
-                          f"{c['minillm_speedup']:.2f}×")
+            table.add_row(
+                candidate,
+                f"{1e6 * c['seconds']:,.1f}",
+                f"{c['spread'] / 2:.0%}",
+                f"{c['share_of_limit']:.0%}",
+                f"{c['minillm_speedup']:.2f}×",
+            )
         found.append(table)
     return found

@@ -4,6 +4,7 @@ A step reads every weight once and the keys and values of the whole text, so the
 the cache. The cache is filled with random keys and values, which are quantized as they would be: attention costs the same
 whatever they say, and no long prompt has to be computed first.
 """
+
 from __future__ import annotations
 
 import tempfile
@@ -42,8 +43,13 @@ def num_runs(workload: Workload) -> int:
     return 1 + len(KINDS) * len(workload.contexts) * (workload.repeats + 1)
 
 
-def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench kv",
-        on_run: Callable[[str], None] = lambda what: None, keep: Callable[[dict], object] | None = None) -> dict:
+def run(
+    workload: Workload = Workload(),
+    device: str = "auto",
+    command: str = "minillm bench kv",
+    on_run: Callable[[str], None] = lambda what: None,
+    keep: Callable[[dict], object] | None = None,
+) -> dict:
     """Time decode steps at each context, with each kind of cache, in turns; see `measure.result`.
 
     Raises ValueError for an unknown shape or a context that is no whole number of blocks, RuntimeError if 8 bits make
@@ -68,7 +74,9 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
     return record.finish()
 
 
-def measure_context(model: Decoder, workload: Workload, context: int, weight_bytes: int, record: Record, on_run: Callable[[str], None]) -> None:
+def measure_context(
+    model: Decoder, workload: Workload, context: int, weight_bytes: int, record: Record, on_run: Callable[[str], None]
+) -> None:
     """Decode steps at one context with every kind of cache. On a GPU they are recorded, as the engine records them: eager,
     the host would take longer for its launches than the GPU for the bytes."""
     caches = {kind: filled_cache(model, workload, context, kind) for kind in KINDS}
@@ -77,16 +85,26 @@ def measure_context(model: Decoder, workload: Workload, context: int, weight_byt
     changed = check(model, attentions, batch)
     forwards = {kind: lambda kind=kind: model.forward(batch, attentions[kind]) for kind in KINDS}
     if record.device.type == "cuda":
-        forwards = {kind: kernels.record(lambda _, forward=forward: forward(), [(None,)]) for kind, forward in forwards.items()}
-    times = record.interleave({kind: lambda forward=forward: _repeat(forward, workload.steps) for kind, forward in forwards.items()},
-                              workload.repeats, f"{context} ", on_run)
+        forwards = {
+            kind: kernels.record(lambda _, forward=forward: forward(), [(None,)]) for kind, forward in forwards.items()
+        }
+    times = record.interleave(
+        {kind: lambda forward=forward: _repeat(forward, workload.steps) for kind, forward in forwards.items()},
+        workload.repeats,
+        f"{context} ",
+        on_run,
+    )
     for kind in KINDS:
         kv_bytes = caches[kind].bytes_per_block * workload.batch * context // BLOCK_SIZE
         seconds = times[kind].median / workload.steps
         record.figures[f"{context} {kind}"] = {
-            "tokens_per_second": workload.batch / seconds, "spread": times[kind].spread,
-            "speedup": times["auto"].median / times[kind].median, "kv_bytes": kv_bytes,
-            "share_of_limit": (weight_bytes + kv_bytes) / record.ceilings.bandwidth / seconds, "logits_changed": changed[kind]}
+            "tokens_per_second": workload.batch / seconds,
+            "spread": times[kind].spread,
+            "speedup": times["auto"].median / times[kind].median,
+            "kv_bytes": kv_bytes,
+            "share_of_limit": (weight_bytes + kv_bytes) / record.ceilings.bandwidth / seconds,
+            "logits_changed": changed[kind],
+        }
 
 
 def _repeat(run: Callable[[], object], times: int) -> None:
@@ -102,7 +120,9 @@ def filled_cache(model: Decoder, workload: Workload, context: int, kind: str) ->
     cache = PagedKVCache(*sizes, model.dtype, model.device, kv_dtype=kind)
     slots = torch.arange(BLOCK_SIZE, BLOCK_SIZE + num_tokens, device=model.device)
     for layer in range(config.num_layers):
-        k, v = torch.randn(2, num_tokens, config.num_kv_heads, config.head_dim, generator=generator, device=model.device).to(model.dtype)
+        k, v = torch.randn(
+            2, num_tokens, config.num_kv_heads, config.head_dim, generator=generator, device=model.device
+        ).to(model.dtype)
         cache.write(layer, k, v, slots)
     return cache
 
@@ -114,9 +134,17 @@ def batch_at(workload: Workload, context: int, device: torch.device) -> ForwardB
     table = (torch.randperm(count * blocks, generator=generator) + 1).view(count, blocks).to(device)
     one = ForwardBatch.single([5] * count, device=device)
     return replace(
-        one, positions=torch.full((count,), context - 1, device=device), query_start_loc=torch.arange(count + 1, device=device),
-        seq_lens=torch.full((count,), context, device=device), block_table=table, slot_mapping=table[:, -1] * BLOCK_SIZE + BLOCK_SIZE - 1,
-        max_query_len=1, logits_indices=torch.arange(count, device=device), max_seq_len=context, num_decodes=count)
+        one,
+        positions=torch.full((count,), context - 1, device=device),
+        query_start_loc=torch.arange(count + 1, device=device),
+        seq_lens=torch.full((count,), context, device=device),
+        block_table=table,
+        slot_mapping=table[:, -1] * BLOCK_SIZE + BLOCK_SIZE - 1,
+        max_query_len=1,
+        logits_indices=torch.arange(count, device=device),
+        max_seq_len=context,
+        num_decodes=count,
+    )
 
 
 def check(model: Decoder, attentions: dict[str, AttentionBackend], batch: ForwardBatch) -> dict[str, float]:
@@ -126,7 +154,9 @@ def check(model: Decoder, attentions: dict[str, AttentionBackend], batch: Forwar
     changed = {kind: float((said - logits["auto"]).std() / spread) for kind, said in logits.items()}
     for kind, share in changed.items():
         if share > 0.5:  # a random model of many layers makes much of little; unrelated logits would be 1.4 apart
-            raise RuntimeError(f"kv_cache_dtype={kind!r} moves the logits by {share:.0%} of their spread: no point in timing")
+            raise RuntimeError(
+                f"kv_cache_dtype={kind!r} moves the logits by {share:.0%} of their spread: no point in timing"
+            )
     return changed
 
 
@@ -136,11 +166,28 @@ def tables(measured: dict) -> list:
 
     limit = Table("ceiling", "measured", title=measured["hardware"]["name"])
     limit.add_row("read", f"{measured['ceilings']['read_bytes_per_second'] / 1e9:.1f} GB/s")
-    speed = Table("context", "cache", "KV bytes", "tokens/s", "± half range", "speed-up", "of limit", "logits changed",
-                  title=f"Decode with {measured['workload']['dtype']} weights, {measured['workload']['shape']}")
+    speed = Table(
+        "context",
+        "cache",
+        "KV bytes",
+        "tokens/s",
+        "± half range",
+        "speed-up",
+        "of limit",
+        "logits changed",
+        title=f"Decode with {measured['workload']['dtype']} weights, {measured['workload']['shape']}",
+    )
     for name, f in measured["figures"].items():
         context, kind = name.split()
-        speed.add_row(context if kind == "auto" else "", kind, f"{f['kv_bytes'] / 2**20:.0f} MiB", f"{f['tokens_per_second']:.1f}",
-                      f"{f['spread'] / 2:.0%}", f"{f['speedup']:.2f}×", f"{f['share_of_limit']:.0%}", f"{f['logits_changed']:.1%}",
-                      end_section=kind == KINDS[-1])
+        speed.add_row(
+            context if kind == "auto" else "",
+            kind,
+            f"{f['kv_bytes'] / 2**20:.0f} MiB",
+            f"{f['tokens_per_second']:.1f}",
+            f"{f['spread'] / 2:.0%}",
+            f"{f['speedup']:.2f}×",
+            f"{f['share_of_limit']:.0%}",
+            f"{f['logits_changed']:.1%}",
+            end_section=kind == KINDS[-1],
+        )
     return [limit, speed]

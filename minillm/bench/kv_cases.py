@@ -3,6 +3,7 @@ Built in chapter 17.
 
 The limit of a case counts the codes and their scales; that of the same attention over 16 bits is almost twice as far.
 """
+
 from __future__ import annotations
 
 import torch
@@ -43,6 +44,13 @@ def kv8_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[Case
 
             num_bytes = 2 * num_seqs * length * kv_heads * bytes_per_vector(dim, codes_dtype)
             candidates = {"minillm": ours, f"{str(dtype).removeprefix('torch.')} pages": unquantized}
-            cases.append(Case(f"paged decode, {name} cache, {num_seqs} x {length}, {splits} splits", make, candidates, num_bytes,
-                              4 * num_seqs * heads * length * dim))
+            cases.append(
+                Case(
+                    f"paged decode, {name} cache, {num_seqs} x {length}, {splits} splits",
+                    make,
+                    candidates,
+                    num_bytes,
+                    4 * num_seqs * heads * length * dim,
+                )
+            )
     return cases

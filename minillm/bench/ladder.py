@@ -4,6 +4,7 @@ A rung loads a model and gives back a stream: a function that yields tokens gree
 time at which it was made, so that two rungs can be watched side by side. All rungs but those with rounded weights say
 the same tokens (in float32); only when they say them differs. A later chapter adds its own with `RUNGS.append(Rung(...))`.
 """
+
 from __future__ import annotations
 
 import queue
@@ -92,9 +93,16 @@ class Recording:
         return "".join(piece.text for piece in self.said if piece.seconds <= seconds)
 
 
-def record(name: str, stream: Stream, prompt_token_ids: list[int], max_tokens: int, ignore_eos: bool = False,
-           seconds: float = float("inf"), on_text: Callable[[TimedText], None] = lambda piece: None,
-           num_streams: int = 1) -> Recording:
+def record(
+    name: str,
+    stream: Stream,
+    prompt_token_ids: list[int],
+    max_tokens: int,
+    ignore_eos: bool = False,
+    seconds: float = float("inf"),
+    on_text: Callable[[TimedText], None] = lambda piece: None,
+    num_streams: int = 1,
+) -> Recording:
     """Run the `stream` of the rung `name` to its end, or until `seconds` have passed."""
     said, pieces = [], stream(prompt_token_ids, max_tokens, ignore_eos)
     for piece in pieces:
@@ -125,15 +133,24 @@ def with_transformers(use_cache: bool) -> Callable[[str, torch.device, torch.dty
         def stream(prompt_token_ids: list[int], max_tokens: int, ignore_eos: bool = False) -> Iterator[TimedText]:
             made: queue.Queue = queue.Queue()
             stopped = threading.Event()
-            config = GenerationConfig(max_new_tokens=max_tokens, do_sample=False, use_cache=use_cache, pad_token_id=0,
-                                      eos_token_id=no_end_id if ignore_eos else end_ids)
+            config = GenerationConfig(
+                max_new_tokens=max_tokens,
+                do_sample=False,
+                use_cache=use_cache,
+                pad_token_id=0,
+                eos_token_id=no_end_id if ignore_eos else end_ids,
+            )
 
             def generate() -> None:
                 try:
                     prompt = torch.tensor([prompt_token_ids], device=device)  # [1, prompt_len]
-                    loaded.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=config,
-                                    streamer=TokenClock(made.put), stopping_criteria=StoppingCriteriaList(
-                                        [lambda ids, scores, **_: _all(ids, stopped.is_set())]))
+                    loaded.generate(
+                        prompt,
+                        attention_mask=torch.ones_like(prompt),
+                        generation_config=config,
+                        streamer=TokenClock(made.put),
+                        stopping_criteria=StoppingCriteriaList([lambda ids, scores, **_: _all(ids, stopped.is_set())]),
+                    )
                     made.put(None)
                 except Exception as error:  # raised again below, in the reader's thread
                     made.put(error)
@@ -206,7 +223,9 @@ def contiguous(model: str, device: torch.device, dtype: torch.dtype) -> Stream:
     def stream(prompt_token_ids: list[int], max_tokens: int, ignore_eos: bool = False) -> Iterator[TimedText]:
         text, started = _detokenizer(tokenizer, prompt_token_ids), time.perf_counter()
         max_len = len(prompt_token_ids) + max_tokens
-        cache = ContiguousKVCache(config.num_layers, config.num_kv_heads, config.head_dim, max_len, decoder.dtype, device)
+        cache = ContiguousKVCache(
+            config.num_layers, config.num_kv_heads, config.head_dim, max_len, decoder.dtype, device
+        )
         attention = ContiguousAttention(cache, config)
         new, at = prompt_token_ids, 0.0
         for _ in range(max_tokens):
@@ -227,7 +246,11 @@ def with_engine(num_streams: int = 1, **settings) -> Callable[[str, torch.device
 
     def load(model: str, device: torch.device, dtype: torch.dtype) -> Stream:
         # Rungs are open side by side: on a GPU each takes the blocks of its texts, not 90% of the memory.
-        room = measure.room_for(num_streams, load_config(resolve_model(model)).max_position_embeddings) if device.type == "cuda" else {}
+        room = (
+            measure.room_for(num_streams, load_config(resolve_model(model)).max_position_embeddings)
+            if device.type == "cuda"
+            else {}
+        )
         llm = LLM(model, device=str(device), dtype=str(dtype).removeprefix("torch."), **(room | settings))
 
         def stream(prompt_token_ids: list[int], max_tokens: int, ignore_eos: bool = False) -> Iterator[TimedText]:
@@ -248,7 +271,9 @@ def guessing(model: str, device: torch.device, dtype: torch.dtype) -> Stream:
     return with_engine(speculative_config=draft if model == "tinyworld" else {"method": "ngram"})(model, device, dtype)
 
 
-def in_torch(load: Callable[[str, torch.device, torch.dtype], Stream]) -> Callable[[str, torch.device, torch.dtype], Stream]:
+def in_torch(
+    load: Callable[[str, torch.device, torch.dtype], Stream],
+) -> Callable[[str, torch.device, torch.dtype], Stream]:
     """The same rung before Part III: torch's operations only, our C kernels switched off while it loads and speaks."""
 
     def loaded(model: str, device: torch.device, dtype: torch.dtype) -> Stream:

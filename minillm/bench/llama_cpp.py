@@ -3,6 +3,7 @@
 It is asked for through llama-cpp-python, which compiles it for this machine and comes with
 `pip install 'minillm-book[compare]'`. Where it is missing, `bench decode` goes without.
 """
+
 from __future__ import annotations
 
 import ctypes

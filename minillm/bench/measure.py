@@ -4,6 +4,7 @@ A time means little alone. Candidates are therefore timed in turns (A B A B ...)
 or is busy for a while treats all of them alike; the median is reported with the range it came from; and the same
 run measures what the machine could do at best, so that a figure can be given as a share of that limit.
 """
+
 from __future__ import annotations
 
 import json
@@ -41,9 +42,14 @@ class Samples:
         return (max(self.seconds) - min(self.seconds)) / self.median
 
 
-def interleave(candidates: dict[str, Callable[[], object]], repeats: int = MIN_REPEATS, warmup: int = 1,
-               device: torch.device | str = "cpu", on_run: Callable[[str], None] = lambda name: None,
-               on_samples: Callable[[str, tuple[float, ...]], None] = lambda name, taken: None) -> dict[str, Samples]:
+def interleave(
+    candidates: dict[str, Callable[[], object]],
+    repeats: int = MIN_REPEATS,
+    warmup: int = 1,
+    device: torch.device | str = "cpu",
+    on_run: Callable[[str], None] = lambda name: None,
+    on_samples: Callable[[str, tuple[float, ...]], None] = lambda name, taken: None,
+) -> dict[str, Samples]:
     """Time every candidate `repeats` times, in turns: A B A B ..., after `warmup` rounds that are thrown away.
 
     `on_run` hears the name of each run that has ended, warm-ups included, and `on_samples` its samples so far as well. A candidate that returns a number has
@@ -81,12 +87,15 @@ class Ceilings:
         return max(self.copy_bytes_per_second, self.read_bytes_per_second)
 
 
-def measure_ceilings(device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32,),
-                     megabytes: int = 256) -> Ceilings:
+def measure_ceilings(
+    device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32,), megabytes: int = 256
+) -> Ceilings:
     """Copy and read bandwidth of `device`, and its matrix product rate for each dtype."""
     return Ceilings(
-        measure_copy_bandwidth(device, megabytes * 2**20), measure_read_bandwidth(device, megabytes),
-        {name_of(dtype): measure_matmul_rate(device, dtype) for dtype in dtypes})
+        measure_copy_bandwidth(device, megabytes * 2**20),
+        measure_read_bandwidth(device, megabytes),
+        {name_of(dtype): measure_matmul_rate(device, dtype) for dtype in dtypes},
+    )
 
 
 def megabytes_to_read(weight_bytes: int, device: torch.device) -> int:
@@ -132,22 +141,39 @@ def synchronize(device: torch.device | str) -> None:
         torch.cuda.synchronize(device)
 
 
-def result(name: str, command: str, device: torch.device, workload: dict, ceilings: Ceilings | None,
-           figures: dict, samples: dict[str, Samples]) -> dict:
+def result(
+    name: str,
+    command: str,
+    device: torch.device,
+    workload: dict,
+    ceilings: Ceilings | None,
+    figures: dict,
+    samples: dict[str, Samples],
+) -> dict:
     """One measurement with all that is needed to judge and to repeat it, ready to be written as JSON.
 
     `figures` are the numbers worth reading, with their units in their names; `samples` the raw seconds behind them.
     """
-    return {"name": name, "command": command, "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "hardware": hardware(device), "versions": versions(), "workload": workload,
-            "ceilings": asdict(ceilings) if ceilings else None, "figures": figures,
-            "samples_seconds": {key: list(s.seconds) for key, s in samples.items()}}
+    return {
+        "name": name,
+        "command": command,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "hardware": hardware(device),
+        "versions": versions(),
+        "workload": workload,
+        "ceilings": asdict(ceilings) if ceilings else None,
+        "figures": figures,
+        "samples_seconds": {key: list(s.seconds) for key, s in samples.items()},
+    }
 
 
 def filled(head: dict, ceilings: Ceilings | None, figures: dict, samples: dict[str, Samples]) -> dict:
     """The result `head` with what has been measured by now."""
-    return head | {"ceilings": asdict(ceilings) if ceilings else None, "figures": figures,
-                   "samples_seconds": {key: list(s.seconds) for key, s in samples.items()}}
+    return head | {
+        "ceilings": asdict(ceilings) if ceilings else None,
+        "figures": figures,
+        "samples_seconds": {key: list(s.seconds) for key, s in samples.items()},
+    }
 
 
 def save(measured: dict, folder: Path = RESULTS) -> Path:

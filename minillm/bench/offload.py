@@ -3,6 +3,7 @@
 A step reads every streamed layer once: it takes at least those bytes over the bandwidth from host to device, which is
 measured in the same run, on the very buffers. On a CPU host and device are one memory: the same road, plain copies.
 """
+
 from __future__ import annotations
 
 import tempfile
@@ -33,9 +34,14 @@ class Workload:
     seed: int = 0
 
 
-def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench offload",
-        shapes: dict[str, Shape] = SHAPES, on_run: Callable[[str], None] = lambda what: None,
-        keep: Callable[[dict], object] | None = None) -> dict:
+def run(
+    workload: Workload = Workload(),
+    device: str = "auto",
+    command: str = "minillm bench offload",
+    shapes: dict[str, Shape] = SHAPES,
+    on_run: Callable[[str], None] = lambda what: None,
+    keep: Callable[[dict], object] | None = None,
+) -> dict:
     """Decode with all layers on the device and with some on the host, in turns; a result for `measure.save`.
 
     Raises ValueError for an unknown shape or a share that streams nothing, RuntimeError where float32 tokens differ.
@@ -44,40 +50,69 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
         raise ValueError(f"shape={workload.shape!r} is unknown; choose one of {', '.join(shapes)}")
     where = resolve_device(device)
     dtype = resolve_dtype(workload.dtype, where)
-    record = Record(f"offload-{workload.shape}-{workload.dtype}-batch-{workload.batch}", command, where, asdict(workload), keep)
+    record = Record(
+        f"offload-{workload.shape}-{workload.dtype}-batch-{workload.batch}", command, where, asdict(workload), keep
+    )
     with tempfile.TemporaryDirectory() as folder, record.case("streamed layers"):
-        path = write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed, where, dtype)
+        path = write_random_checkpoint(
+            shapes[workload.shape], Path(folder) / workload.shape, workload.seed, where, dtype
+        )
         config = load_config(path)
         layer_bytes = matrix_elements(shapes[workload.shape]) * dtype.itemsize
         offloaded = round(workload.share * config.num_layers) * layer_bytes
         length = workload.prompt_tokens + workload.output_tokens
-        settings = dict(device=str(where), dtype=dtype, max_num_seqs=workload.batch, max_model_len=length, enforce_eager=True,
-                        num_kv_blocks=-(-length // 16) * workload.batch + 1, enable_prefix_caching=False)
-        engines = {"all on the device": LLM(str(path), **settings), "streamed": LLM(str(path), cpu_offload_bytes=offloaded, **settings)}
+        settings = dict(
+            device=str(where),
+            dtype=dtype,
+            max_num_seqs=workload.batch,
+            max_model_len=length,
+            enforce_eager=True,
+            num_kv_blocks=-(-length // 16) * workload.batch + 1,
+            enable_prefix_caching=False,
+        )
+        engines = {
+            "all on the device": LLM(str(path), **settings),
+            "streamed": LLM(str(path), cpu_offload_bytes=offloaded, **settings),
+        }
         generator = torch.Generator().manual_seed(workload.seed)
-        prompts = torch.randint(4, config.vocab_size, (workload.batch, workload.prompt_tokens), generator=generator).tolist()
+        prompts = torch.randint(
+            4, config.vocab_size, (workload.batch, workload.prompt_tokens), generator=generator
+        ).tolist()
         said: dict[str, list] = {}
 
         def seconds_a_step(name: str) -> float:
             params = SamplingParams(temperature=0.0, max_tokens=workload.output_tokens, ignore_eos=True)
-            outputs = engines[name].generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+            outputs = engines[name].generate(
+                [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
+            )
             said[name] = [output.outputs[0].token_ids for output in outputs]
             first = max(output.metrics.first_token_time for output in outputs)
             return (max(output.metrics.token_times[-1] for output in outputs) - first) / (workload.output_tokens - 1)
 
-        times = record.interleave({name: lambda name=name: seconds_a_step(name) for name in engines}, workload.repeats, on_run=on_run)
+        times = record.interleave(
+            {name: lambda name=name: seconds_a_step(name) for name in engines}, workload.repeats, on_run=on_run
+        )
         same = len({str(tokens) for tokens in said.values()}) == 1
         if dtype == torch.float32 and not same:
-            raise RuntimeError("streamed layers say other tokens than those on the device, in float32: no point in timing")
+            raise RuntimeError(
+                "streamed layers say other tokens than those on the device, in float32: no point in timing"
+            )
         stream, engine = engines["streamed"].model.stream, engines["streamed"].engine
         copies = record.interleave({"copy": lambda: copy_through(stream)}, workload.repeats, on_run=on_run)["copy"]
         # Counted; both slots were filled once before.
         bytes_a_step = (stream.bytes_streamed - 2 * stream.layer_bytes) / engine.num_steps
         bandwidth = stream.host.numel() * stream.host.element_size() / copies.median
-        record.figures |= {"streamed_layers": len(stream.index), "num_layers": config.num_layers, "bytes_a_step": bytes_a_step, "bandwidth": bandwidth,
-                           "limit_tokens_per_second": workload.batch * bandwidth / bytes_a_step, "same_tokens": same,
-                           "tokens_per_second": workload.batch / times["streamed"].median, "spread": times["streamed"].spread,
-                           "tokens_per_second_on_device": workload.batch / times["all on the device"].median}
+        record.figures |= {
+            "streamed_layers": len(stream.index),
+            "num_layers": config.num_layers,
+            "bytes_a_step": bytes_a_step,
+            "bandwidth": bandwidth,
+            "limit_tokens_per_second": workload.batch * bandwidth / bytes_a_step,
+            "same_tokens": same,
+            "tokens_per_second": workload.batch / times["streamed"].median,
+            "spread": times["streamed"].spread,
+            "tokens_per_second_on_device": workload.batch / times["all on the device"].median,
+        }
     return record.finish()
 
 
@@ -99,10 +134,19 @@ def table(measured: dict):
     from rich.table import Table
 
     f = measured["figures"]
-    table = Table("weights", "tokens/s", "limit", "share of it",
-                  title=f"{f['streamed_layers']} of {f['num_layers']} layers streamed, {f['bytes_a_step'] / 1e6:.1f} MB a step "
-                        f"at {f['bandwidth'] / 1e9:.1f} GB/s, {measured['hardware']['name']}")
+    table = Table(
+        "weights",
+        "tokens/s",
+        "limit",
+        "share of it",
+        title=f"{f['streamed_layers']} of {f['num_layers']} layers streamed, {f['bytes_a_step'] / 1e6:.1f} MB a step "
+        f"at {f['bandwidth'] / 1e9:.1f} GB/s, {measured['hardware']['name']}",
+    )
     table.add_row("all on the device", f"{f['tokens_per_second_on_device']:.1f}", "", "")
-    table.add_row("streamed", f"{f['tokens_per_second']:.1f} ± {f['spread'] / 2:.0%}", f"{f['limit_tokens_per_second']:.1f}",
-                  f"{f['tokens_per_second'] / f['limit_tokens_per_second']:.0%}")
+    table.add_row(
+        "streamed",
+        f"{f['tokens_per_second']:.1f} ± {f['spread'] / 2:.0%}",
+        f"{f['limit_tokens_per_second']:.1f}",
+        f"{f['tokens_per_second'] / f['limit_tokens_per_second']:.0%}",
+    )
     return table

@@ -6,6 +6,7 @@ A prediction is a range, low to high, with the formula, its inputs and the reaso
 data sheet (`minillm.kernels.gpus`): the bytes that have to move over the bandwidth, or the operations over the rate. The
 share of the limit that arrives is what other engines were measured to reach, and is named with each figure. `compare` sets them beside what was measured; a range that is missed says that something is not understood.
 """
+
 from __future__ import annotations
 
 import json
@@ -22,18 +23,27 @@ def gpu_of(name: str) -> GPU:
     for gpu in GPUS.values():
         if gpu.name in words:
             return gpu
-    raise ValueError(f"gpu={name!r} is not among the GPUs whose data sheet minillm knows: {', '.join(GPUS)}; "
-                     "add its line to minillm/kernels/gpus.py")
+    raise ValueError(
+        f"gpu={name!r} is not among the GPUs whose data sheet minillm knows: {', '.join(GPUS)}; "
+        "add its line to minillm/kernels/gpus.py"
+    )
 
 
 def result(name: str, command: str) -> dict:
     """The predictions for a GPU in the form of every result; a file for `measure.save`."""
     gpu = gpu_of(name)
-    ceilings = {"copy_bytes_per_second": gpu.memory_bandwidth, "read_bytes_per_second": gpu.memory_bandwidth,
-                "matmul_flops_per_second": {"bfloat16": gpu.fp16_tensor_flops}}
+    ceilings = {
+        "copy_bytes_per_second": gpu.memory_bandwidth,
+        "read_bytes_per_second": gpu.memory_bandwidth,
+        "matmul_flops_per_second": {"bfloat16": gpu.fp16_tensor_flops},
+    }
     head = measure.result("predictions", command, measure.torch.device("cpu"), {"gpu": gpu.name}, None, {}, {})
     figures = {one.name: asdict(one) for one in predict(gpu)}
-    return head | {"hardware": {"name": gpu.name, "device": "none: a data sheet", "source": gpu.source}, "ceilings": ceilings, "figures": figures}
+    return head | {
+        "hardware": {"name": gpu.name, "device": "none: a data sheet", "source": gpu.source},
+        "ceilings": ceilings,
+        "figures": figures,
+    }
 
 
 def committed(hardware: str) -> list[Prediction]:
@@ -45,7 +55,10 @@ def committed(hardware: str) -> list[Prediction]:
     path = measure.RESULTS / f"predictions-{gpu.name.lower()}.json"
     if not path.exists():
         return []
-    return [Prediction(**(fields | {"figure": tuple(fields["figure"])})) for fields in json.loads(path.read_text())["figures"].values()]
+    return [
+        Prediction(**(fields | {"figure": tuple(fields["figure"])}))
+        for fields in json.loads(path.read_text())["figures"].values()
+    ]
 
 
 def compare(predicted: list[Prediction], results: list[dict]) -> list[dict]:
@@ -57,8 +70,17 @@ def compare(predicted: list[Prediction], results: list[dict]) -> list[dict]:
         value = _find(by_name.get(one.result), one.figure)
         if value is not None:
             middle = (one.low * one.high) ** 0.5
-            found.append({"name": one.name, "unit": one.unit, "low": one.low, "high": one.high, "measured": value,
-                          "ratio": value / middle, "inside": one.low <= value <= one.high})
+            found.append(
+                {
+                    "name": one.name,
+                    "unit": one.unit,
+                    "low": one.low,
+                    "high": one.high,
+                    "measured": value,
+                    "ratio": value / middle,
+                    "inside": one.low <= value <= one.high,
+                }
+            )
     return found
 
 
@@ -78,10 +100,23 @@ def tables(compared: list[dict]) -> list:
 
     if not compared:
         return []
-    table = Table("figure", "predicted", "measured", "ratio", "", title=f"{sum(c['inside'] for c in compared)} of {len(compared)} as predicted")
+    table = Table(
+        "figure",
+        "predicted",
+        "measured",
+        "ratio",
+        "",
+        title=f"{sum(c['inside'] for c in compared)} of {len(compared)} as predicted",
+    )
     for c in compared:
-        table.add_row(c["name"], f"{_number(c['low'])} to {_number(c['high'])} {c['unit']}", _number(c["measured"]), f"{c['ratio']:.2f}",
-                      "" if c["inside"] else "outside", style="" if c["inside"] else "yellow")
+        table.add_row(
+            c["name"],
+            f"{_number(c['low'])} to {_number(c['high'])} {c['unit']}",
+            _number(c["measured"]),
+            f"{c['ratio']:.2f}",
+            "" if c["inside"] else "outside",
+            style="" if c["inside"] else "yellow",
+        )
     return [table]
 
 
@@ -93,7 +128,13 @@ def table(measured: dict):
     """Every prediction with its formula (a rich renderable)."""
     from rich.table import Table
 
-    found = Table("figure", "predicted", "formula", "why", title=f"{measured['hardware']['name']}: {measured['hardware']['source']}")
+    found = Table(
+        "figure",
+        "predicted",
+        "formula",
+        "why",
+        title=f"{measured['hardware']['name']}: {measured['hardware']['source']}",
+    )
     for f in measured["figures"].values():
         name = Prediction(**(f | {"figure": tuple(f["figure"])})).name
         found.add_row(name, f"{_number(f['low'])} to {_number(f['high'])} {f['unit']}", f["formula"], f["why"])

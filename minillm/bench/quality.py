@@ -8,6 +8,7 @@ give other calibration text and other fresh text, and the spread between them is
     normal      bf16, int8, fp8; int4, int3, int2 by rtn, gptq and awq, in groups and whole rows; 8-bit activations
     outliers    the same model, its function kept, four channels of its activations made 256 times larger
 """
+
 from __future__ import annotations
 
 import statistics
@@ -60,7 +61,9 @@ class Workload:
         """By name, the originals first: everything else is compared with one of them."""
         chosen = {name: one for name, one in all_candidates().items() if not self.only or name.startswith(self.only)}
         if not chosen:
-            raise ValueError(f"no candidate begins with {' or '.join(self.only)}; there are {', '.join(all_candidates())}")
+            raise ValueError(
+                f"no candidate begins with {' or '.join(self.only)}; there are {', '.join(all_candidates())}"
+            )
         originals = {base_of(one): Candidate(outliers=one.outliers, every_seed=True) for one in chosen.values()}
         return originals | {name: one for name, one in chosen.items() if name not in originals}
 
@@ -100,7 +103,9 @@ def base_of(candidate: Candidate) -> str:
     return "outliers: original" if candidate.outliers else "original"
 
 
-def run(workload: Workload, device: str = "auto", command: str = "", on_run: Callable[[str], None] = lambda name: None) -> dict:
+def run(
+    workload: Workload, device: str = "auto", command: str = "", on_run: Callable[[str], None] = lambda name: None
+) -> dict:
     """Measure every candidate; `on_run` hears of each candidate and seed that is done. See `measure.result`."""
     where = resolve_device(device)
     figures: dict[str, dict] = {}
@@ -119,13 +124,18 @@ def run(workload: Workload, device: str = "auto", command: str = "", on_run: Cal
     return measure.result(f"quality-{Path(workload.model).name}", command, where, asdict(workload), None, figures, {})
 
 
-def measure_one(candidate: Candidate, workload: Workload, model: str | Path, device: str, on_seed: Callable[[], None]) -> dict:
+def measure_one(
+    candidate: Candidate, workload: Workload, model: str | Path, device: str, on_seed: Callable[[], None]
+) -> dict:
     """Perplexity on each seed's text, and the answers to the first seed's questions."""
     figures: dict[str, Any] = {"perplexities": []}
     for seed in workload.seeds_of(candidate):
         quantization = candidate.quantization
         if quantization is not None:
-            quantization = quantization | {"seed": CALIBRATION_SEEDS[seed], "num_documents": workload.calibration_documents}
+            quantization = quantization | {
+                "seed": CALIBRATION_SEEDS[seed],
+                "num_documents": workload.calibration_documents,
+            }
         llm = LLM(model, dtype=candidate.dtype, device=device, quantization=quantization)
         texts = fresh_text(llm.get_tokenizer(), workload.documents, FRESH_SEEDS[seed])
         figures["perplexities"].append(perplexity(llm.model, texts))
@@ -138,7 +148,11 @@ def measure_one(candidate: Candidate, workload: Workload, model: str | Path, dev
 
 def fresh_text(tokenizer, documents: int, seed: int) -> list[list[int]]:
     """Token ids of `documents` documents of every task."""
-    return [encode_document(tokenizer, corpus.document(task, seed, index)) for task in corpus.WRITERS for index in range(documents)]
+    return [
+        encode_document(tokenizer, corpus.document(task, seed, index))
+        for task in corpus.WRITERS
+        for index in range(documents)
+    ]
 
 
 def share_right(llm: LLM, asked: int, seed: int) -> dict[str, float]:
@@ -148,7 +162,9 @@ def share_right(llm: LLM, asked: int, seed: int) -> dict[str, float]:
         documents = [corpus.document(task, seed, index) for index in range(asked)]
         batch = [question for document in documents for question in tasks.questions(document, llm.get_tokenizer())]
         said = tasks.answers(llm, batch)
-        shares[task] = sum(tasks.is_right(task, text, question.answer) for question, text in zip(batch, said)) / len(batch)
+        shares[task] = sum(tasks.is_right(task, text, question.answer) for question, text in zip(batch, said)) / len(
+            batch
+        )
     return shares
 
 
@@ -162,9 +178,22 @@ def tables(measured: dict) -> list:
     rows = {}
     for candidate, one in figures.items():
         spread = share(one["spread"]).lstrip("+") if len(one["increases"]) > 1 else "–"
-        rows[candidate] = (f"{one['bits_per_weight']:.2f}", f"{one['perplexities'][0]:.4g}", share(one["increase"]), spread)
-    found = [_table(f"{name}: fresh text, against the original on the same", ("bits", "perplexity", "increase", "spread"), rows)]
-    rows = {candidate: [f"{one['right'][task]:.0%}" for task in tasks.GOALS] for candidate, one in figures.items() if one["right"]}
+        rows[candidate] = (
+            f"{one['bits_per_weight']:.2f}",
+            f"{one['perplexities'][0]:.4g}",
+            share(one["increase"]),
+            spread,
+        )
+    found = [
+        _table(
+            f"{name}: fresh text, against the original on the same", ("bits", "perplexity", "increase", "spread"), rows
+        )
+    ]
+    rows = {
+        candidate: [f"{one['right'][task]:.0%}" for task in tasks.GOALS]
+        for candidate, one in figures.items()
+        if one["right"]
+    }
     return found + ([_table(f"{name}: right answers", tuple(tasks.GOALS), rows)] if rows else [])
 
 

@@ -3,6 +3,7 @@
 The limit of a case counts the bytes of the packed weight, with its scales, of the inputs and of the result; that of the
 same product in 16 bits is four times or twice as far.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -36,7 +37,9 @@ def w4a16_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[Ca
 
         def make(rows=rows, n=n, k=k, group=group):
             codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device)
-            scales = (torch.rand(n, k // group, device=device) + 0.5).to(torch.bfloat16 if dtype is torch.bfloat16 else torch.float16)
+            scales = (torch.rand(n, k // group, device=device) + 0.5).to(
+                torch.bfloat16 if dtype is torch.bfloat16 else torch.float16
+            )
             weight = pack(codes, scales.half())  # bfloat16 first: torch's int4 keeps its scales in it
             x = torch.randn(rows, k, device=device, dtype=dtype)
             theirs = _torch_int4(codes, scales) if _has_torch_int4(device, dtype) else ()
@@ -52,7 +55,8 @@ def w4a16_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[Ca
             candidates["twin"] = lambda x, weight, *_: torch_quantized_matmul(x, weight)
         if _has_torch_int4(device, dtype):
             candidates["torch int4"] = lambda x, weight, plain, packed, scales, group=group: (
-                torch.ops.aten._weight_int4pack_mm(x, packed, group, scales))
+                torch.ops.aten._weight_int4pack_mm(x, packed, group, scales)
+            )
         num_bytes = n * k // 2 + 2 * n * k // group + dtype.itemsize * rows * (n + k)
         cases.append(Case(f"W4A16 {rows} x {k} -> {n}", make, candidates, num_bytes, 2 * rows * n * k))
     return cases
@@ -85,25 +89,40 @@ def w8a8_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[Cas
                 return x, plain, *quantize_rows(x, format), weight, scales
 
             candidates = {
-                "minillm": lambda x, plain, codes, row_scales, weight, scales: scaled_matmul(codes, row_scales, weight, scales, None, x.dtype),
+                "minillm": lambda x, plain, codes, row_scales, weight, scales: scaled_matmul(
+                    codes, row_scales, weight, scales, None, x.dtype
+                ),
                 f"torch {str(dtype).removeprefix('torch.')}": lambda x, plain, *_: F.linear(x, plain),
                 "minillm, inputs rounded too": lambda x, plain, codes, row_scales, weight, scales, format=format: (
-                    scaled_matmul(*quantize_rows(x, format), weight, scales, None, x.dtype)),
+                    scaled_matmul(*quantize_rows(x, format), weight, scales, None, x.dtype)
+                ),
                 **_torch_8_bits(format, rows, device, dtype),
             }
             num_bytes = n * k + rows * k + 4 * (n + rows) + dtype.itemsize * rows * n
             # Twice the rate in 8 bits: the limit is of bytes or of half the operations of 16 bits.
-            cases.append(Case(f"W8A8 {format} {rows} x {k} -> {n}", make, candidates, num_bytes, rows * n * k, tolerance=5e-2))
+            cases.append(
+                Case(f"W8A8 {format} {rows} x {k} -> {n}", make, candidates, num_bytes, rows * n * k, tolerance=5e-2)
+            )
     return cases
 
 
 def _torch_8_bits(format: str, rows: int, device: torch.device, dtype: torch.dtype) -> dict[str, Callable[..., Tensor]]:
     if device.type != "cuda":
-        return {"twin": lambda x, plain, codes, row_scales, weight, scales: torch_scaled_matmul(codes, row_scales, weight, scales, None, x.dtype)}
+        return {
+            "twin": lambda x, plain, codes, row_scales, weight, scales: torch_scaled_matmul(
+                codes, row_scales, weight, scales, None, x.dtype
+            )
+        }
     if format == "int8" and rows > 16:
-        return {"torch._int_mm": lambda x, plain, codes, row_scales, weight, scales: (
-            (torch._int_mm(codes, weight.t()) * row_scales[:, None] * scales).to(dtype))}
+        return {
+            "torch._int_mm": lambda x, plain, codes, row_scales, weight, scales: (
+                torch._int_mm(codes, weight.t()) * row_scales[:, None] * scales
+            ).to(dtype)
+        }
     if format == "fp8" and dtype is torch.bfloat16 and torch.cuda.get_device_capability(device) >= (9, 0):
-        return {"torch._scaled_mm": lambda x, plain, codes, row_scales, weight, scales: torch._scaled_mm(
-            codes, weight.t(), scale_a=row_scales[:, None], scale_b=scales[None], out_dtype=dtype)}
+        return {
+            "torch._scaled_mm": lambda x, plain, codes, row_scales, weight, scales: torch._scaled_mm(
+                codes, weight.t(), scale_a=row_scales[:, None], scale_b=scales[None], out_dtype=dtype
+            )
+        }
     return {}

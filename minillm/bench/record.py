@@ -9,6 +9,7 @@ While it is kept somewhere, a case that fails costs only itself: its error is re
 is kept, as in a library call, the error is raised. What has not ended well has `"complete": false`, the reason and the
 errors; a complete result has none of the three.
 """
+
 from __future__ import annotations
 
 import gc
@@ -26,7 +27,14 @@ SECONDS_BETWEEN = 1.0  # at least, from one file of samples to the next
 class Record:
     """What `measure.result` returns, filled bit by bit: `ceilings`, `figures` and `samples` are its owner's to set."""
 
-    def __init__(self, name: str, command: str, device: torch.device, workload: dict, keep: Callable[[dict], object] | None = None):
+    def __init__(
+        self,
+        name: str,
+        command: str,
+        device: torch.device,
+        workload: dict,
+        keep: Callable[[dict], object] | None = None,
+    ):
         self.device, self.keep = device, keep
         self.ceilings: measure.Ceilings | None = None
         self.figures: dict = {}
@@ -60,8 +68,13 @@ class Record:
         release(self.device)
         self._write(f"cut off after {name!r}")
 
-    def interleave(self, candidates: dict[str, Callable[[], object]], repeats: int, prefix: str = "",
-                   on_run: Callable[[str], None] = lambda name: None) -> dict[str, measure.Samples]:
+    def interleave(
+        self,
+        candidates: dict[str, Callable[[], object]],
+        repeats: int,
+        prefix: str = "",
+        on_run: Callable[[str], None] = lambda name: None,
+    ) -> dict[str, measure.Samples]:
         """`measure.interleave` of these candidates; every sample is in `samples`, under prefix + name, as soon as it is taken."""
 
         def heard(name: str, taken: tuple[float, ...]) -> None:
@@ -93,7 +106,9 @@ class Record:
             torch.cuda.synchronize(self.device)
         except RuntimeError as error:
             self._write(f"the GPU's context was lost in {name!r}; the cases after it were not run")
-            raise RuntimeError(f"{name!r} has lost the GPU's context ({error}); the cases after it were not run") from None
+            raise RuntimeError(
+                f"{name!r} has lost the GPU's context ({error}); the cases after it were not run"
+            ) from None
 
 
 def release(device: torch.device) -> None:

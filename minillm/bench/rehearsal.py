@@ -6,6 +6,7 @@ that ran, replayed ones too; `operations_a_step` what torch's dispatcher was ask
 Triton has built in this process since it started; `cache_bytes` and `weight_bytes` are
 what the engine counts, `allocated_bytes` what torch held at most, from before the engine was made.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -31,13 +32,21 @@ SCENARIOS: dict[str, tuple[dict, dict]] = {  # name -> settings of the LLM, of t
     "8-bit cache": ({"kv_cache_dtype": "int8"}, {}),
     "windows and sinks": ({"kv_retention": {"sinks": 4, "window": 64}}, {}),
     "n-gram": ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, {}),
-    "draft": ({"speculative_config": {"method": "draft_model", "model": "tinyworld-draft", "num_speculative_tokens": 3}}, {}),
+    "draft": (
+        {"speculative_config": {"method": "draft_model", "model": "tinyworld-draft", "num_speculative_tokens": 3}},
+        {},
+    ),
     "grammar": ({}, {"structured_outputs": {"regex": r"[a-z ]{20,40}"}}),
 }
 
 
-def run(device: str = "auto", command: str = "minillm bench rehearsal", scenarios: dict[str, tuple[dict, dict]] = SCENARIOS,
-        on_run: Callable[[str], None] = lambda what: None, keep: Callable[[dict], object] | None = None) -> dict:
+def run(
+    device: str = "auto",
+    command: str = "minillm bench rehearsal",
+    scenarios: dict[str, tuple[dict, dict]] = SCENARIOS,
+    on_run: Callable[[str], None] = lambda what: None,
+    keep: Callable[[dict], object] | None = None,
+) -> dict:
     """Every scenario counted; a result for `measure.save`."""
     where = resolve_device(device)
     record = Record("rehearsal", command, where, {"model": "tinyworld", "requests": 3, "tokens": TOKENS}, keep)
@@ -57,7 +66,9 @@ def count(device: torch.device, settings: dict, wishes: dict) -> dict:
     llm = LLM("tinyworld", device=str(device), max_num_seqs=8, num_kv_blocks=512, **settings)
 
     def generate(tokens: int) -> int:
-        params = SamplingParams(**{"temperature": 0.0, "max_tokens": tokens, "ignore_eos": "structured_outputs" not in wishes} | wishes)
+        params = SamplingParams(
+            **{"temperature": 0.0, "max_tokens": tokens, "ignore_eos": "structured_outputs" not in wishes} | wishes
+        )
         started = llm.engine.num_steps
         llm.generate(["Once upon a time", "Mia has 3 apples", "The fox"], params, use_tqdm=False)
         return llm.engine.num_steps - started
@@ -69,15 +80,21 @@ def count(device: torch.device, settings: dict, wishes: dict) -> dict:
     launched: list[KernelTime] = profiled(lambda: generate(TOKENS)) if on_gpu else []
     cache = llm.engine.runner.cache
     found = {
-        "steps": steps, "operations_a_step": operations.total() / steps, "waits_a_step": waits.count / steps,
-        "launches_a_step": sum(kernel.count for kernel in launched) / steps, "kernels": {kernel.name[:80]: kernel.count for kernel in launched},
-        "specialisations": num_specialisations(), "specialisations_while_serving": num_specialisations() - after_warm_up,
+        "steps": steps,
+        "operations_a_step": operations.total() / steps,
+        "waits_a_step": waits.count / steps,
+        "launches_a_step": sum(kernel.count for kernel in launched) / steps,
+        "kernels": {kernel.name[:80]: kernel.count for kernel in launched},
+        "specialisations": num_specialisations(),
+        "specialisations_while_serving": num_specialisations() - after_warm_up,
         "cache_bytes": cache.bytes_per_block * 512,
         "weight_bytes": llm.model.config.num_parameters() * llm.model.dtype.itemsize,
     }
     if on_gpu:
         found["allocated_bytes"] = torch.cuda.max_memory_allocated(device) - before
-        found["beside_weights_and_cache_bytes"] = found["allocated_bytes"] - found["cache_bytes"] - found["weight_bytes"]
+        found["beside_weights_and_cache_bytes"] = (
+            found["allocated_bytes"] - found["cache_bytes"] - found["weight_bytes"]
+        )
     return found
 
 
@@ -119,9 +136,26 @@ def tables(measured: dict) -> list:
     """A line for each scenario (rich renderables)."""
     from rich.table import Table
 
-    table = Table("scenario", "steps", "launches a step", "torch operations a step", "waits a step", "built", "while serving", "MB beside",
-                  title=f"tinyworld, 3 requests, {measured['hardware']['name']}")
+    table = Table(
+        "scenario",
+        "steps",
+        "launches a step",
+        "torch operations a step",
+        "waits a step",
+        "built",
+        "while serving",
+        "MB beside",
+        title=f"tinyworld, 3 requests, {measured['hardware']['name']}",
+    )
     for name, f in measured["figures"].items():
-        table.add_row(name, str(f["steps"]), f"{f['launches_a_step']:.1f}", f"{f['operations_a_step']:.1f}", f"{f['waits_a_step']:.2f}",
-                      str(f["specialisations"]), str(f["specialisations_while_serving"]), f"{f.get('beside_weights_and_cache_bytes', 0) / 1e6:.0f}")
+        table.add_row(
+            name,
+            str(f["steps"]),
+            f"{f['launches_a_step']:.1f}",
+            f"{f['operations_a_step']:.1f}",
+            f"{f['waits_a_step']:.2f}",
+            str(f["specialisations"]),
+            str(f["specialisations_while_serving"]),
+            f"{f.get('beside_weights_and_cache_bytes', 0) / 1e6:.0f}",
+        )
     return [table]

@@ -3,6 +3,7 @@
 Tests of kernels take the time of their compilations. Eight processes with a shard each compile on eight cores, and
 Triton's cache on disk keeps what they built for all later processes. A test's shard depends on its name alone.
 """
+
 from __future__ import annotations
 
 from zlib import crc32

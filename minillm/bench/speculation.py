@@ -3,6 +3,7 @@
 The text is the bundled model's, so guesses are as good as they really are; a step costs what a model of 131 million
 parameters costs (`minillm.bench.enlarged`), so that reading weights is what takes the time.
 """
+
 from __future__ import annotations
 
 import tempfile
@@ -44,8 +45,13 @@ def num_runs(workload: Workload) -> int:
     return 2 + 3 * len(TASKS) * (workload.repeats + 2) + 3 * len(workload.batches) * (workload.repeats + 1)
 
 
-def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench speculation",
-        on_run: Callable[[str], None] = lambda what: None, keep: Callable[[dict], object] | None = None) -> dict:
+def run(
+    workload: Workload = Workload(),
+    device: str = "auto",
+    command: str = "minillm bench speculation",
+    on_run: Callable[[str], None] = lambda what: None,
+    keep: Callable[[dict], object] | None = None,
+) -> dict:
     """Measure `workload` and return a result (see `measure.result`); `on_run` hears what has just been done.
 
     Raises RuntimeError if speculation says another token than plain decoding, in float32; in bfloat16 they are counted.
@@ -61,7 +67,14 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
         on_run("ceilings")
         # Engines side by side: each takes the blocks of its requests, not 90% of a GPU.
         at_once = max(workload.batches, default=1)
-        make = partial(LLM, str(target), device=str(where), dtype=workload.dtype, max_num_seqs=at_once, num_kv_blocks=at_once * BLOCKS_EACH)
+        make = partial(
+            LLM,
+            str(target),
+            device=str(where),
+            dtype=workload.dtype,
+            max_num_seqs=at_once,
+            num_kv_blocks=at_once * BLOCKS_EACH,
+        )
         drafting = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": workload.num_draft_tokens}
         llms = {
             "plain": make(),
@@ -73,7 +86,9 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
             with record.case(task):
                 record.figures[task] = _over_methods(llms, task, workload, record, steps, on_run)
         del llms["ngram"]
-        llms["adaptive"] = make(speculative_config=drafting | {"num_speculative_tokens": 2 * workload.num_draft_tokens, "adaptive": True})
+        llms["adaptive"] = make(
+            speculative_config=drafting | {"num_speculative_tokens": 2 * workload.num_draft_tokens, "adaptive": True}
+        )
         on_run("step costs")
         for batch in workload.batches:
             with record.case(f"batch {batch}"):
@@ -82,14 +97,14 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
 
 
 def prompts_of(task: str, count: int) -> list[str]:
-    """"json" shows some texts with their JSON and asks for one more with the same fields; "copying" asks for the first of
+    """ "json" shows some texts with their JSON and asks for one more with the same fields; "copying" asks for the first of
     them again; a "story" is to be continued."""
     if task == "story":
         return [document.text[:80] for document in corpus.held_out("story", count)]
     by_fields: dict[str, list[tuple[str, str]]] = {}
     for document in corpus.held_out("json", SEARCHED):
         for question, answer in document.questions:
-            by_fields.setdefault(question[question.index("Fields:"):], []).append((question, answer))
+            by_fields.setdefault(question[question.index("Fields:") :], []).append((question, answer))
     alike = sorted(by_fields.values(), key=len, reverse=True)[:count]
     prompts = []
     for questions in alike:
@@ -105,15 +120,25 @@ def _over_methods(llms: dict[str, LLM], task: str, workload: Workload, record: R
     for name, llm in llms.items():
         said[name], counted[name] = _counted(llm, prompts, params)
         on_run(f"{name}, counted")
-    times = record.interleave({name: partial(_seconds_per_token, llm, prompts, params) for name, llm in llms.items()},
-                              workload.repeats, f"{task}/", on_run)
+    times = record.interleave(
+        {name: partial(_seconds_per_token, llm, prompts, params) for name, llm in llms.items()},
+        workload.repeats,
+        f"{task}/",
+        on_run,
+    )
     plain, figures = times["plain"].median, {}
     for name, time in times.items():
         agreeing = sum(a == b for one, other in zip(said[name], said["plain"]) for a, b in zip(one, other))
         if workload.dtype == "float32" and said[name] != said["plain"]:
             raise RuntimeError(f"{name} says other float32 tokens than plain decoding: no point in timing")
-        figures[name] = {"tokens_per_second": 1 / time.median, "spread": time.spread, "speedup": plain / time.median,
-                         "agreeing_tokens": agreeing, "tokens": sum(map(len, said["plain"])), **counted[name]}
+        figures[name] = {
+            "tokens_per_second": 1 / time.median,
+            "spread": time.spread,
+            "speedup": plain / time.median,
+            "agreeing_tokens": agreeing,
+            "tokens": sum(map(len, said["plain"])),
+            **counted[name],
+        }
         if name != "plain":
             figures[name] |= _beside_the_formula(figures[name], plain, steps)
     return figures
@@ -131,8 +156,14 @@ def _beside_the_formula(figure: dict, plain_seconds: float, steps: StepCost) -> 
     drafted = figure["steps_with_draft"]  # the others are plain ones
     formula = (drafted * tokens + 1 - drafted) / (drafted * (gamma * cost + 1) + 1 - drafted)
     counted = figure["tokens_per_step"] / (drafted * (gamma * cost + check) + 1 - drafted)
-    return {"cost_ratio": cost, "check_ratio": check, "formula": formula, "share_of_formula": figure["speedup"] / formula,
-            "counted": counted, "share_of_counted": figure["speedup"] / counted}
+    return {
+        "cost_ratio": cost,
+        "check_ratio": check,
+        "formula": formula,
+        "share_of_formula": figure["speedup"] / formula,
+        "counted": counted,
+        "share_of_counted": figure["speedup"] / counted,
+    }
 
 
 def _counted(llm: LLM, prompts: list[str], params: SamplingParams) -> tuple[list[list[int]], dict]:
@@ -148,13 +179,18 @@ def _counted(llm: LLM, prompts: list[str], params: SamplingParams) -> tuple[list
         llm.generate(prompt, params, use_tqdm=False)
     llm.trace.enabled = False
     after, steps = asdict(llm.engine.speculation.metrics), llm.engine.num_steps - steps - len(prompts)
-    new = {name: after[name] - before[name] for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_misses")}
+    new = {
+        name: after[name] - before[name]
+        for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_misses")
+    }
     drafted = max(1, new["num_draft_tokens"])
     tried = new["num_accepted_tokens"] + new["num_misses"]
     return said, {
-        "alpha": new["num_accepted_tokens"] / max(1, tried), "acceptance_rate": new["num_accepted_tokens"] / drafted,
+        "alpha": new["num_accepted_tokens"] / max(1, tried),
+        "acceptance_rate": new["num_accepted_tokens"] / drafted,
         "mean_draft_length": new["num_draft_tokens"] / max(1, new["num_drafts"]),
-        "steps_with_draft": new["num_drafts"] / max(1, steps), "tokens_per_step": (sum(map(len, said)) - len(said)) / max(1, steps),
+        "steps_with_draft": new["num_drafts"] / max(1, steps),
+        "tokens_per_step": (sum(map(len, said)) - len(said)) / max(1, steps),
         "seconds_per_guess": sum(llm.trace.seconds("draft").values()) / drafted,
     }
 
@@ -173,11 +209,21 @@ def _over_batch(llms: dict[str, LLM], batch: int, workload: Workload, record: Re
     """Stories, `batch` at once."""
     prompts = prompts_of("story", batch)
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
-    times = record.interleave({name: partial(_seconds_of_batch, llm, prompts, params) for name, llm in llms.items()},
-                              workload.repeats, f"batch {batch}/", on_run)
+    times = record.interleave(
+        {name: partial(_seconds_of_batch, llm, prompts, params) for name, llm in llms.items()},
+        workload.repeats,
+        f"batch {batch}/",
+        on_run,
+    )
     tokens = batch * MAX_TOKENS
-    return {name: {"tokens_per_second": tokens / time.median, "spread": time.spread, "speedup": times["plain"].median / time.median}
-            for name, time in times.items()}
+    return {
+        name: {
+            "tokens_per_second": tokens / time.median,
+            "spread": time.spread,
+            "speedup": times["plain"].median / time.median,
+        }
+        for name, time in times.items()
+    }
 
 
 def _seconds_of_batch(llm: LLM, prompts: list[str], params: SamplingParams) -> None:
@@ -189,18 +235,52 @@ def tables(measured: dict) -> list:
     from rich.table import Table
 
     workload, figures = measured["workload"], measured["figures"]
-    alone = Table("task", "guesses", "tokens/s", "± half range", "× plain", "tokens a step", "α",
-                  title=f"One request at a time, {workload['dtype']}, 131 M parameters")
-    formula = Table("task", "guesses", "a guess", "a check", "formula", "of it", "counted", "of it", title="Costs in steps, and beside the formula")
+    alone = Table(
+        "task",
+        "guesses",
+        "tokens/s",
+        "± half range",
+        "× plain",
+        "tokens a step",
+        "α",
+        title=f"One request at a time, {workload['dtype']}, 131 M parameters",
+    )
+    formula = Table(
+        "task",
+        "guesses",
+        "a guess",
+        "a check",
+        "formula",
+        "of it",
+        "counted",
+        "of it",
+        title="Costs in steps, and beside the formula",
+    )
     for task in TASKS:
         for name, f in figures[task].items():
             speed = [f"{f['tokens_per_second']:,.0f}", f"{f['spread'] / 2:.0%}", f"{f['speedup']:.2f}"]
-            alone.add_row(task, name, *speed, *([f"{f['tokens_per_step']:.2f}", f"{f['alpha']:.2f}"] if name != "plain" else ["", ""]))
+            alone.add_row(
+                task,
+                name,
+                *speed,
+                *([f"{f['tokens_per_step']:.2f}", f"{f['alpha']:.2f}"] if name != "plain" else ["", ""]),
+            )
             if name != "plain":
-                formula.add_row(task, name, f"{f['cost_ratio']:.3f}", f"{f['check_ratio']:.2f}", f"{f['formula']:.2f}",
-                                f"{f['share_of_formula']:.0%}", f"{f['counted']:.2f}", f"{f['share_of_counted']:.0%}")
+                formula.add_row(
+                    task,
+                    name,
+                    f"{f['cost_ratio']:.3f}",
+                    f"{f['check_ratio']:.2f}",
+                    f"{f['formula']:.2f}",
+                    f"{f['share_of_formula']:.0%}",
+                    f"{f['counted']:.2f}",
+                    f"{f['share_of_counted']:.0%}",
+                )
     together = Table("batch", "plain, tokens/s", "draft model", "adaptive", title="Stories at once, and × plain")
     for batch in workload["batches"]:
         row = figures[f"batch {batch}"]
-        together.add_row(str(batch), *(f"{f['tokens_per_second']:,.0f} ± {f['spread'] / 2:.0%} ({f['speedup']:.2f}×)" for f in row.values()))
+        together.add_row(
+            str(batch),
+            *(f"{f['tokens_per_second']:,.0f} ± {f['spread'] / 2:.0%} ({f['speedup']:.2f}×)" for f in row.values()),
+        )
     return [alone, formula, together]

@@ -4,6 +4,7 @@ Every rung is the same engine with one more switch on, says the same greedy toke
 others. On a CPU the switches are the packed weights, our own C kernels, and a layer in one call; on a GPU the Triton
 kernels, the recorded steps (CUDA graphs) and the step scheduled ahead.
 """
+
 from __future__ import annotations
 
 import tempfile
@@ -60,17 +61,30 @@ GPU_RUNGS = (
     Rung("+ scheduled ahead", dict(attention_backend="triton", async_scheduling=True)),
 )
 
+
 class Engine:
     """One rung, ready to run."""
 
     def __init__(self, rung: Rung, path: Path, workload: Workload, device: torch.device, prompts: list[list[int]]):
-        self.rung, self.prompts, self.count = rung, [{"prompt_token_ids": prompt} for prompt in prompts], workload.output_tokens
+        self.rung, self.prompts, self.count = (
+            rung,
+            [{"prompt_token_ids": prompt} for prompt in prompts],
+            workload.output_tokens,
+        )
         self.params = SamplingParams(temperature=0.0, max_tokens=workload.output_tokens, ignore_eos=True)
         length = workload.prompt_tokens + workload.output_tokens
         started = time.perf_counter()
         with switched_off(rung.without):
-            self.llm = LLM(str(path), device=str(device), dtype=workload.dtype, max_num_seqs=max(1, len(prompts)), max_model_len=length,
-                           num_kv_blocks=-(-length // 16) * len(prompts) + 1, enable_prefix_caching=False, **rung.settings)
+            self.llm = LLM(
+                str(path),
+                device=str(device),
+                dtype=workload.dtype,
+                max_num_seqs=max(1, len(prompts)),
+                max_model_len=length,
+                num_kv_blocks=-(-length // 16) * len(prompts) + 1,
+                enable_prefix_caching=False,
+                **rung.settings,
+            )
             if rung.compiled:
                 compile_parts(self.llm)
             self.said = self.run()[1]
@@ -87,14 +101,19 @@ class Engine:
     def operations(self) -> float:
         """Operations that torch is asked for in a decode step."""
         with switched_off(self.rung.without), CountOperations() as counted:
-            self.llm.generate(self.prompts, SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True), use_tqdm=False)
+            self.llm.generate(
+                self.prompts, SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True), use_tqdm=False
+            )
             long = counted.total()
-            self.llm.generate(self.prompts, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True), use_tqdm=False)
+            self.llm.generate(
+                self.prompts, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True), use_tqdm=False
+            )
         return (2 * long - counted.total()) / 10  # ten steps more
 
 
 def compile_parts(llm: LLM) -> None:
     """What of a layer is neither a matrix product nor attention: torch fuses it into loops of its own."""
+
     def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return torch.nn.functional.silu(gate) * up
@@ -133,29 +152,47 @@ def rungs_for(device: torch.device, names: tuple[str, ...] = ()) -> tuple[Rung, 
     """
     rungs = GPU_RUNGS if device.type == "cuda" else _cpu_rungs()
     if unknown := set(names) - {rung.name for rung in rungs}:
-        raise ValueError(f"rung={sorted(unknown)} is not on the ladder; its rungs here are {', '.join(rung.name for rung in rungs)}")
+        raise ValueError(
+            f"rung={sorted(unknown)} is not on the ladder; its rungs here are {', '.join(rung.name for rung in rungs)}"
+        )
     return tuple(rung for rung in rungs if not names or rung.name in names)
 
 
 def _cpu_rungs() -> tuple[Rung, ...]:
-    return tuple(rung for rung in CPU_RUNGS if rung.settings["attention_backend"] == "torch" or native.library() is not None)
+    return tuple(
+        rung for rung in CPU_RUNGS if rung.settings["attention_backend"] == "torch" or native.library() is not None
+    )
 
 
-def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench step", shapes: dict[str, Shape] = SHAPES,
-        rungs: tuple[Rung, ...] | None = None, on_run: Callable[[str], None] = lambda what: None,
-        keep: Callable[[dict], object] | None = None) -> dict:
+def run(
+    workload: Workload = Workload(),
+    device: str = "auto",
+    command: str = "minillm bench step",
+    shapes: dict[str, Shape] = SHAPES,
+    rungs: tuple[Rung, ...] | None = None,
+    on_run: Callable[[str], None] = lambda what: None,
+    keep: Callable[[dict], object] | None = None,
+) -> dict:
     """Measure every rung; a result for `measure.save`. Raises RuntimeError if one says other tokens, in float32."""
     if workload.shape not in shapes:
         raise ValueError(f"shape={workload.shape!r} is unknown; choose one of {', '.join(shapes)}")
     where = resolve_device(device)
     dtype = resolve_dtype(workload.dtype, where)
-    record = Record(f"step-{workload.shape}-{workload.dtype}-batch-{workload.batch}", command, where, asdict(workload), keep)
+    record = Record(
+        f"step-{workload.shape}-{workload.dtype}-batch-{workload.batch}", command, where, asdict(workload), keep
+    )
     with tempfile.TemporaryDirectory() as folder:
-        path = write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed, where, dtype)
+        path = write_random_checkpoint(
+            shapes[workload.shape], Path(folder) / workload.shape, workload.seed, where, dtype
+        )
         config = load_config(path)
-        record.ceilings = ceilings = measure.measure_ceilings(where, (dtype,), measure.megabytes_to_read(config.num_parameters() * dtype.itemsize, where))
+        record.ceilings = ceilings = measure.measure_ceilings(
+            where, (dtype,), measure.megabytes_to_read(config.num_parameters() * dtype.itemsize, where)
+        )
         generator = torch.Generator().manual_seed(workload.seed)
-        prompts = torch.randint(4, config.vocab_size, (workload.batch, workload.prompt_tokens), generator=generator).tolist()
+        prompts = torch.randint(
+            4, config.vocab_size, (workload.batch, workload.prompt_tokens), generator=generator
+        ).tolist()
         engines = {}
         for rung in rungs or rungs_for(where):
             with record.case(rung.name):
@@ -164,35 +201,61 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
         if not engines:
             return record.finish()
         said = [engine.said for engine in engines.values()]
-        agreeing = {name: sum(a == b for one, other in zip(engine.said, said[0]) for a, b in zip(one, other))
-                    for name, engine in engines.items()}
+        agreeing = {
+            name: sum(a == b for one, other in zip(engine.said, said[0]) for a, b in zip(one, other))
+            for name, engine in engines.items()
+        }
         if dtype == torch.float32 and any(one != said[0] for one in said):
-            raise RuntimeError(f"the rungs say different tokens, in float32: {agreeing} of {workload.batch * workload.output_tokens} "
-                               "agree with the first rung; no point in timing")
+            raise RuntimeError(
+                f"the rungs say different tokens, in float32: {agreeing} of {workload.batch * workload.output_tokens} "
+                "agree with the first rung; no point in timing"
+            )
         with record.case("steps in turns"):
-            times = record.interleave({name: lambda engine=engine: engine.run()[0] for name, engine in engines.items()},
-                                      workload.repeats, on_run=on_run)
+            times = record.interleave(
+                {name: lambda engine=engine: engine.run()[0] for name, engine in engines.items()},
+                workload.repeats,
+                on_run=on_run,
+            )
             operations = {name: engine.operations() for name, engine in engines.items()}
             floor = limit_seconds(config, dtype, workload, ceilings)
-            record.figures |= {"limit_step_seconds": floor, "rungs": figures_of(times, operations, engines, agreeing, workload.batch, floor)}
+            record.figures |= {
+                "limit_step_seconds": floor,
+                "rungs": figures_of(times, operations, engines, agreeing, workload.batch, floor),
+            }
     return record.finish()
 
 
 def limit_seconds(config, dtype: torch.dtype, workload: Workload, ceilings: measure.Ceilings) -> float:
     """Weights once, and keys and values of every text at its mean length, over the bandwidth."""
     read = decode.Workload(prompt_tokens=workload.prompt_tokens, output_tokens=workload.output_tokens)
-    kv_bytes = decode.bytes_per_token(config, dtype, read) - decode.bytes_per_token(config, dtype, decode.Workload(prompt_tokens=0, output_tokens=0))
+    kv_bytes = decode.bytes_per_token(config, dtype, read) - decode.bytes_per_token(
+        config, dtype, decode.Workload(prompt_tokens=0, output_tokens=0)
+    )
     return (decode.bytes_per_token(config, dtype, read) + (workload.batch - 1) * kv_bytes) / ceilings.bandwidth
 
 
-def figures_of(times: dict[str, measure.Samples], operations: dict[str, float], engines: dict[str, Engine], agreeing: dict[str, int],
-               batch: int, floor: float) -> dict:
+def figures_of(
+    times: dict[str, measure.Samples],
+    operations: dict[str, float],
+    engines: dict[str, Engine],
+    agreeing: dict[str, int],
+    batch: int,
+    floor: float,
+) -> dict:
     first = times[next(iter(times))].median
-    return {name: {"step_seconds": samples.median, "spread": samples.spread, "tokens_per_second": batch / samples.median,
-                   "share_of_limit": floor / samples.median, "times_first": first / samples.median,
-                   "torch_operations_a_step": operations[name], "start_seconds": engines[name].start_seconds,
-                   "agreeing_tokens": agreeing[name]}
-            for name, samples in times.items()}
+    return {
+        name: {
+            "step_seconds": samples.median,
+            "spread": samples.spread,
+            "tokens_per_second": batch / samples.median,
+            "share_of_limit": floor / samples.median,
+            "times_first": first / samples.median,
+            "torch_operations_a_step": operations[name],
+            "start_seconds": engines[name].start_seconds,
+            "agreeing_tokens": agreeing[name],
+        }
+        for name, samples in times.items()
+    }
 
 
 def tables(measured: dict) -> list:
@@ -200,10 +263,25 @@ def tables(measured: dict) -> list:
     from rich.table import Table
 
     f, w = measured["figures"], measured["workload"]
-    table = Table("rung", "ms a step", "± half range", "of limit", "times the first", "torch operations", "start, s",
-                  title=f"A decode step of {w['batch']} × {w['shape']}, {w['dtype']}, {measured['hardware']['name']}")
+    table = Table(
+        "rung",
+        "ms a step",
+        "± half range",
+        "of limit",
+        "times the first",
+        "torch operations",
+        "start, s",
+        title=f"A decode step of {w['batch']} × {w['shape']}, {w['dtype']}, {measured['hardware']['name']}",
+    )
     table.add_row("the limit", f"{1e3 * f['limit_step_seconds']:.2f}", "", "100%", "", "", "", style="dim")
     for name, r in f["rungs"].items():
-        table.add_row(name, f"{1e3 * r['step_seconds']:.2f}", f"{r['spread'] / 2:.0%}", f"{r['share_of_limit']:.0%}",
-                      f"{r['times_first']:.2f}×", f"{r['torch_operations_a_step']:.0f}", f"{r['start_seconds']:.1f}")
+        table.add_row(
+            name,
+            f"{1e3 * r['step_seconds']:.2f}",
+            f"{r['spread'] / 2:.0%}",
+            f"{r['share_of_limit']:.0%}",
+            f"{r['times_first']:.2f}×",
+            f"{r['torch_operations_a_step']:.0f}",
+            f"{r['start_seconds']:.1f}",
+        )
     return [table]

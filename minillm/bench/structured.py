@@ -4,6 +4,7 @@ The cost is counted twice. Inside the engine: the same tokens with a regular exp
 none. And alone: what accepting, filling and applying take for the tokens that real constraints led to, over the seconds of
 a step without any.
 """
+
 from __future__ import annotations
 
 import json
@@ -55,8 +56,13 @@ def num_runs(workload: Workload) -> int:
     return 1 + len(workload.batches) * per_batch + 2 * len(TEMPERATURES)
 
 
-def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench structured",
-        on_run: Callable[[str], None] = lambda what: None, keep: Callable[[dict], object] | None = None) -> dict:
+def run(
+    workload: Workload = Workload(),
+    device: str = "auto",
+    command: str = "minillm bench structured",
+    on_run: Callable[[str], None] = lambda what: None,
+    keep: Callable[[dict], object] | None = None,
+) -> dict:
     """Measure `workload` and return a result (see `measure.result`); `on_run` hears what has just been done."""
     where = resolve_device(device)
     record = Record(f"structured-{workload.model}", command, where, asdict(workload), keep)
@@ -73,21 +79,35 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
 def _over_batch(llm: LLM, workload: Workload, batch: int, record: Record, on_run: Callable[[str], None]) -> None:
     prompts = [document.text[:60] for document in corpus.held_out("story", batch)]
     params = {"none": free(0.0)} | {name: free(0.0, any_) for name, any_ in ANYTHING.items()}
-    times = record.interleave({name: partial(_seconds_per_step, llm, prompts, one) for name, one in params.items()},
-                              workload.repeats, f"batch {batch}/", on_run)
+    times = record.interleave(
+        {name: partial(_seconds_per_step, llm, prompts, one) for name, one in params.items()},
+        workload.repeats,
+        f"batch {batch}/",
+        on_run,
+    )
     step = times["none"].median
-    inside = {name: {"step_seconds": time.median, "spread": time.spread, "cost": time.median / step - 1} for name, time in times.items()}
+    inside = {
+        name: {"step_seconds": time.median, "spread": time.spread, "cost": time.median / step - 1}
+        for name, time in times.items()
+    }
     alone = {}
     for name, constraint in CONSTRAINTS.items():
         alone[name] = _masks_alone(llm, prompts, constraint, record.device)
         alone[name]["cost"] = alone[name]["seconds_per_step"] / step
         on_run(f"{name} alone")
     jumps = {jump: free(1.0, CONSTRAINTS["json"] | {"jump_forward": jump}, seed=1) for jump in (False, True)}
-    jumped = record.interleave({f"jump {jump}": partial(_seconds, llm, prompts, one) for jump, one in jumps.items()},
-                               workload.repeats, f"batch {batch}/", on_run)
+    jumped = record.interleave(
+        {f"jump {jump}": partial(_seconds, llm, prompts, one) for jump, one in jumps.items()},
+        workload.repeats,
+        f"batch {batch}/",
+        on_run,
+    )
     steps = {jump: _steps(llm, prompts, one) for jump, one in jumps.items()}
     record.figures[f"batch {batch}"] = {
-        "inside": inside, "alone": alone, "steps": steps[False], "steps_with_jumps": steps[True],
+        "inside": inside,
+        "alone": alone,
+        "steps": steps[False],
+        "steps_with_jumps": steps[True],
         "speedup_of_jumps": jumped["jump False"].median / jumped["jump True"].median,
     }
 
@@ -95,7 +115,13 @@ def _over_batch(llm: LLM, workload: Workload, batch: int, record: Record, on_run
 def free(temperature: float, constraint: dict | None = None, seed: int | None = None) -> SamplingParams:
     """Up to MAX_TOKENS tokens, all of them where there is no constraint."""
     structured = constraint and StructuredOutputsParams(**constraint)
-    return SamplingParams(temperature=temperature, seed=seed, max_tokens=MAX_TOKENS, structured_outputs=structured, ignore_eos=not constraint)
+    return SamplingParams(
+        temperature=temperature,
+        seed=seed,
+        max_tokens=MAX_TOKENS,
+        structured_outputs=structured,
+        ignore_eos=not constraint,
+    )
 
 
 def _seconds(llm: LLM, prompts: list[str], params: SamplingParams) -> float:
@@ -147,17 +173,29 @@ def _masks_alone(llm: LLM, prompts: list[str], constraint: dict, device: torch.d
 
 def _valid(llm: LLM, num_documents: int, on_run) -> dict:
     """Of answers to the JSON task, how many are JSON with the wanted fields, and how many are right: free and constrained."""
-    asked = [(question, json.loads(answer)) for document in corpus.held_out("json", num_documents) for question, answer in document.questions]
+    asked = [
+        (question, json.loads(answer))
+        for document in corpus.held_out("json", num_documents)
+        for question, answer in document.questions
+    ]
     found = {}
     for temperature in TEMPERATURES:
         for constrained in (False, True):
-            params = [SamplingParams(temperature=temperature, seed=0, max_tokens=MAX_TOKENS,
-                                     structured_outputs={"json": schema_of(answer)} if constrained else None) for _, answer in asked]
+            params = [
+                SamplingParams(
+                    temperature=temperature,
+                    seed=0,
+                    max_tokens=MAX_TOKENS,
+                    structured_outputs={"json": schema_of(answer)} if constrained else None,
+                )
+                for _, answer in asked
+            ]
             outputs = llm.generate([question for question, _ in asked], params, use_tqdm=False)
             said = [parsed(output.outputs[0].text) for output in outputs]
             name = f"{'constrained' if constrained else 'free'}, temperature {temperature}"
             found[name] = {
-                "valid": sum(one is not None and one.keys() == answer.keys() for one, (_, answer) in zip(said, asked)) / len(asked),
+                "valid": sum(one is not None and one.keys() == answer.keys() for one, (_, answer) in zip(said, asked))
+                / len(asked),
                 "right": sum(one == answer for one, (_, answer) in zip(said, asked)) / len(asked),
                 "cut_off": sum(output.outputs[0].finish_reason == "length" for output in outputs) / len(asked),
             }
@@ -167,9 +205,16 @@ def _valid(llm: LLM, num_documents: int, on_run) -> dict:
 
 def schema_of(answer: dict) -> dict:
     """An object with the fields of `answer`, in any words and numbers."""
-    kinds = {str: {"type": "string", "minLength": 1, "maxLength": 20}, int: {"type": "integer", "minimum": 0, "maximum": 10_000}}
-    return {"type": "object", "properties": {name: kinds[type(value)] for name, value in answer.items()},
-            "required": list(answer), "additionalProperties": False}
+    kinds = {
+        str: {"type": "string", "minLength": 1, "maxLength": 20},
+        int: {"type": "integer", "minimum": 0, "maximum": 10_000},
+    }
+    return {
+        "type": "object",
+        "properties": {name: kinds[type(value)] for name, value in answer.items()},
+        "required": list(answer),
+        "additionalProperties": False,
+    }
 
 
 def parsed(text: str) -> dict | None:
@@ -185,13 +230,26 @@ def tables(measured: dict) -> list:
     from rich.table import Table
 
     figures = measured["figures"]
-    cost = Table("batch", "constraint", "step, µs", "± half range", "in the engine", "masks alone, µs", "of a step", title="What masks cost")
+    cost = Table(
+        "batch",
+        "constraint",
+        "step, µs",
+        "± half range",
+        "in the engine",
+        "masks alone, µs",
+        "of a step",
+        title="What masks cost",
+    )
     jumps = Table("batch", "steps", "with jumps", "× faster", title="Text that is forced, jumped over (json)")
     for batch in measured["workload"]["batches"]:
         f = figures[f"batch {batch}"]
         for name in dict.fromkeys([*f["inside"], *f["alone"]]):
             inside, alone = f["inside"].get(name), f["alone"].get(name)
-            step = [f"{inside['step_seconds'] * 1e6:,.0f}", f"{inside['spread'] / 2:.0%}", f"{inside['cost']:+.1%}"] if inside else [""] * 3
+            step = (
+                [f"{inside['step_seconds'] * 1e6:,.0f}", f"{inside['spread'] / 2:.0%}", f"{inside['cost']:+.1%}"]
+                if inside
+                else [""] * 3
+            )
             more = [f"{alone['seconds_per_step'] * 1e6:,.1f}", f"{alone['cost']:.1%}"] if alone else [""] * 2
             cost.add_row(str(batch), name, *step, *more)
         jumps.add_row(str(batch), str(f["steps"]), str(f["steps_with_jumps"]), f"{f['speedup_of_jumps']:.2f}")

@@ -8,6 +8,7 @@ set, no judge. Answers are decoded greedily. What is counted:
 * story: continued from its first sentence, is every word one that the corpus knows?
 * perplexity: exp of the mean negative log-likelihood of a document's tokens, for every task.
 """
+
 from __future__ import annotations
 
 import math
@@ -58,8 +59,13 @@ class Score:
         return z * math.sqrt(self.share * (1 - self.share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
 
 
-def evaluate(llm: LLM, num_documents: int = 200, tasks: tuple[str, ...] = tuple(corpus.WRITERS),
-             on_step: Callable[[str], None] = lambda task: None, seed: int = corpus.HELD_OUT_SEED) -> list[Score]:
+def evaluate(
+    llm: LLM,
+    num_documents: int = 200,
+    tasks: tuple[str, ...] = tuple(corpus.WRITERS),
+    on_step: Callable[[str], None] = lambda task: None,
+    seed: int = corpus.HELD_OUT_SEED,
+) -> list[Score]:
     """Score `llm` on `num_documents` held-out documents of each task; `on_step` hears of each finished document.
 
     Raises ValueError for an unknown task or the seed that training reads.
@@ -71,7 +77,9 @@ def evaluate(llm: LLM, num_documents: int = 200, tasks: tuple[str, ...] = tuple(
         right = asked = 0
         losses: list[float] = []
         for start in range(0, num_documents, TOGETHER):
-            documents = [corpus.document(task, seed, index) for index in range(start, min(start + TOGETHER, num_documents))]
+            documents = [
+                corpus.document(task, seed, index) for index in range(start, min(start + TOGETHER, num_documents))
+            ]
             batch = [question for document in documents for question in questions(document, llm.get_tokenizer())]
             for question, text in zip(batch, answers(llm, batch)):
                 asked += 1
@@ -101,9 +109,15 @@ def questions(document: corpus.Document, tokenizer) -> list[Question]:
 
 def answers(llm: LLM, batch: list[Question]) -> list[str]:
     """The greedy answers; of a story that was cut off, without the word at the cut."""
-    params = [SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS[question.task], stop=None if question.task == "story" else ["\n"])
-              for question in batch]
-    outputs = llm.generate([{"prompt_token_ids": question.prompt_token_ids} for question in batch], params, use_tqdm=False)
+    params = [
+        SamplingParams(
+            temperature=0.0, max_tokens=MAX_TOKENS[question.task], stop=None if question.task == "story" else ["\n"]
+        )
+        for question in batch
+    ]
+    outputs = llm.generate(
+        [{"prompt_token_ids": question.prompt_token_ids} for question in batch], params, use_tqdm=False
+    )
     said = []
     for question, output in zip(batch, outputs):
         completion = output.outputs[0]
@@ -134,8 +148,12 @@ def unknown_words(text: str) -> list[str]:
 @lru_cache(maxsize=1)
 def lexicon(per_task: int = 1000) -> frozenset[str]:
     """Every word of the corpus, lower case: the templates' words have all been seen well before `per_task` documents."""
-    return frozenset(word.lower() for task in corpus.WRITERS for index in range(per_task)
-                     for word in WORD.findall(corpus.document(task, corpus.TRAIN_SEED, index).text))
+    return frozenset(
+        word.lower()
+        for task in corpus.WRITERS
+        for index in range(per_task)
+        for word in WORD.findall(corpus.document(task, corpus.TRAIN_SEED, index).text)
+    )
 
 
 def token_losses(llm: LLM, documents: list[corpus.Document]) -> list[float]:
@@ -148,14 +166,25 @@ def token_losses(llm: LLM, documents: list[corpus.Document]) -> list[float]:
             ids += tokenizer.encode(text, add_special_tokens=False)
         prompts.append({"prompt_token_ids": ids})
     outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0), use_tqdm=False)
-    return [-row[token].logprob for output in outputs for token, row in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:])]
+    return [
+        -row[token].logprob
+        for output in outputs
+        for token, row in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:])
+    ]
 
 
 def result(scores: list[Score], model: str, num_documents: int, seed: int, command: str, device) -> dict:
     """The scores as a result to be saved (see `measure.result`); nothing here was timed."""
-    figures = {score.task: {"asked": score.asked, "right": score.right, "share": score.share if score.asked else None,
-                            "margin_95": score.margin if score.asked else None, "perplexity": score.perplexity}
-               for score in scores}
+    figures = {
+        score.task: {
+            "asked": score.asked,
+            "right": score.right,
+            "share": score.share if score.asked else None,
+            "margin_95": score.margin if score.asked else None,
+            "perplexity": score.perplexity,
+        }
+        for score in scores
+    }
     workload = {"model": model, "documents_per_task": num_documents, "seed": seed, "decoding": "greedy"}
     return measure.result(f"tasks-{Path(model).name}", command, device, workload, None, figures, {})
 
@@ -164,10 +193,14 @@ def table(scores: list[Score]):
     """The scores for a terminal or a notebook (a rich table)."""
     from rich.table import Table
 
-    table = Table("task", "asked", "right", "share", "± (95%)", "goal", "perplexity", title="Held-out documents, greedy")
+    table = Table(
+        "task", "asked", "right", "share", "± (95%)", "goal", "perplexity", title="Held-out documents, greedy"
+    )
     for column in table.columns[1:]:
         column.justify = "right"
     for score in scores:
         share = (str(score.right), f"{score.share:.1%}", f"{score.margin:.1%}") if score.asked else ("–", "–", "–")
-        table.add_row(score.task, str(score.asked or "–"), *share, GOALS.get(score.task, "–"), f"{score.perplexity:.2f}")
+        table.add_row(
+            score.task, str(score.asked or "–"), *share, GOALS.get(score.task, "–"), f"{score.perplexity:.2f}"
+        )
     return table

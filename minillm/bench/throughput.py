@@ -5,6 +5,7 @@ requests there from the start, no end of sequence. `transformers` batches what i
 batch to the longest, and goes on until the longest output is made. So it is tried at several batch sizes and with both
 of its attention implementations, and the best of these is what minillm is compared with, in turns.
 """
+
 from __future__ import annotations
 
 import gc
@@ -45,7 +46,10 @@ class Workload:
         """Prompts first, then output lengths, from one stream of random numbers."""
         rng = random.Random(self.seed)
         most = min(10_000, vocab_size - 1)
-        prompts = [[rng.randint(0, most) for _ in range(rng.randint(self.shortest, self.longest))] for _ in range(self.requests)]
+        prompts = [
+            [rng.randint(0, most) for _ in range(rng.randint(self.shortest, self.longest))]
+            for _ in range(self.requests)
+        ]
         return prompts, [rng.randint(self.shortest, self.longest) for _ in range(self.requests)]
 
 
@@ -60,9 +64,14 @@ def num_rounds(workload: Workload, device: torch.device) -> int:
     return 2 + len(settings_of(device)) + (2 if device.type == "cpu" else 1) * (workload.repeats + 1)
 
 
-def run(workload: Workload = Workload(), device: str = "auto", command: str = "minillm bench throughput",
-        shapes: dict[str, Shape] = SHAPES, on_run: Callable[[str], None] = lambda what: None,
-        keep: Callable[[dict], object] | None = None) -> dict:
+def run(
+    workload: Workload = Workload(),
+    device: str = "auto",
+    command: str = "minillm bench throughput",
+    shapes: dict[str, Shape] = SHAPES,
+    on_run: Callable[[str], None] = lambda what: None,
+    keep: Callable[[dict], object] | None = None,
+) -> dict:
     """Measure `workload`; a result for `measure.save`. Raises RuntimeError if the engines disagree on a float32 token.
 
     On a GPU our engine comes first and is gone before the peers start: each takes all the memory that it finds.
@@ -75,13 +84,19 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
         if workload.shape != "tinyworld":
             if workload.shape not in shapes:
                 raise ValueError(f"shape={workload.shape!r} is unknown; choose one of {', '.join(shapes)}")
-            path = write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed, where, dtype)
+            path = write_random_checkpoint(
+                shapes[workload.shape], Path(folder) / workload.shape, workload.seed, where, dtype
+            )
         config = load_config(path)
         weight_bytes = config.num_parameters() * dtype.itemsize
         record.ceilings = measure.measure_ceilings(where, (dtype,), measure.megabytes_to_read(weight_bytes, where))
         prompts, lengths = workload.lengths_and_prompts(config.vocab_size)
         limit = limit_seconds(config, dtype, prompts, lengths, record.ceilings)
-        record.figures |= {"prompt_tokens": sum(map(len, prompts)), "output_tokens": sum(lengths), "limit_tokens_per_second": sum(lengths) / limit}
+        record.figures |= {
+            "prompt_tokens": sum(map(len, prompts)),
+            "output_tokens": sum(lengths),
+            "limit_tokens_per_second": sum(lengths) / limit,
+        }
         theirs = Theirs(path, dtype, where, prompts, lengths)
         expected = [theirs.greedy(prompt, CHECKED_TOKENS) for prompt in prompts[:CHECKED_REQUESTS]]
         ours = Ours(path, workload, where, prompts, lengths)
@@ -89,7 +104,9 @@ def run(workload: Workload = Workload(), device: str = "auto", command: str = "m
         on_run("outputs checked")
         if where.type == "cpu":
             best = min(pilot := _pilot(theirs, record, on_run), key=pilot.get)
-            record.interleave({f"transformers {best}": lambda: theirs.run(best), "minillm": ours.run}, workload.repeats, on_run=on_run)
+            record.interleave(
+                {f"transformers {best}": lambda: theirs.run(best), "minillm": ours.run}, workload.repeats, on_run=on_run
+            )
         else:  # minutes each, for a ratio that one run shows
             with record.case("minillm"):
                 record.interleave({"minillm": ours.run}, workload.repeats, on_run=on_run)
@@ -132,12 +149,19 @@ def _pilot(theirs: Theirs, record: Record, on_run: Callable[[str], None]) -> dic
 
 def figures_of(times: dict[str, measure.Samples], tokens: int, limit: float) -> dict:
     our_times, best = times["minillm"], next((name for name in times if name.startswith("transformers ")), None)
-    figures = {"minillm_tokens_per_second": tokens / our_times.median, "minillm_spread": our_times.spread, "share_of_limit": limit / our_times.median}
+    figures = {
+        "minillm_tokens_per_second": tokens / our_times.median,
+        "minillm_spread": our_times.spread,
+        "share_of_limit": limit / our_times.median,
+    }
     if best is None:
         return figures
     return figures | {
-        "transformers_tokens_per_second": tokens / times[best].median, "transformers_spread": times[best].spread,
-        "transformers_best": best.removeprefix("transformers "), "speedup": times[best].median / our_times.median}
+        "transformers_tokens_per_second": tokens / times[best].median,
+        "transformers_spread": times[best].spread,
+        "transformers_best": best.removeprefix("transformers "),
+        "speedup": times[best].median / our_times.median,
+    }
 
 
 def check(ours: Ours, expected: list[list[int]], dtype: torch.dtype) -> int:
@@ -145,25 +169,33 @@ def check(ours: Ours, expected: list[list[int]], dtype: torch.dtype) -> int:
     said = ours.greedy(CHECKED_TOKENS)[:CHECKED_REQUESTS]
     agreeing = sum(a == b for one, other in zip(said, expected) for a, b in zip(one, other))
     if dtype == torch.float32 and said != expected:
-        raise RuntimeError(f"transformers and minillm disagree on {len(said) * CHECKED_TOKENS - agreeing} of "
-                           f"{len(said) * CHECKED_TOKENS} greedy tokens, in float32: no point in timing")
+        raise RuntimeError(
+            f"transformers and minillm disagree on {len(said) * CHECKED_TOKENS - agreeing} of "
+            f"{len(said) * CHECKED_TOKENS} greedy tokens, in float32: no point in timing"
+        )
     return agreeing
 
 
 class Ours:
     """minillm, every request handed over at once."""
 
-    def __init__(self, path: Path, workload: Workload, device: torch.device, prompts: list[list[int]], lengths: list[int]):
+    def __init__(
+        self, path: Path, workload: Workload, device: torch.device, prompts: list[list[int]], lengths: list[int]
+    ):
         self.llm = LLM(str(path), device=str(device), dtype=workload.dtype)
         self.prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
-        self.params = [SamplingParams(temperature=TEMPERATURE, max_tokens=length, ignore_eos=True) for length in lengths]
+        self.params = [
+            SamplingParams(temperature=TEMPERATURE, max_tokens=length, ignore_eos=True) for length in lengths
+        ]
 
     def run(self) -> None:
         self.llm.engine.kv_cache.pool.evict_all()  # no repeat may live on what the last one left
         self.llm.generate(self.prompts, self.params, use_tqdm=False)
 
     def greedy(self, count: int) -> list[list[int]]:
-        outputs = self.llm.generate(self.prompts, SamplingParams(temperature=0, max_tokens=count, ignore_eos=True), use_tqdm=False)
+        outputs = self.llm.generate(
+            self.prompts, SamplingParams(temperature=0, max_tokens=count, ignore_eos=True), use_tqdm=False
+        )
         return [output.outputs[0].token_ids for output in outputs]
 
     def shares(self) -> dict[str, float]:
@@ -182,13 +214,19 @@ class Ours:
 class Theirs:
     """transformers, a model for each attention implementation; batches in the order of the requests, padded on the left."""
 
-    def __init__(self, path: Path, dtype: torch.dtype, device: torch.device, prompts: list[list[int]], lengths: list[int]):
+    def __init__(
+        self, path: Path, dtype: torch.dtype, device: torch.device, prompts: list[list[int]], lengths: list[int]
+    ):
         from transformers import AutoModelForCausalLM
 
         self.prompts, self.lengths, self.device = prompts, lengths, device
         with ladder.no_progress_bars():
-            self.models = {name: AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=name).to(device).eval()
-                           for name in (IMPLEMENTATIONS if device.type == "cpu" else IMPLEMENTATIONS[:1])}
+            self.models = {
+                name: AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=name)
+                .to(device)
+                .eval()
+                for name in (IMPLEMENTATIONS if device.type == "cpu" else IMPLEMENTATIONS[:1])
+            }
 
     def run(self, setting: str) -> int:
         """All requests by one setting; how many tokens of use it made (continuous batching takes one length for all)."""
@@ -196,8 +234,8 @@ class Theirs:
             return self._generate_batch()
         implementation, _, batch_size = setting.partition(", batch ")
         for start in range(0, len(self.prompts), int(batch_size)):
-            batch = self.prompts[start:start + int(batch_size)]
-            self._generate(implementation, batch, max(self.lengths[start:start + int(batch_size)]), do_sample=True)
+            batch = self.prompts[start : start + int(batch_size)]
+            self._generate(implementation, batch, max(self.lengths[start : start + int(batch_size)]), do_sample=True)
         return sum(self.lengths)
 
     def _generate_batch(self) -> int:
@@ -206,16 +244,25 @@ class Theirs:
 
         count = sum(self.lengths) // len(self.lengths)
         model = self.models["sdpa"]
-        config = GenerationConfig(max_new_tokens=count, do_sample=True, temperature=TEMPERATURE, top_k=0, top_p=1.0, pad_token_id=0,
-                                  eos_token_id=model.config.vocab_size)
+        config = GenerationConfig(
+            max_new_tokens=count,
+            do_sample=True,
+            temperature=TEMPERATURE,
+            top_k=0,
+            top_p=1.0,
+            pad_token_id=0,
+            eos_token_id=model.config.vocab_size,
+        )
         outputs = model.generate_batch(self.prompts, generation_config=config, progress_bar=False)
         made = sum(len(output.generated_tokens) for output in outputs.values())
         if made != count * len(self.prompts):
-            raise RuntimeError(f"transformers' continuous batching made {made} tokens instead of {count * len(self.prompts)}")
+            raise RuntimeError(
+                f"transformers' continuous batching made {made} tokens instead of {count * len(self.prompts)}"
+            )
         return made
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
-        return self._generate("sdpa", [prompt], count, do_sample=False)[0, len(prompt):].tolist()
+        return self._generate("sdpa", [prompt], count, do_sample=False)[0, len(prompt) :].tolist()
 
     def _generate(self, implementation: str, batch: list[list[int]], count: int, do_sample: bool) -> torch.Tensor:
         from transformers import GenerationConfig
@@ -226,11 +273,15 @@ class Theirs:
         model = self.models[implementation]
         sampling = dict(temperature=TEMPERATURE, top_k=0, top_p=1.0) if do_sample else {}
         # generate() fills in an end of sequence where none is given, so "none" is an id that no token has.
-        config = GenerationConfig(max_new_tokens=count, do_sample=do_sample, pad_token_id=0, eos_token_id=model.config.vocab_size, **sampling)
+        config = GenerationConfig(
+            max_new_tokens=count, do_sample=do_sample, pad_token_id=0, eos_token_id=model.config.vocab_size, **sampling
+        )
         return model.generate(ids, attention_mask=mask, generation_config=config)
 
 
-def limit_seconds(config, dtype: torch.dtype, prompts: list[list[int]], lengths: list[int], ceilings: measure.Ceilings) -> float:
+def limit_seconds(
+    config, dtype: torch.dtype, prompts: list[list[int]], lengths: list[int], ceilings: measure.Ceilings
+) -> float:
     """No engine can take less: prefill at the machine's matrix product rate, then in each decode step the weights once,
     and keys and values of every text so far; or, where that is more, the arithmetic of its rows."""
     weights = config.num_parameters()
@@ -252,16 +303,39 @@ def tables(measured: dict) -> list:
     from rich.table import Table
 
     f = measured["figures"]
-    speed = Table("engine", "output tokens/s", "± half range", "of limit", "speed-up",
-                  title=f"{f['prompt_tokens']:,} prompt and {f['output_tokens']:,} output tokens, {measured['workload']['shape']}, "
-                        f"{measured['hardware']['name']}")
+    speed = Table(
+        "engine",
+        "output tokens/s",
+        "± half range",
+        "of limit",
+        "speed-up",
+        title=f"{f['prompt_tokens']:,} prompt and {f['output_tokens']:,} output tokens, {measured['workload']['shape']}, "
+        f"{measured['hardware']['name']}",
+    )
     speed.add_row("the limit", f"{f['limit_tokens_per_second']:,.0f}", "", "100%", "", style="dim")
-    speed.add_row(f"transformers, {f['transformers_best']}", f"{f['transformers_tokens_per_second']:,.0f}", f"{f['transformers_spread'] / 2:.0%}",
-                  f"{f['transformers_tokens_per_second'] / f['limit_tokens_per_second']:.0%}", "1×")
+    speed.add_row(
+        f"transformers, {f['transformers_best']}",
+        f"{f['transformers_tokens_per_second']:,.0f}",
+        f"{f['transformers_spread'] / 2:.0%}",
+        f"{f['transformers_tokens_per_second'] / f['limit_tokens_per_second']:.0%}",
+        "1×",
+    )
     if "vllm_tokens_per_second" in f:
         rate = f["vllm_tokens_per_second"]
-        speed.add_row("vLLM, once", f"{rate:,.0f}", "", f"{rate / f['limit_tokens_per_second']:.0%}", f"{rate / f['transformers_tokens_per_second']:.2f}×")
-    speed.add_row("minillm", f"{f['minillm_tokens_per_second']:,.0f}", f"{f['minillm_spread'] / 2:.0%}", f"{f['share_of_limit']:.0%}", f"{f['speedup']:.2f}×")
+        speed.add_row(
+            "vLLM, once",
+            f"{rate:,.0f}",
+            "",
+            f"{rate / f['limit_tokens_per_second']:.0%}",
+            f"{rate / f['transformers_tokens_per_second']:.2f}×",
+        )
+    speed.add_row(
+        "minillm",
+        f"{f['minillm_tokens_per_second']:,.0f}",
+        f"{f['minillm_spread'] / 2:.0%}",
+        f"{f['share_of_limit']:.0%}",
+        f"{f['speedup']:.2f}×",
+    )
     every = Table("transformers, once each", "output tokens/s")
     for name, rate in f["transformers_once"].items():
         every.add_row(name, f"{rate:,.0f}")

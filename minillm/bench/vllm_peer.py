@@ -1,4 +1,5 @@
 """vLLM as a peer, where it is installed: the same requests, in a process of its own that gives its memory back. Built in chapter 14."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -18,9 +19,17 @@ def installed() -> bool:
 
 def seconds_of(path: Path, prompts: list[list[int]], lengths: list[int], dtype: str, temperature: float) -> float:
     """Seconds for all requests at once, after a warm-up. Raises RuntimeError where vLLM fails or takes too long."""
-    asked = json.dumps({"path": str(path), "prompts": prompts, "lengths": lengths, "dtype": dtype, "temperature": temperature})
-    process = subprocess.Popen([sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               text=True, start_new_session=True)
+    asked = json.dumps(
+        {"path": str(path), "prompts": prompts, "lengths": lengths, "dtype": dtype, "temperature": temperature}
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
         out, errors = process.communicate(asked, timeout=SECONDS)
     except subprocess.TimeoutExpired:
@@ -42,8 +51,13 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     asked = json.loads(sys.stdin.read())
-    llm = LLM(asked["path"], dtype=asked["dtype"], max_model_len=4096, enable_prefix_caching=False, skip_tokenizer_init=True)
-    params = [SamplingParams(temperature=asked["temperature"], max_tokens=length, ignore_eos=True, detokenize=False) for length in asked["lengths"]]
+    llm = LLM(
+        asked["path"], dtype=asked["dtype"], max_model_len=4096, enable_prefix_caching=False, skip_tokenizer_init=True
+    )
+    params = [
+        SamplingParams(temperature=asked["temperature"], max_tokens=length, ignore_eos=True, detokenize=False)
+        for length in asked["lengths"]
+    ]
     prompts = [{"prompt_token_ids": prompt} for prompt in asked["prompts"]]
     llm.generate(prompts[:1], params[:1], use_tqdm=False)
     started = time.perf_counter()

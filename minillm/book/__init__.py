@@ -2,6 +2,7 @@
 
 Every name below is loaded on first use, so that `from minillm.book import show` costs no more than `show` does.
 """
+
 from __future__ import annotations
 
 from importlib import import_module

@@ -1,4 +1,5 @@
 """Small HTML for notebooks: tokens as chips, tables with bars. Built in chapter 00."""
+
 from __future__ import annotations
 
 import html
@@ -25,8 +26,14 @@ class Html:
         return self.text
 
 
-def token_strip(tokens: Sequence[str], *, ids: Sequence[int] | None = None, marks: Mapping[int, str] | None = None,
-                struck: Sequence[int] = (), caption: str = "") -> Html:
+def token_strip(
+    tokens: Sequence[str],
+    *,
+    ids: Sequence[int] | None = None,
+    marks: Mapping[int, str] | None = None,
+    struck: Sequence[int] = (),
+    caption: str = "",
+) -> Html:
     """Tokens as coloured chips, one beside the other, spaces shown as "␣".
 
     ids:    token ids, shown under each chip.
@@ -41,10 +48,16 @@ def token_strip(tokens: Sequence[str], *, ids: Sequence[int] | None = None, mark
         shade = f"{colour(marks[i])}40" if i in marks else _CHIP_COLOURS[i % len(_CHIP_COLOURS)]
         line = ";text-decoration:line-through;opacity:.6" if i in struck else ""
         number = f'<br><small style="color:#57606a;font-size:10px">{int(ids[i])}</small>' if ids is not None else ""
-        chips.append(f'<span style="display:inline-block;background:{shade};color:#24292f;border-radius:4px;'
-                     f'padding:2px 5px;margin:2px;text-align:center{line}">{html.escape(shown)}{number}</span>')
+        chips.append(
+            f'<span style="display:inline-block;background:{shade};color:#24292f;border-radius:4px;'
+            f'padding:2px 5px;margin:2px;text-align:center{line}">{html.escape(shown)}{number}</span>'
+        )
         plain.append((f"~{shown}~" if i in struck else shown) + (f":{int(ids[i])}" if ids is not None else ""))
-    head = f'<div style="font:12px sans-serif;color:#57606a;margin:0 2px 2px">{html.escape(caption)}</div>' if caption else ""
+    head = (
+        f'<div style="font:12px sans-serif;color:#57606a;margin:0 2px 2px">{html.escape(caption)}</div>'
+        if caption
+        else ""
+    )
     body = f'<div style="font:13px/1.5 monospace;background:#fff;padding:6px;border-radius:6px">{head}{" ".join(chips)}</div>'
     return Html(body, (caption + "\n" if caption else "") + " ".join(plain))
 
@@ -65,16 +78,31 @@ def table(rows: Sequence[Sequence[object]], header: Sequence[str], bars: Sequenc
     numeric = [all(isinstance(row[c], (int, float)) for row in rows) for c in range(len(header))]
     align = ["right" if n else "left" for n in numeric]
     texts = [[_text(value) for value in row] for row in rows]
-    lines = ["<tr>" + "".join(f'<th style="{cell};text-align:{a}">{html.escape(str(h))}</th>'
-                              for h, a in zip(header, align, strict=True)) + (f'<th style="{cell}"></th>' if bars else "") + "</tr>"]
+    lines = [
+        "<tr>"
+        + "".join(
+            f'<th style="{cell};text-align:{a}">{html.escape(str(h))}</th>' for h, a in zip(header, align, strict=True)
+        )
+        + (f'<th style="{cell}"></th>' if bars else "")
+        + "</tr>"
+    ]
     for i, row in enumerate(texts):
-        cells = "".join(f'<td style="{cell};text-align:{a}">{html.escape(v)}</td>' for v, a in zip(row, align, strict=True))
-        bar = f'<td style="{cell};text-align:left;color:{colour("ours")};font-family:monospace;letter-spacing:-.3px;white-space:pre">{bars[i]}</td>' if bars else ""
+        cells = "".join(
+            f'<td style="{cell};text-align:{a}">{html.escape(v)}</td>' for v, a in zip(row, align, strict=True)
+        )
+        bar = (
+            f'<td style="{cell};text-align:left;color:{colour("ours")};font-family:monospace;letter-spacing:-.3px;white-space:pre">{bars[i]}</td>'
+            if bars
+            else ""
+        )
         lines.append(f"<tr>{cells}{bar}</tr>")
     body = f'<table style="font:13px sans-serif;border-collapse:collapse;background:#fff;color:#24292f">{"".join(lines)}</table>'
     widths = [max(len(str(h)), *(len(row[c]) for row in texts)) for c, h in enumerate(header)]
-    plain = ["  ".join(v.rjust(w) if n else v.ljust(w) for v, w, n in zip(row, widths, numeric, strict=True))
-             + (f"  {bars[i - 1]}" if bars and i else "") for i, row in enumerate([[str(h) for h in header], *texts])]
+    plain = [
+        "  ".join(v.rjust(w) if n else v.ljust(w) for v, w, n in zip(row, widths, numeric, strict=True))
+        + (f"  {bars[i - 1]}" if bars and i else "")
+        for i, row in enumerate([[str(h) for h in header], *texts])
+    ]
     return Html(body, "\n".join(line.rstrip() for line in plain))
 
 

@@ -1,4 +1,5 @@
 """Colab: the badge, the set-up cell, and the address of the repository in one place. Built in chapter 00."""
+
 from __future__ import annotations
 
 import importlib.metadata
@@ -9,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-REPOSITORY = "minillm-book/minillm"   # `minillm check --badges --repository owner/name` rewrites it for a fork
+REPOSITORY = "minillm-book/minillm"  # `minillm check --badges --repository owner/name` rewrites it for a fork
 DISTRIBUTION = "minillm-book"
 # Colab's builds fit its GPUs; replacing one costs minutes and breaks the rest
 NEVER_TOUCHED = ("torch", "triton", "numpy")
@@ -42,7 +43,9 @@ def set_up_nbcell():
     """The set-up cell as a notebook cell, folded away in JupyterLab."""
     import nbformat
 
-    return nbformat.v4.new_code_cell(set_up_cell(), metadata={"tags": list(SET_UP_TAGS), "jupyter": {"source_hidden": True}})
+    return nbformat.v4.new_code_cell(
+        set_up_cell(), metadata={"tags": list(SET_UP_TAGS), "jupyter": {"source_hidden": True}}
+    )
 
 
 def on_colab() -> bool:
@@ -80,14 +83,18 @@ def install(requirements: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         constraints = Path(folder, "constraints.txt")
         constraints.write_text("\n".join(held))
-        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "-c", str(constraints), *requirements], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "pip", "install", "--quiet", "-c", str(constraints), *requirements], check=True
+        )
 
 
 def versions() -> str:
     """One line with what was found: Python, torch, triton, transformers, and the GPU."""
     found = [f"Python {sys.version.split()[0]}"]
-    found += [f"{name} {importlib.metadata.version(name)}" if _installed(name) else f"{name} absent"
-              for name in ("torch", "triton", "numpy", "transformers", DISTRIBUTION)]
+    found += [
+        f"{name} {importlib.metadata.version(name)}" if _installed(name) else f"{name} absent"
+        for name in ("torch", "triton", "numpy", "transformers", DISTRIBUTION)
+    ]
     import torch
 
     found.append(torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU")

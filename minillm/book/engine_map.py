@@ -1,4 +1,5 @@
 """The map of the engine at the head of every chapter: what stands, what comes now, what is still to build. Built in chapter 00."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -52,8 +53,18 @@ def you_are_here(chapter: int) -> Picture:
     ax.set(xlim=(-0.1, 7 * _STEP + 1.1), ylim=(0.05, 2.38), aspect="auto")
     ax.axis("off")
     for left, right in zip(PARTS[:7], PARTS[1:8], strict=True):
-        ax.add_patch(FancyArrowPatch((left.x + 1.02, 1.31), (right.x - 0.02, 1.31), arrowstyle="-|>", mutation_scale=9,
-                                     color=colour("limit"), linewidth=1, shrinkA=0, shrinkB=0))
+        ax.add_patch(
+            FancyArrowPatch(
+                (left.x + 1.02, 1.31),
+                (right.x - 0.02, 1.31),
+                arrowstyle="-|>",
+                mutation_scale=9,
+                color=colour("limit"),
+                linewidth=1,
+                shrinkA=0,
+                shrinkB=0,
+            )
+        )
     for part in PARTS:
         _box(ax, part, part.state(chapter))
     return picture(fig, _in_words(chapter))
@@ -61,19 +72,41 @@ def you_are_here(chapter: int) -> Picture:
 
 def _box(ax, part: Part, state: str) -> None:
     face, edge, ink, line = _LOOK[state]
-    ax.add_patch(FancyBboxPatch((part.x, part.y), part.width, part.height, boxstyle="round,pad=0,rounding_size=0.08", mutation_aspect=1.0,
-                                facecolor=colour(face), edgecolor=colour(edge), linewidth=1.1, linestyle=line,
-                                alpha=0.55 if state == "finished" else 1.0))
+    ax.add_patch(
+        FancyBboxPatch(
+            (part.x, part.y),
+            part.width,
+            part.height,
+            boxstyle="round,pad=0,rounding_size=0.08",
+            mutation_aspect=1.0,
+            facecolor=colour(face),
+            edgecolor=colour(edge),
+            linewidth=1.1,
+            linestyle=line,
+            alpha=0.55 if state == "finished" else 1.0,
+        )
+    )
     two_lines = "\n" in part.name
-    ax.text(part.x + part.width / 2, part.y + part.height / 2, part.name, ha="center", va="center", linespacing=1.15,
-            fontsize=9 if two_lines else 9.5, color=colour(ink), weight="bold" if state == "current" else "normal")
+    ax.text(
+        part.x + part.width / 2,
+        part.y + part.height / 2,
+        part.name,
+        ha="center",
+        va="center",
+        linespacing=1.15,
+        fontsize=9 if two_lines else 9.5,
+        color=colour(ink),
+        weight="bold" if state == "current" else "normal",
+    )
     chapters = "  ".join(f"{c:02d}" for c in part.chapters)
     ax.text(part.x + part.width / 2, part.y - 0.04, chapters, ha="center", va="top", fontsize=7, color=colour("limit"))
 
 
 def _in_words(chapter: int) -> str:
     plain = {part: part.name.replace("\n", " ") for part in PARTS}
-    said = [f"Map of the engine at chapter {chapter:02d}; a request runs from {' to '.join(plain[part] for part in PARTS[:8])}."]
+    said = [
+        f"Map of the engine at chapter {chapter:02d}; a request runs from {' to '.join(plain[part] for part in PARTS[:8])}."
+    ]
     for state, label in (("finished", "Already built"), ("current", "In this chapter"), ("later", "Still to come")):
         names = [plain[part] for part in PARTS if part.state(chapter) == state]
         said += [f"{label}: {', '.join(names)}."] * bool(names)

@@ -4,6 +4,7 @@ In a solution notebook an exercise X is: X_statement and X_help (read-only text)
 goes on in X_2, X_3), and the three graded lines X_example, X_edges, X_random.
 nbgrader comes with `pip install 'minillm-book[course]'`.
 """
+
 from __future__ import annotations
 
 import copy
@@ -49,7 +50,11 @@ def stale(root: Path | None = None) -> list[Path]:
     root = root or repository_root()
     wanted = {path.name: nbfile.dumps(generate(nbfile.read(path))) for path in notebooks("solutions", root)}
     there = {path.name: path.read_text(encoding="utf-8") for path in notebooks("exercises", root)}
-    return [root / "exercises" / name for name in sorted(wanted.keys() | there.keys()) if wanted.get(name) != there.get(name)]
+    return [
+        root / "exercises" / name
+        for name in sorted(wanted.keys() | there.keys())
+        if wanted.get(name) != there.get(name)
+    ]
 
 
 def generate(solution: nbformat.NotebookNode, release: str = "self-study") -> nbformat.NotebookNode:
@@ -77,10 +82,10 @@ class Exercise:
     """One exercise of a solution notebook; an exercise without lines is not graded."""
 
     id: str
-    cells: dict[str, str]   # grade id -> source of each solution cell, in order
-    lines: dict[str, str] = field(default_factory=dict)   # part -> source of the locked cell
+    cells: dict[str, str]  # grade id -> source of each solution cell, in order
+    lines: dict[str, str] = field(default_factory=dict)  # part -> source of the locked cell
     points: float = 0
-    before: tuple[str, ...] = ()   # the locked code cells above it: imports and data, never a student's own cell
+    before: tuple[str, ...] = ()  # the locked code cells above it: imports and data, never a student's own cell
 
     @property
     def solution(self) -> str:
@@ -109,7 +114,11 @@ def exercises_in(solution: nbformat.NotebookNode) -> list[Exercise]:
             raise ValueError(f"exercise {name!r} has no read-only help cell with the id {name}_help")
         claimed |= {_grade_id(line) for line in lines.values()}
         points = sum(line.metadata.nbgrader.get("points", 0) for line in lines.values())
-        found.append(Exercise(name, {name: cell.source}, {part: line.source for part, line in lines.items()}, points, tuple(before)))
+        found.append(
+            Exercise(
+                name, {name: cell.source}, {part: line.source for part, line in lines.items()}, points, tuple(before)
+            )
+        )
     strays = {_grade_id(c) for c in solution.cells if c.metadata.get("nbgrader", {}).get("grade")} - claimed
     if strays:
         raise ValueError(f"graded cells that belong to no exercise: {', '.join(sorted(strays))}")
@@ -121,7 +130,10 @@ def stub_of(exercise: Exercise) -> str:
     from nbgrader.preprocessors import ClearSolutions
 
     marks = {"grade": False, "locked": False, "schema_version": 3, "solution": True, "task": False}
-    cells = [nbformat.v4.new_code_cell(source, metadata={"nbgrader": {**marks, "grade_id": name}}) for name, source in exercise.cells.items()]
+    cells = [
+        nbformat.v4.new_code_cell(source, metadata={"nbgrader": {**marks, "grade_id": name}})
+        for name, source in exercise.cells.items()
+    ]
     nb, _ = ClearSolutions().preprocess(nbformat.v4.new_notebook(cells=cells), {})
     return "\n\n\n".join(cell.source for cell in nb.cells)
 
@@ -138,8 +150,17 @@ def restore_marks(submitted: nbformat.NotebookNode, released: nbformat.NotebookN
             continue
         name = _DEFINES.search(marked.source)
         for cell in nb.cells:
-            same_name = marked.metadata.nbgrader.solution and name and (own := _DEFINES.search(cell.source)) and own[1] == name[1]
-            if not _grade_id(cell) and cell.cell_type == marked.cell_type and (same_name or cell.source.strip() == marked.source.strip()):
+            same_name = (
+                marked.metadata.nbgrader.solution
+                and name
+                and (own := _DEFINES.search(cell.source))
+                and own[1] == name[1]
+            )
+            if (
+                not _grade_id(cell)
+                and cell.cell_type == marked.cell_type
+                and (same_name or cell.source.strip() == marked.source.strip())
+            ):
                 cell.metadata["nbgrader"] = copy.deepcopy(marked.metadata.nbgrader)
                 break
     return nb
@@ -161,8 +182,17 @@ def _preprocessors() -> list:
         from nbgrader import preprocessors as nbgrader
     except ImportError as error:
         raise ImportError("generating exercises needs nbgrader: pip install 'minillm-book[course]'") from error
-    names = ("LockCells", "ClearSolutions", "ClearOutput", "CheckCellMetadata", "ComputeChecksums",
-             "ClearHiddenTests", "ClearMarkScheme", "ComputeChecksums", "CheckCellMetadata")
+    names = (
+        "LockCells",
+        "ClearSolutions",
+        "ClearOutput",
+        "CheckCellMetadata",
+        "ComputeChecksums",
+        "ClearHiddenTests",
+        "ClearMarkScheme",
+        "ComputeChecksums",
+        "CheckCellMetadata",
+    )
     made = [getattr(nbgrader, name)() for name in names]
     for preprocessor in made:
         preprocessor.log.setLevel(logging.WARNING)

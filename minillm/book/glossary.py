@@ -2,6 +2,7 @@
 
 `glossary_terms.TERMS` is the one list; chapters/91_glossary.ipynb shows it as a table.
 """
+
 from __future__ import annotations
 
 import html
@@ -12,8 +13,8 @@ from minillm.book.chips import Html
 from minillm.book.glossary_terms import TERMS, Term
 from minillm.book.paths import notebooks
 
-COLUMNS = {"term": 14, "meaning": 28, "vLLM": 20, "SGLang": 20, "papers": 13, "ch.": 5}   # width in percent
-CHAPTERS = range(26)   # the numbered chapters of the book, without the appendix
+COLUMNS = {"term": 14, "meaning": 28, "vLLM": 20, "SGLang": 20, "papers": 13, "ch.": 5}  # width in percent
+CHAPTERS = range(26)  # the numbered chapters of the book, without the appendix
 
 
 def show_glossary(search: str = "") -> Html:
@@ -23,7 +24,11 @@ def show_glossary(search: str = "") -> Html:
         text = f"no term holds {search!r}; the glossary has {len(TERMS)} terms"
         return Html(f"<p>{html.escape(text)}</p>", text)
     cell = "padding:3px 8px;border-bottom:1px solid #e6e9ed;text-align:left;vertical-align:top;white-space:normal"
-    lines = ["<tr>" + "".join(f'<th style="{cell};width:{width}%">{column}</th>' for column, width in COLUMNS.items()) + "</tr>"]
+    lines = [
+        "<tr>"
+        + "".join(f'<th style="{cell};width:{width}%">{column}</th>' for column, width in COLUMNS.items())
+        + "</tr>"
+    ]
     for term in found:
         name, *others = (_marked(text) for text in (term.name, term.meaning, term.vllm, term.sglang, term.papers))
         cells = [f"<b>{name}</b>", *others, _chapter_link(term.chapter)]
@@ -40,14 +45,17 @@ def find(search: str) -> list[Term]:
 def _marked(text: str) -> str:
     """Backticks become code; a long identifier may break after a punctuation mark or before a capital."""
     text = re.sub(r"`([^`]+)`", r'<code style="white-space:normal">\1</code>', html.escape(text, quote=False))
-    return re.sub(r"[\w.:]{20,}", lambda long: re.sub(r"(?<=[a-z])([_.:])|(?<=[a-z])(?=[A-Z])", r"\1<wbr>", long[0]), text) or "–"
+    return (
+        re.sub(r"[\w.:]{20,}", lambda long: re.sub(r"(?<=[a-z])([_.:])|(?<=[a-z])(?=[A-Z])", r"\1<wbr>", long[0]), text)
+        or "–"
+    )
 
 
 def _chapter_link(chapter: int) -> str:
     """The chapter's number, as a link once its notebook is there."""
     try:
         file = next((path for path in notebooks("chapters") if path.name.startswith(f"{chapter:02d}_")), None)
-    except FileNotFoundError:   # the package was installed without the book
+    except FileNotFoundError:  # the package was installed without the book
         file = None
     return f'<a href="{file.name}">{chapter:02d}</a>' if file else f"{chapter:02d}"
 

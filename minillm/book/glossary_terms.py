@@ -1,4 +1,5 @@
 """The terms of the glossary, in alphabetical order. Built in chapter 91."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

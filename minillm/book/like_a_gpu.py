@@ -5,6 +5,7 @@ are recorded. `MINILLM_LIKE_A_GPU` gives an engine on a CPU the same ones (`mini
 interpreter and a recorded step as the same step on fixed buffers. What remains for a real GPU to tell: the device of
 every tensor, bfloat16, and speed.
 """
+
 from __future__ import annotations
 
 import os
@@ -26,7 +27,7 @@ from minillm.device import GPU_DEFAULTS, LIKE_A_GPU
 # chapters 01 and 03 had not ended after a minute, chapter 05 not after six. (Chapter 02 asks for the CPU itself, so on a GPU
 # it attends as it does here.) The engines of the other chapters name their attention backend.
 AHEAD_ONLY = {0, 1, 2, 3, 5, 6, 7, 8, 9, *range(14, 20)}
-_COLOURS = re.compile(r"</?span[^>]*>")   # of highlighted source: they differ between versions of pygments
+_COLOURS = re.compile(r"</?span[^>]*>")  # of highlighted source: they differ between versions of pygments
 
 
 def defaults_for(path: Path) -> tuple[str, ...]:
@@ -34,8 +35,13 @@ def defaults_for(path: Path) -> tuple[str, ...]:
     return ("ahead",) if chapter_number(path) in AHEAD_ONLY else GPU_DEFAULTS
 
 
-def check(paths: Iterable[Path] | None = None, *, root: Path | None = None, report: Callable[[str], None] = print,
-          advance: Callable[[str], None] = lambda what: None) -> list[Problem]:
+def check(
+    paths: Iterable[Path] | None = None,
+    *,
+    root: Path | None = None,
+    report: Callable[[str], None] = print,
+    advance: Callable[[str], None] = lambda what: None,
+) -> list[Problem]:
     """Run notebooks (all chapters by default) with a GPU's defaults; nothing is saved. Returns the cells that fail.
 
     `report` gets one line for each notebook, `advance` the name of a notebook after each of its code cells.
@@ -51,7 +57,9 @@ def check(paths: Iterable[Path] | None = None, *, root: Path | None = None, repo
     return problems
 
 
-def run(path: Path, defaults: Iterable[str] = GPU_DEFAULTS, advance: Callable[[], None] = lambda: None) -> list[Problem]:
+def run(
+    path: Path, defaults: Iterable[str] = GPU_DEFAULTS, advance: Callable[[], None] = lambda: None
+) -> list[Problem]:
     """Run one notebook to its end in a fresh kernel with these defaults, and list the cells that raise or that print
     something else than is saved where the output is compared."""
     from jupyter_client.manager import KernelManager
@@ -59,8 +67,15 @@ def run(path: Path, defaults: Iterable[str] = GPU_DEFAULTS, advance: Callable[[]
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
     saved, nb = read(path), clear_outputs(read(path))
-    client = NotebookClient(nb, KernelManager(kernel_name="python3"), timeout=CELL_TIMEOUT, allow_errors=True, store_widget_state=False,
-                            on_cell_executed=lambda **_: advance(), resources={"metadata": {"path": str(path.parent)}})
+    client = NotebookClient(
+        nb,
+        KernelManager(kernel_name="python3"),
+        timeout=CELL_TIMEOUT,
+        allow_errors=True,
+        store_widget_state=False,
+        on_cell_executed=lambda **_: advance(),
+        resources={"metadata": {"path": str(path.parent)}},
+    )
     try:
         client.execute(env={**os.environ, LIKE_A_GPU: ",".join(defaults)})
     except (CellTimeoutError, DeadKernelError) as error:
@@ -106,7 +121,7 @@ def _difference(saved: dict[str, list[str]], ran: dict[str, list[str]]) -> str:
         if old != new:
             start = next((i for i, (a, b) in enumerate(zip(old, new)) if a != b), min(len(old), len(new)))
             first = max(0, start - 40)
-            return f"shows {new[first:first + 120]!r}; saved is {old[first:first + 120]!r}"
+            return f"shows {new[first : first + 120]!r}; saved is {old[first : first + 120]!r}"
     return f"shows {len(after)} lines; saved are {len(before)}"
 
 

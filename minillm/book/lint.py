@@ -1,4 +1,5 @@
 """What a machine can see in a notebook: saved outputs, tags, alt texts, chapter order. Built in chapter 00."""
+
 from __future__ import annotations
 
 import ast
@@ -19,9 +20,13 @@ MAX_IMAGE_BYTES = 250_000
 PACKAGE = Path(__file__).resolve().parents[1]
 ALWAYS_ALLOWED = ("minillm.book",)
 _FRONT_DOOR = ("LLM", "SamplingParams", "__version__")
-_ABSOLUTE = re.compile(r"(?<![\w.:/])/(?:home|root|Users|tmp|work|opt|usr|var|content|mnt|private)/[\w.]|\b[A-Z]:\\\\?[A-Za-z]")
+_ABSOLUTE = re.compile(
+    r"(?<![\w.:/])/(?:home|root|Users|tmp|work|opt|usr|var|content|mnt|private)/[\w.]|\b[A-Z]:\\\\?[A-Za-z]"
+)
 _PROGRESS = re.compile(r"\d+%\||it/s\]|s/it\]|\r")
-_BADGE = re.compile(r"colab-badge\.svg\)\]\(https://colab\.research\.google\.com/github/([\w.-]+/[\w.-]+)/blob/main/([\w./-]+)\)")
+_BADGE = re.compile(
+    r"colab-badge\.svg\)\]\(https://colab\.research\.google\.com/github/([\w.-]+/[\w.-]+)/blob/main/([\w./-]+)\)"
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,10 @@ def _opening(nb, path: Path) -> Iterator[tuple[int | None, str]]:
     if not badge:
         yield 0, "no Colab badge under the title"
     elif badge[1] != colab.REPOSITORY or badge[2] != f"{path.parent.name}/{path.name}":
-        yield 0, f"the Colab badge points to {badge[1]} {badge[2]}, not to {colab.REPOSITORY} {path.parent.name}/{path.name}"
+        yield (
+            0,
+            f"the Colab badge points to {badge[1]} {badge[2]}, not to {colab.REPOSITORY} {path.parent.name}/{path.name}",
+        )
     set_up = [(i, cell) for i, cell in _code(nb) if "setup" in cell.metadata.get("tags", [])]
     if not set_up or set_up[0][0] != _code(nb)[0][0]:
         yield None, "the first code cell must be the set-up cell (tag `setup`)"
@@ -92,9 +100,15 @@ def _book_metadata(nb) -> Iterator[tuple[int | None, str]]:
     }
     for key, is_good in checks.items():
         if not is_good(book.get(key)):
-            yield None, f"metadata book.{key}={book.get(key)!r}: must be " + {
-                "objectives": "a list of sentences", "needs": 'a list of chapters such as ["01", "02"]',
-                "minutes": "a whole number from 1 to 120"}[key]
+            yield (
+                None,
+                f"metadata book.{key}={book.get(key)!r}: must be "
+                + {
+                    "objectives": "a list of sentences",
+                    "needs": 'a list of chapters such as ["01", "02"]',
+                    "minutes": "a whole number from 1 to 120",
+                }[key],
+            )
 
 
 def _execution(nb) -> Iterator[tuple[int | None, str]]:

@@ -1,4 +1,5 @@
 """Notebooks as files: read, normalised so that the same content is the same bytes, written. Built in chapter 00."""
+
 from __future__ import annotations
 
 import copy
@@ -37,10 +38,14 @@ def normalise(nb: nbformat.NotebookNode) -> nbformat.NotebookNode:
     seen: dict[str, int] = {}
     for cell in nb.cells:
         cell.source = cell.source.rstrip()
-        cell.metadata = nbformat.from_dict({key: cell.metadata[key] for key in _CELL_METADATA if cell.metadata.get(key) not in (None, [], {})})
+        cell.metadata = nbformat.from_dict(
+            {key: cell.metadata[key] for key in _CELL_METADATA if cell.metadata.get(key) not in (None, [], {})}
+        )
         cell["id"] = _cell_id(cell, seen)
         if cell.cell_type == "code":
-            cell.outputs = [clean for output in _merge_streams(cell.outputs) if (clean := _clean_output(output, cell)) is not None]
+            cell.outputs = [
+                clean for output in _merge_streams(cell.outputs) if (clean := _clean_output(output, cell)) is not None
+            ]
     return nb
 
 
@@ -55,7 +60,10 @@ def clear_outputs(nb: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 def _cell_id(cell, seen: dict[str, int]) -> str:
     """An id that follows from the content, so that rewriting a notebook does not change its untouched cells."""
-    name = cell.metadata.get("nbgrader", {}).get("grade_id") or hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:10]
+    name = (
+        cell.metadata.get("nbgrader", {}).get("grade_id")
+        or hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:10]
+    )
     name = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)[:56]
     seen[name] = seen.get(name, 0) + 1
     return name if seen[name] == 1 else f"{name}-{seen[name]}"
@@ -77,11 +85,20 @@ def _clean_output(output, cell):
     if output.output_type not in ("display_data", "execute_result"):
         return output
     lived = any(mime.startswith(_WIDGET) for mime in output.data)
-    output.data = nbformat.from_dict({mime: value for mime, value in output.data.items() if not mime.startswith(_WIDGET)})
+    output.data = nbformat.from_dict(
+        {mime: value for mime, value in output.data.items() if not mime.startswith(_WIDGET)}
+    )
     if lived and set(output.data) <= {"text/plain"}:
-        return None   # a bare widget leaves nothing on the page but its address in memory
-    output.metadata = nbformat.from_dict({mime: kept for mime, value in output.metadata.items() if mime in output.data and isinstance(value, dict)
-                                          and (kept := {k: v for k, v in value.items() if k in _IMAGE_METADATA})})
+        return None  # a bare widget leaves nothing on the page but its address in memory
+    output.metadata = nbformat.from_dict(
+        {
+            mime: kept
+            for mime, value in output.metadata.items()
+            if mime in output.data
+            and isinstance(value, dict)
+            and (kept := {k: v for k, v in value.items() if k in _IMAGE_METADATA})
+        }
+    )
     if output.output_type == "execute_result":
         output.execution_count = cell.execution_count
     return output

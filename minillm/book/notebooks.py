@@ -1,4 +1,5 @@
 """Notebooks: run them, save them in their stable form, check them. Built in chapter 00."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -10,11 +11,16 @@ from minillm.book.paths import notebooks, repository_root
 
 __all__ = ["Problem", "check", "clear_outputs", "execute", "lint", "normalise", "read", "write"]
 
-CELL_TIMEOUT = 300   # seconds
+CELL_TIMEOUT = 300  # seconds
 
 
-def check(paths: Iterable[Path] | None = None, *, execute_first: bool = False, root: Path | None = None,
-          report: Callable[[str], None] = print) -> list[Problem]:
+def check(
+    paths: Iterable[Path] | None = None,
+    *,
+    execute_first: bool = False,
+    root: Path | None = None,
+    report: Callable[[str], None] = print,
+) -> list[Problem]:
     """Lint notebooks (all three folders by default), after executing and normalising the chapters if asked.
 
     Returns the problems; `report` gets one line for each notebook as it is dealt with.
@@ -43,7 +49,13 @@ def execute(path: Path, *, timeout: int = CELL_TIMEOUT) -> None:
 
     path = Path(path).resolve()
     nb = clear_outputs(read(path))
-    client = NotebookClient(nb, timeout=timeout, kernel_name="python3", store_widget_state=False,
-                            record_timing=False, resources={"metadata": {"path": str(path.parent)}})
+    client = NotebookClient(
+        nb,
+        timeout=timeout,
+        kernel_name="python3",
+        store_widget_state=False,
+        record_timing=False,
+        resources={"metadata": {"path": str(path.parent)}},
+    )
     client.execute()
     write(normalise(nb), path)

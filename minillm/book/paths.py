@@ -1,4 +1,5 @@
 """Where the book's folders are. Built in chapter 00."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -14,7 +15,8 @@ def repository_root() -> Path:
             return folder
     raise FileNotFoundError(
         f"no checkout of the book at or above {Path.cwd()}: the notebooks are not part of the installed package; "
-        "clone the repository and run this inside it")
+        "clone the repository and run this inside it"
+    )
 
 
 def notebooks(folder: str, root: Path | None = None) -> list[Path]:

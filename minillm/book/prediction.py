@@ -1,4 +1,5 @@
 """Predict first, then measure: the reader's number beside the result. Built in chapter 00."""
+
 from __future__ import annotations
 
 import math
@@ -18,7 +19,9 @@ def predict(question: str, guess: float, *, unit: str = "") -> Prediction:
     from IPython.display import display
 
     made = Prediction(question, guess, unit)
-    style = f"border-left:4px solid {colour('prediction')};background:#fbf3f7;color:#24292f;padding:6px 12px;margin:4px 0"
+    style = (
+        f"border-left:4px solid {colour('prediction')};background:#fbf3f7;color:#24292f;padding:6px 12px;margin:4px 0"
+    )
     text = f"{question}\nYour prediction: {made.number(guess)}. Change the number above, if you like, and run the cell again."
     display(Html(f'<div style="{style};font:14px sans-serif">{text.replace(chr(10), "<br>")}</div>', text))
     return made
@@ -43,19 +46,34 @@ class Prediction:
         fig, ax = canvas(width=7, height=1.5)
         ax.barh([0, 1], [self.guess, result], color=[colour("prediction"), colour("ours")], height=0.6)
         ax.set_yticks([0, 1], ["you predicted", how])
-        ax.set(ylim=(1.5, -0.5), xlim=(min(0, self.guess, result) * 1.2, max(self.guess, result, 1e-12) * 1.25), xlabel=self.unit)
+        ax.set(
+            ylim=(1.5, -0.5),
+            xlim=(min(0, self.guess, result) * 1.2, max(self.guess, result, 1e-12) * 1.25),
+            xlabel=self.unit,
+        )
         for row, value in enumerate([self.guess, result]):
             ax.text(max(value, 0), row, f"  {self.number(value)}", va="center", fontsize=9.5)
         ax.grid(visible=False, axis="y")
         ax.tick_params(axis="y", length=0)
         ax.set_title(self.question, fontsize=10)
-        display(picture(fig, f"{self.question} Predicted: {self.number(self.guess)}; {how}: {self.number(result)}. "
-                             f"{self.verdict(result)}"))
+        display(
+            picture(
+                fig,
+                f"{self.question} Predicted: {self.number(self.guess)}; {how}: {self.number(result)}. "
+                f"{self.verdict(result)}",
+            )
+        )
 
     def line(self, ax, *, vertical: bool = False) -> None:
         """The prediction as a dashed line across a chart of the result."""
         draw = ax.axvline if vertical else ax.axhline
-        draw(self.guess, color=colour("prediction"), linestyle=(0, (4, 3)), linewidth=1.6, label=f"your prediction: {self.number(self.guess)}")
+        draw(
+            self.guess,
+            color=colour("prediction"),
+            linestyle=(0, (4, 3)),
+            linewidth=1.6,
+            label=f"your prediction: {self.number(self.guess)}",
+        )
 
     def verdict(self, result: float) -> str:
         """How far the result lies from the prediction, in words."""

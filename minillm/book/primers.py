@@ -1,4 +1,5 @@
 """The drawings of the primers: views of one memory, float formats, an automaton, a profile. Built in chapter 90."""
+
 from __future__ import annotations
 
 import math
@@ -18,8 +19,14 @@ def memory_and_views(memory: torch.Tensor, views: Mapping[str, torch.Tensor], *,
     chunk: after how many cells the hue changes, so that rows of the original tensor can be told apart.
     """
     tallest = max(view.shape[0] for view in views.values())
-    fig, axes = canvas(width=9.6, height=3.4, rows=2, cols=len(views), height_ratios=[1, tallest],
-                       width_ratios=[view.shape[1] for view in views.values()])
+    fig, axes = canvas(
+        width=9.6,
+        height=3.4,
+        rows=2,
+        cols=len(views),
+        height_ratios=[1, tallest],
+        width_ratios=[view.shape[1] for view in views.values()],
+    )
     grid = axes[0, 0].get_gridspec()
     for ax in axes[0]:
         ax.remove()
@@ -70,9 +77,26 @@ def float_formats(dtypes: Sequence[torch.dtype], *, near: float = 256.0, width: 
         if step < width / 400:
             ticks.add_patch(Rectangle((near, row - 0.21), width, 0.42, facecolor=colour("ours")))
         else:
-            ticks.vlines([near + i * step for i in range(int(width / step) + 1)], row - 0.21, row + 0.21, color=colour("ours"), linewidth=1)
-        ticks.text(near, row - 0.3, f"step {step:.2g}" if step < 0.01 else f"step {step:g}", ha="left", va="bottom", fontsize=8.5)
-    for ax, title in ((bits, "bits: sign, exponent, mantissa"), (reach, "range: powers of ten"), (ticks, f"every number from {near:g} to {near + width:g}")):
+            ticks.vlines(
+                [near + i * step for i in range(int(width / step) + 1)],
+                row - 0.21,
+                row + 0.21,
+                color=colour("ours"),
+                linewidth=1,
+            )
+        ticks.text(
+            near,
+            row - 0.3,
+            f"step {step:.2g}" if step < 0.01 else f"step {step:g}",
+            ha="left",
+            va="bottom",
+            fontsize=8.5,
+        )
+    for ax, title in (
+        (bits, "bits: sign, exponent, mantissa"),
+        (reach, "range: powers of ten"),
+        (ticks, f"every number from {near:g} to {near + width:g}"),
+    ):
         ax.set(ylim=(len(dtypes) - 0.5, -0.7), title=title)
         ax.set_yticks(range(len(dtypes)), names if ax is bits else [""] * len(dtypes), family="monospace")
         ax.tick_params(axis="y", length=0)
@@ -81,8 +105,11 @@ def float_formats(dtypes: Sequence[torch.dtype], *, near: float = 256.0, width: 
     reach.set(xlim=(-42, 42))
     bits.set(xlim=(0, 32.5), xticks=[0, 8, 16, 24, 32])
     bits.grid(visible=False)
-    return picture(fig, f"Three panels for {', '.join(names)}: the split of the bits into sign, exponent and mantissa; the range from the "
-                        f"smallest normal number to the largest; and tick marks at all the numbers between {near:g} and {near + width:g}.")
+    return picture(
+        fig,
+        f"Three panels for {', '.join(names)}: the split of the bits into sign, exponent and mantissa; the range from the "
+        f"smallest normal number to the largest; and tick marks at all the numbers between {near:g} and {near + width:g}.",
+    )
 
 
 def _bits(ax, row: int, parts: Mapping[str, int]) -> None:
@@ -95,13 +122,17 @@ def _bits(ax, row: int, parts: Mapping[str, int]) -> None:
         left += count
 
 
-def automaton(places: Mapping[int, tuple[float, float]], arrows: Mapping[tuple[int, int], str], accepting: Sequence[int], alt: str) -> Picture:
+def automaton(
+    places: Mapping[int, tuple[float, float]], arrows: Mapping[tuple[int, int], str], accepting: Sequence[int], alt: str
+) -> Picture:
     """States as circles (double where the text may end), labelled arrows for what may be read; state 0 is the start."""
     fig, ax = canvas(width=7.2, height=2.0)
     for (start, end), label in arrows.items():
         (x0, y0), (x1, y1) = places[start], places[end]
         if start == end:
-            loop = FancyArrowPatch((x0 - 0.16, y0 + 0.25), (x0 + 0.16, y0 + 0.25), connectionstyle="arc3,rad=-1.9", shrinkA=0, shrinkB=0)
+            loop = FancyArrowPatch(
+                (x0 - 0.16, y0 + 0.25), (x0 + 0.16, y0 + 0.25), connectionstyle="arc3,rad=-1.9", shrinkA=0, shrinkB=0
+            )
             text = (x0, y0 + 0.6)
         else:
             bend = 0.0 if y0 == y1 and abs(x1 - x0) < 1.6 else 0.28
@@ -109,7 +140,15 @@ def automaton(places: Mapping[int, tuple[float, float]], arrows: Mapping[tuple[i
             text = ((x0 + x1) / 2, (y0 + y1) / 2 + (0.09 if not bend else -0.5 * bend * abs(x1 - x0) - 0.06))
         loop.set(arrowstyle="-|>", mutation_scale=12, color=colour("limit"), linewidth=1.2)
         ax.add_patch(loop)
-        ax.text(*text, label, ha="center", va="bottom" if text[1] >= min(y0, y1) else "top", fontsize=10, family="monospace", color=colour("red"))
+        ax.text(
+            *text,
+            label,
+            ha="center",
+            va="bottom" if text[1] >= min(y0, y1) else "top",
+            fontsize=10,
+            family="monospace",
+            color=colour("red"),
+        )
     for state, (x, y) in places.items():
         ends = state in accepting
         ax.add_patch(Circle((x, y), 0.28, facecolor="white", edgecolor=colour("ours"), linewidth=1.6))
@@ -117,7 +156,18 @@ def automaton(places: Mapping[int, tuple[float, float]], arrows: Mapping[tuple[i
             ax.add_patch(Circle((x, y), 0.225, facecolor="#D6EAF8", edgecolor=colour("ours"), linewidth=1.2))
         ax.text(x, y, str(state), ha="center", va="center", fontsize=11)
     x, y = places[0]
-    ax.add_patch(FancyArrowPatch((x - 0.75, y), (x - 0.29, y), arrowstyle="-|>", mutation_scale=12, color=colour("limit"), linewidth=1.2, shrinkA=0, shrinkB=0))
+    ax.add_patch(
+        FancyArrowPatch(
+            (x - 0.75, y),
+            (x - 0.29, y),
+            arrowstyle="-|>",
+            mutation_scale=12,
+            color=colour("limit"),
+            linewidth=1.2,
+            shrinkA=0,
+            shrinkB=0,
+        )
+    )
     ax.set(xlim=(x - 0.85, max(p[0] for p in places.values()) + 0.45), ylim=(-0.78, 0.88), aspect="equal")
     ax.axis("off")
     return picture(fig, alt)
@@ -131,17 +181,31 @@ def flame_chart(events: Sequence, *, roles: Mapping[str, str], alt: str) -> Pict
     origin = min(event.time_range.start for event in events)
     fig, ax = canvas(width=9.6, height=2.5)
     total = max(event.time_range.end for event in events) - origin
-    events = [event for event in events if event.time_range.elapsed_us() > total / 500]   # thinner than a line
+    events = [event for event in events if event.time_range.elapsed_us() > total / 500]  # thinner than a line
     depths = [_depth(event) for event in events]
     for event, depth in zip(events, depths, strict=True):
         left, length = event.time_range.start - origin, event.time_range.elapsed_us()
         name = event.name.removeprefix("aten::")
         shade = colour(roles.get(name, "background"))
-        ax.add_patch(Rectangle((left, depth - min(depths)), length, 0.86, facecolor=shade, edgecolor="white", linewidth=0.6))
+        ax.add_patch(
+            Rectangle((left, depth - min(depths)), length, 0.86, facecolor=shade, edgecolor="white", linewidth=0.6)
+        )
         if length > total * 0.0078 * len(name):
-            ax.text(left + length / 2, depth - min(depths) + 0.43, name, ha="center", va="center", fontsize=8,
-                    color="white" if name in roles else colour("text"))
-    ax.set(xlim=(0, total), ylim=(max(depths) - min(depths) + 1, -0.05), yticks=[], xlabel="microseconds since the step began")
+            ax.text(
+                left + length / 2,
+                depth - min(depths) + 0.43,
+                name,
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="white" if name in roles else colour("text"),
+            )
+    ax.set(
+        xlim=(0, total),
+        ylim=(max(depths) - min(depths) + 1, -0.05),
+        yticks=[],
+        xlabel="microseconds since the step began",
+    )
     ax.set_title("time runs to the right, calls go down", fontsize=10)
     ax.grid(visible=False, axis="y")
     return picture(fig, alt)

@@ -1,4 +1,5 @@
 """What is proved of every exercise: its solution passes, its stub and its mutants fail and say why. Built in chapter 00."""
+
 from __future__ import annotations
 
 import contextlib
@@ -34,8 +35,10 @@ class Mutant:
             return self.source
         old, new = self.replace
         if exercise.solution.count(old) != 1:
-            raise ValueError(f"mutant {self.name!r}: {old!r} occurs {exercise.solution.count(old)} times in the solution "
-                             f"of {exercise.id!r}, must be once")
+            raise ValueError(
+                f"mutant {self.name!r}: {old!r} occurs {exercise.solution.count(old)} times in the solution "
+                f"of {exercise.id!r}, must be once"
+            )
         return exercise.solution.replace(old, new)
 
     def is_caught_by(self, error: Exception | None) -> bool:
@@ -89,7 +92,9 @@ def complaints(bench: Bench, mutants: list[Mutant]) -> list[str]:
         if not errors:
             found.append(f"{name}: the mutant {mutant.name!r} passes every line")
         elif not any(map(mutant.is_caught_by, errors)):
-            found.append(f"{name}: no message about the mutant {mutant.name!r} holds {mutant.expect!r}; the first one: {errors[0]}")
+            found.append(
+                f"{name}: no message about the mutant {mutant.name!r} holds {mutant.expect!r}; the first one: {errors[0]}"
+            )
         if not mutant.expect:
             found.append(f"{name}: the mutant {mutant.name!r} does not say which message it expects")
     return found
@@ -121,6 +126,6 @@ def _raised(source: str, name: str, module: types.ModuleType) -> Exception | Non
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     try:
         exec(compile(source, name, "exec"), module.__dict__)
-    except Exception as error:   # the outcome is the result; the caller judges it
+    except Exception as error:  # the outcome is the result; the caller judges it
         return error
     return None

@@ -1,4 +1,5 @@
 """Quoting live source in a notebook, never a copy. Built in chapter 00."""
+
 from __future__ import annotations
 
 import ast
@@ -10,8 +11,14 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 
 
-def show(obj, *, only: str | list[str] | None = None, between: tuple[str, str] | None = None,
-         lines: tuple[int, int] | str | None = None, docstrings: bool = True) -> Quote:
+def show(
+    obj,
+    *,
+    only: str | list[str] | None = None,
+    between: tuple[str, str] | None = None,
+    lines: tuple[int, int] | str | None = None,
+    docstrings: bool = True,
+) -> Quote:
     """The source of a function, class or module as it is in the package now.
 
     only:       names of methods of a class (or of definitions in a module); the rest is left out, the header stays.
@@ -66,8 +73,10 @@ class Quote:
         gutter = "color:#9aa3ad;user-select:none"
         rows = zip(self._marks(), _highlight(self.text).split("\n"), strict=True)
         code = "\n".join(f'<span style="{gutter}">{mark}  </span>{line}' for mark, line in rows)
-        return (f'<div style="{box}"><div style="{head}">{html.escape(self.label)}</div>'
-                f'<pre style="{pre}">{code}</pre></div>')
+        return (
+            f'<div style="{box}"><div style="{head}">{html.escape(self.label)}</div>'
+            f'<pre style="{pre}">{code}</pre></div>'
+        )
 
     def _marks(self) -> list[str]:
         """Line numbers, right-aligned; three dots where lines were left out."""
@@ -85,7 +94,9 @@ def _source_of(obj) -> tuple[str, str]:
         raise LookupError(f"{obj!r} has no Python source to quote: {error}") from error
     module = obj if isinstance(obj, ModuleType) else inspect.getmodule(obj)
     parts = (module.__name__ if module else "").split(".")
-    path = "/".join(parts[:-1] + [Path(file).name]) if Path(file).stem != "__init__" else "/".join(parts + ["__init__.py"])
+    path = (
+        "/".join(parts[:-1] + [Path(file).name]) if Path(file).stem != "__init__" else "/".join(parts + ["__init__.py"])
+    )
     if parts == ["__main__"] or file.startswith("<") or "ipykernel" in file:
         path = "this notebook"
     name = "" if isinstance(obj, ModuleType) else f" · {obj.__qualname__}"
@@ -127,13 +138,15 @@ def _between(numbered, marks: tuple[str, str], label: str):
     end = next((i for i, (_, text) in enumerate(numbered[start:], start) if marks[1] in text), None)
     if end is None:
         raise LookupError(f"{label} no longer holds the line {marks[1]!r} after {marks[0]!r}")
-    return numbered[start:end + 1]
+    return numbered[start : end + 1]
 
 
 def _docstring_lines(source: str) -> set[int]:
     lines: set[int] = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(node):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(
+            node
+        ):
             lines.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     return lines
 
@@ -150,7 +163,7 @@ def _trim(numbered):
     for run in runs:
         filled = [i for i, (_, text) in enumerate(run) if text.strip()]
         if filled:
-            kept += [(0, "")] * bool(kept) + run[filled[0]:filled[-1] + 1]
+            kept += [(0, "")] * bool(kept) + run[filled[0] : filled[-1] + 1]
     if not kept:
         raise LookupError("nothing is left to quote")
     return kept

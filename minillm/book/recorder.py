@@ -184,7 +184,15 @@ class Recorder:
             moved[lanes] = offsets + place.true
             for kind in kinds:
                 self.accesses.append(
-                    Access(len(self.launches) - 1, self.program, kind, place.name, offsets // itemsize, itemsize, place.address)
+                    Access(
+                        len(self.launches) - 1,
+                        self.program,
+                        kind,
+                        place.name,
+                        offsets // itemsize,
+                        itemsize,
+                        place.address,
+                    )
                 )
         true[mask] = moved.astype(np.uint64)
         return true
@@ -239,7 +247,9 @@ class Place:
     @cached_property
     def dims(self) -> list[tuple[int, int]]:
         """(stride, size) of the dimensions that move, longest stride first; empty where rows lie over each other."""
-        dims = sorted((stride, size) for stride, size in zip(self.strides, self.shape, strict=True) if stride and size > 1)
+        dims = sorted(
+            (stride, size) for stride, size in zip(self.strides, self.shape, strict=True) if stride and size > 1
+        )
         reach = 0
         for stride, size in dims:
             if stride <= reach:

@@ -1,4 +1,5 @@
 """The house of the package: rooms, floors, and the chapter that builds each module. Built in chapter 00."""
+
 from __future__ import annotations
 
 import ast
@@ -19,7 +20,7 @@ FLOORS = {
     "book": 8, "bench": 8, "training": 8, "programs": 8,
     "cli": 9, "__main__": 9,
 }  # fmt: skip
-ENGINE_FLOORS = range(1, 8)   # their modules say which chapter builds them; the floors above may leave it out
+ENGINE_FLOORS = range(1, 8)  # their modules say which chapter builds them; the floors above may leave it out
 MAX_LINES = 320
 _BUILT_IN = re.compile(r"Built in chapters? (\d\d)")
 
@@ -38,7 +39,11 @@ def violations(package: Path) -> list[str]:
     """Everything in which the package at `package` breaks the rules of the house, one sentence each."""
     modules = find_modules(package)
     imports = [item for name, file in modules.items() for item in imports_of(name, file, set(modules), package.name)]
-    found = [f"{name}: no room called {room_of(name)!r} in the house" for name in modules if name != package.name and floor_of(name) is None]
+    found = [
+        f"{name}: no room called {room_of(name)!r} in the house"
+        for name in modules
+        if name != package.name and floor_of(name) is None
+    ]
     found += [said for item in imports if (said := _wrong_floor(item, package.name))]
     found += [f"circular import: {' -> '.join(circle)}" for circle in circles(imports)]
     for name, file in modules.items():
@@ -83,8 +88,13 @@ def floor_of(module: str) -> int | None:
 def imports_of(name: str, file: Path, modules: set[str], package: str) -> Iterator[Import]:
     """Every import that `file` makes of the package, also inside functions and under TYPE_CHECKING."""
     tree = _parse(file)
-    types = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-             for stmt in node.body for inner in ast.walk(stmt)}
+    types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for stmt in node.body
+        for inner in ast.walk(stmt)
+    }
     here = name if file.name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(tree):
         for target in import_targets(node, here, modules):
@@ -98,7 +108,7 @@ def import_targets(node: ast.AST, here: str, modules: set[str]) -> list[str]:
         return [_nearest(alias.name, modules) for alias in node.names]
     if not isinstance(node, ast.ImportFrom):
         return []
-    up = here.split(".")[:len(here.split(".")) - node.level + 1] if node.level else []
+    up = here.split(".")[: len(here.split(".")) - node.level + 1] if node.level else []
     base = ".".join([*up, *([node.module] if node.module else [])])
     inside = [f"{base}.{alias.name}" for alias in node.names]
     return [full if full in modules else _nearest(base, modules) for full in inside]
@@ -115,7 +125,7 @@ def circles(imports: list[Import]) -> list[list[str]]:
 
     def walk(node: str, path: list[str]) -> None:
         if node in path:
-            loop = path[path.index(node):]
+            loop = path[path.index(node) :]
             start = loop.index(min(loop))
             circle = [*loop[start:], *loop[:start], loop[start]]
             if circle not in found:
@@ -133,10 +143,14 @@ def circles(imports: list[Import]) -> list[list[str]]:
 def _wrong_floor(item: Import, package: str) -> str | None:
     own, other = floor_of(item.importer), floor_of(item.target)
     if item.importer == package or own is None:
-        return None   # the front door hands out what is inside, lazily
+        return None  # the front door hands out what is inside, lazily
     where = f"{item.importer} line {item.line}"
-    if item.target == package:   # its names are the engine's
-        return None if own > FLOORS["engine"] else f"{where}: imports from the front door, whose names are built on floor {FLOORS['engine']}"
+    if item.target == package:  # its names are the engine's
+        return (
+            None
+            if own > FLOORS["engine"]
+            else f"{where}: imports from the front door, whose names are built on floor {FLOORS['engine']}"
+        )
     if other is None or room_of(item.importer) == room_of(item.target) or other < own:
         return None
     if other == own and item.only_types:

@@ -1,4 +1,5 @@
 """Two generators side by side, each on its own clock. Built in chapter 00."""
+
 from __future__ import annotations
 
 import html
@@ -34,8 +35,14 @@ class Lane:
         return len(self.pieces) / self.seconds if self.seconds else 0.0
 
 
-def side_by_side_stream(generators: Sequence[Iterable[str]], labels: Sequence[str], *, stop_with_first: bool = False,
-                        frames_per_second: float = 12, clock=time.perf_counter) -> list[Lane]:
+def side_by_side_stream(
+    generators: Sequence[Iterable[str]],
+    labels: Sequence[str],
+    *,
+    stop_with_first: bool = False,
+    frames_per_second: float = 12,
+    clock=time.perf_counter,
+) -> list[Lane]:
     """Stream generators of text pieces (one piece a token) in columns, and return what was measured.
 
     They take turns in one thread, so that none slows another down: each lane has its own clock, which runs only
@@ -67,10 +74,16 @@ def frame(lanes: Sequence[Lane]) -> Html:
     cells, plain = [], []
     for lane in lanes:
         text = "".join(lane.pieces)
-        state = f"{len(lane.pieces)} tokens · {lane.seconds:.2f} s · {lane.rate:.0f} tokens/s" + (" · done" if lane.done else "")
-        cells.append(f'<td style="width:{share}%;vertical-align:top;text-align:left;padding:8px 12px;border:1px solid #d0d7de">'
-                     f'<b>{html.escape(lane.label)}</b><br><small style="color:#57606a">{state}</small>'
-                     f'<div style="white-space:pre-wrap;margin-top:6px">{html.escape(text)}</div></td>')
+        state = f"{len(lane.pieces)} tokens · {lane.seconds:.2f} s · {lane.rate:.0f} tokens/s" + (
+            " · done" if lane.done else ""
+        )
+        cells.append(
+            f'<td style="width:{share}%;vertical-align:top;text-align:left;padding:8px 12px;border:1px solid #d0d7de">'
+            f'<b>{html.escape(lane.label)}</b><br><small style="color:#57606a">{state}</small>'
+            f'<div style="white-space:pre-wrap;margin-top:6px">{html.escape(text)}</div></td>'
+        )
         plain.append(f"{lane.label} ({state})\n{text}")
-    table = "width:100%;table-layout:fixed;border-collapse:collapse;font:13px/1.5 sans-serif;background:#fff;color:#24292f"
+    table = (
+        "width:100%;table-layout:fixed;border-collapse:collapse;font:13px/1.5 sans-serif;background:#fff;color:#24292f"
+    )
     return Html(f'<table style="{table}"><tr style="background:#fff">{"".join(cells)}</tr></table>', "\n\n".join(plain))

@@ -1,4 +1,5 @@
 """The look of the book's figures: one style, one palette, an alt text on each. Built in chapter 00."""
+
 from __future__ import annotations
 
 import base64
@@ -35,7 +36,7 @@ STYLE = {
     "lines.linewidth": 2.0, "lines.markersize": 5.5, "patch.linewidth": 0,
     "legend.frameon": False, "legend.fontsize": 9, "figure.facecolor": COLOURS["paper"],
 }  # fmt: skip
-_DOTS_PER_INCH = 160   # drawn fine, shown smaller, so that it stays sharp on dense screens
+_DOTS_PER_INCH = 160  # drawn fine, shown smaller, so that it stays sharp on dense screens
 _SHOWN_PER_INCH = 100
 
 
@@ -66,7 +67,7 @@ def figure(alt: str, *, width: float = 7.0, height: float = 3.2, rows: int = 1, 
 
 def canvas(*, width: float = 7.0, height: float = 3.2, rows: int = 1, cols: int = 1, **subplots):
     """`(fig, ax)` in the book's style, for functions that return `picture(fig, alt)`."""
-    matplotlib.rcParams.update(STYLE)   # every figure of a notebook is the book's
+    matplotlib.rcParams.update(STYLE)  # every figure of a notebook is the book's
     fig = Figure(figsize=(width, height), layout="constrained")
     return fig, fig.subplots(rows, cols, **subplots)
 
@@ -77,7 +78,9 @@ def picture(fig: Figure, alt: str) -> Picture:
         raise ValueError("a figure needs an alt text: one sentence that says what it shows")
     buffer = io.BytesIO()
     fig.savefig(buffer, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": None})
-    return Picture(_fewer_colours(buffer.getvalue()), " ".join(alt.split()), round(fig.get_figwidth() * _SHOWN_PER_INCH))
+    return Picture(
+        _fewer_colours(buffer.getvalue()), " ".join(alt.split()), round(fig.get_figwidth() * _SHOWN_PER_INCH)
+    )
 
 
 @dataclass(frozen=True)
@@ -98,5 +101,7 @@ def _fewer_colours(png: bytes) -> bytes:
     from PIL import Image
 
     out = io.BytesIO()
-    Image.open(io.BytesIO(png)).convert("RGB").quantize(128, method=Image.Quantize.MEDIANCUT).save(out, "PNG", optimize=True)
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(128, method=Image.Quantize.MEDIANCUT).save(
+        out, "PNG", optimize=True
+    )
     return out.getvalue()

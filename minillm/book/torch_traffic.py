@@ -107,7 +107,10 @@ class _Again:
 def _distinct(tree) -> list[torch.Tensor]:
     """The tensors in arguments or results; what stands there twice, as in x * x, comes once."""
     tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-    keys = [id(tensor) if tensor.is_mkldnn else (_home(tensor), tensor.storage_offset(), tensor.shape, tensor.stride()) for tensor in tensors]
+    keys = [
+        id(tensor) if tensor.is_mkldnn else (_home(tensor), tensor.storage_offset(), tensor.shape, tensor.stride())
+        for tensor in tensors
+    ]
     return [tensor for i, tensor in enumerate(tensors) if keys[i] not in keys[:i]]
 
 

@@ -93,7 +93,9 @@ def record_traffic(*, poison: bool = False) -> Iterator[Traffic]:
     the interpreter alone makes it 0.
     """
     if MODE != "interpreted":
-        raise RuntimeError(f"Triton is {MODE} here; traffic is recorded in its interpreter (TRITON_INTERPRET=1): use count_traffic")
+        raise RuntimeError(
+            f"Triton is {MODE} here; traffic is recorded in its interpreter (TRITON_INTERPRET=1): use count_traffic"
+        )
     interpreter = importlib.import_module("triton.runtime.interpreter")
     traffic = Traffic()
     with Recorder(interpreter, traffic.launches, traffic.accesses, poison).in_place():
@@ -123,7 +125,9 @@ def _count_here(function, args, grid, kwargs) -> Traffic:
 def _count_apart(function, args, grid, helpers, kwargs) -> Traffic:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        torch.save({"function": pack(function, helpers), "args": args, "grid": grid, "kwargs": kwargs}, folder / "call.pt")
+        torch.save(
+            {"function": pack(function, helpers), "args": args, "grid": grid, "kwargs": kwargs}, folder / "call.pt"
+        )
         done = run_module("minillm.book.traffic", name, interpret=True)
         if not (folder / "answer.pickle").exists():
             raise RuntimeError(f"counting {getattr(function, '__name__', function)} in a process of its own failed: "

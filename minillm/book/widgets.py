@@ -1,4 +1,5 @@
 """Widgets, static first: a pure function, its figure saved, its controls live. Built in chapter 00."""
+
 from __future__ import annotations
 
 import math
@@ -58,7 +59,7 @@ def _live_views(function: Callable, controls: dict[str, Control], shown: list) -
     """One widget for each shown piece, the first with the knobs above it; nothing without ipywidgets."""
     try:
         import ipywidgets
-    except ImportError:   # the page is complete without the knobs
+    except ImportError:  # the page is complete without the knobs
         return []
     knobs = {name: _knob(ipywidgets, name, control) for name, control in controls.items()}
     panes = [_pane(ipywidgets, piece) for piece in shown]
@@ -79,8 +80,15 @@ def _knob(ipywidgets, name: str, control: Control):
     wide = {"description_width": "initial"}
     if control.options:
         return ipywidgets.Dropdown(options=list(control.options), value=control.default, description=label, style=wide)
-    common = {"value": control.default, "min": control.low, "max": control.high, "step": control.step,
-              "description": label, "continuous_update": False, "style": wide}
+    common = {
+        "value": control.default,
+        "min": control.low,
+        "max": control.high,
+        "step": control.step,
+        "description": label,
+        "continuous_update": False,
+        "style": wide,
+    }
     if isinstance(control.default, int) and float(control.step).is_integer():
         return ipywidgets.IntSlider(**common)
     digits = max(0, -math.floor(math.log10(control.step)))
@@ -110,6 +118,8 @@ def _as_list(result) -> list:
     pieces = list(result) if isinstance(result, (list, tuple)) else [result]
     for piece in pieces:
         if not (hasattr(piece, "png") or hasattr(piece, "_repr_html_")):
-            raise TypeError(f"explore shows pictures and HTML, but the function returned {type(piece).__name__}: "
-                            "end it with `return picture(fig, alt)`")
+            raise TypeError(
+                f"explore shows pictures and HTML, but the function returned {type(piece).__name__}: "
+                "end it with `return picture(fig, alt)`"
+            )
     return pieces

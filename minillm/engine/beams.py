@@ -57,7 +57,9 @@ def search_beams(
     for index, beam in enumerate(beams):
         text = detokenizer.whole(beam.token_ids[: -1 if beam.finished else None])
         reason = "stop" if beam.finished else "length"
-        samples.append(CompletionOutput(index, text, list(beam.token_ids), beam.cumulative_logprob, finish_reason=reason))
+        samples.append(
+            CompletionOutput(index, text, list(beam.token_ids), beam.cumulative_logprob, finish_reason=reason)
+        )
     metrics.finished_time = engine.clock()
     metrics.num_cached_tokens, metrics.cached_tokens = request.num_cached_tokens, request.cached_tokens
     return RequestOutput(request.request_id, request.prompt, request.prompt_token_ids, samples, metrics)

@@ -85,7 +85,9 @@ class OutputCollector:
     def output(self, finished_time: float) -> RequestOutput:
         request = self.request
         prompt, rows = request.prompt_token_ids, request.prompt_logprobs
-        prompt_logprobs = rows and [self._named(row, prompt[max(0, i - CHARACTER_TOKENS) : i]) for i, row in enumerate(rows)]
+        prompt_logprobs = rows and [
+            self._named(row, prompt[max(0, i - CHARACTER_TOKENS) : i]) for i, row in enumerate(rows)
+        ]
         metrics = RequestMetrics(
             request.arrival_time,
             self.first_token_time,
@@ -98,7 +100,12 @@ class OutputCollector:
             self.num_accepted_tokens,
         )
         return RequestOutput(
-            request.group_id, request.prompt, request.prompt_token_ids, self.samples, metrics, prompt_logprobs=prompt_logprobs
+            request.group_id,
+            request.prompt,
+            request.prompt_token_ids,
+            self.samples,
+            metrics,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def _text(self, sample: CompletionOutput, delta: TokenDelta) -> tuple[str, str | None]:
@@ -139,4 +146,6 @@ class OutputCollector:
         """The log-probabilities of the tokens that may follow `before`, each with its text."""
         if row is None:
             return None
-        return {one: replace(entry, decoded_token=token_text(self.decode_all, one, before)) for one, entry in row.items()}
+        return {
+            one: replace(entry, decoded_token=token_text(self.decode_all, one, before)) for one, entry in row.items()
+        }

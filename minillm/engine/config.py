@@ -86,7 +86,9 @@ class EngineConfig:
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} is not allowed; allowed: True or False")
         if self.async_scheduling is not None and not isinstance(self.async_scheduling, bool):
-            raise TypeError(f"async_scheduling={self.async_scheduling!r} is not allowed; allowed: True, False, or None for the device's choice")
+            raise TypeError(
+                f"async_scheduling={self.async_scheduling!r} is not allowed; allowed: True, False, or None for the device's choice"
+            )
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not allowed; allowed: {', '.join(allowed)}")
@@ -96,7 +98,9 @@ class EngineConfig:
         if policy is not None and self.disk_kv_path is not None:
             raise ValueError("disk_kv_path keeps prefixes, and a cache with kv_retention has none to keep; drop either")
         if policy is not None and spec is not None and spec.method == "draft_model":
-            raise ValueError("a draft model keeps all of its text, kv_retention does not: use method='ngram', or drop either")
+            raise ValueError(
+                "a draft model keeps all of its text, kv_retention does not: use method='ngram', or drop either"
+            )
         for name, (served, chapter) in SERVED.items():
             if getattr(self, name) not in served:
                 raise NotImplementedError(
@@ -135,8 +139,13 @@ class EngineConfig:
             return
         if not isinstance(self.disk_kv_path, (str, Path)):
             raise TypeError(f"disk_kv_path={self.disk_kv_path!r} is not allowed; allowed: a folder, or None")
-        for name, why in (("disk_kv_bytes", "the folder may hold nothing"), ("host_kv_bytes", "blocks go to disk through host memory")):
+        for name, why in (
+            ("disk_kv_bytes", "the folder may hold nothing"),
+            ("host_kv_bytes", "blocks go to disk through host memory"),
+        ):
             if not getattr(self, name):
                 raise ValueError(f"disk_kv_path={str(self.disk_kv_path)!r} needs {name} in bytes, it is 0: {why}")
         if not self.enable_prefix_caching:
-            raise ValueError(f"disk_kv_path={str(self.disk_kv_path)!r} keeps prefixes, but enable_prefix_caching=False; drop either")
+            raise ValueError(
+                f"disk_kv_path={str(self.disk_kv_path)!r} keeps prefixes, but enable_prefix_caching=False; drop either"
+            )

@@ -19,7 +19,16 @@ from typing import NamedTuple, Protocol
 from minillm.device import like_a_gpu
 from minillm.engine.config import EngineConfig
 from minillm.engine.lock import FairLock, locked
-from minillm.engine.memory import build_attention, build_cache, build_graphs, build_manager, build_pieces, build_transfer, close_tiers, retention_of
+from minillm.engine.memory import (
+    build_attention,
+    build_cache,
+    build_graphs,
+    build_manager,
+    build_pieces,
+    build_transfer,
+    close_tiers,
+    retention_of,
+)
 from minillm.engine.policies import cached_tokens_of, make_policy
 from minillm.engine.request import Request
 from minillm.engine.runner import LaunchedStep, ModelRunner
@@ -108,7 +117,9 @@ class Engine:
             self.speculation = drafter and Speculation(drafter, num_speculative_tokens, vocab_size, trace=self.trace)
         self.prefetch: Callable[[Request], None] | None = getattr(self.kv_cache, "prefetch", None)
         on_gpu = model is not None and (model.device.type == "cuda" or like_a_gpu("ahead"))
-        self.overlap = on_gpu and hasattr(runner, "launch") if config.async_scheduling is None else config.async_scheduling
+        self.overlap = (
+            on_gpu and hasattr(runner, "launch") if config.async_scheduling is None else config.async_scheduling
+        )
         self.in_flight: LaunchedStep | None = None  # a step that was launched and whose tokens nobody has seen
         self.on_abort: Callable[[Request], None] | None = None  # is told of every request that was aborted from outside
         self.num_steps = 0
@@ -181,7 +192,9 @@ class Engine:
         # Two steps may have been taken in.
         last = {request.request_id: index for index, (request, _) in enumerate(added)}
         return [
-            TokenDelta(request, *(token or (None, None)), request.finish_reason if last[request.request_id] == index else None)
+            TokenDelta(
+                request, *(token or (None, None)), request.finish_reason if last[request.request_id] == index else None
+            )
             for index, (request, token) in enumerate(added)
         ]
 
@@ -222,7 +235,9 @@ class Engine:
         with self.trace.span("schedule"):
             return self.scheduler.schedule()
 
-    def _update(self, output: SchedulerOutput, sampled: list[list[SampledToken]]) -> list[tuple[Request, SampledToken | None]]:
+    def _update(
+        self, output: SchedulerOutput, sampled: list[list[SampledToken]]
+    ) -> list[tuple[Request, SampledToken | None]]:
         with self.trace.span("update"):
             if self.speculation is not None:
                 self.speculation.count(output, sampled)
@@ -273,7 +288,9 @@ class Engine:
         count = self.trace.count
         for row in output.rows:
             request = row.request
-            count("tokens", row.num_tokens, request=request.request_id, start=row.start, prompt=request.num_prompt_tokens)
+            count(
+                "tokens", row.num_tokens, request=request.request_id, start=row.start, prompt=request.num_prompt_tokens
+            )
         count("running", len(self.scheduler.running))
         count("waiting", len(self.scheduler.requests) - len(self.scheduler.running))
         count("blocks used", self.kv_cache.pool.num_blocks - self.kv_cache.pool.num_free)

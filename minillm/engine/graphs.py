@@ -180,7 +180,8 @@ class Inputs:
         numbers[0, :count], numbers[1, :count] = tokens, positions
         numbers[2, count:] = -1
         numbers[2, :count] = [
-            table[position // block_size] * block_size + position % block_size for table, position in zip(tables, positions)
+            table[position // block_size] * block_size + position % block_size
+            for table, position in zip(tables, positions)
         ]
         numbers[3, :count] = numbers[1, :count] + 1
         numbers[4, :count] = [index for row in rows for index in range(row.num_tokens)]

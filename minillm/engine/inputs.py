@@ -203,7 +203,9 @@ def _logprob_start(name: str, prompt: Any, checked: tuple[str | None, list[int]]
     start = prompt.get("logprob_start_len", 0) if isinstance(prompt, dict) else 0
     check_int(f"{name}: logprob_start_len", start, 0, len(checked[1]) - 1)
     if start and params.prompt_logprobs is None:
-        raise ValueError(f"{name}: logprob_start_len={start} needs prompt_logprobs; set SamplingParams(prompt_logprobs=0)")
+        raise ValueError(
+            f"{name}: logprob_start_len={start} needs prompt_logprobs; set SamplingParams(prompt_logprobs=0)"
+        )
     return start
 
 

@@ -1,6 +1,6 @@
 """LLM: a model you can ask, with vLLM's names. Built in chapter 04.
 
-    prompts -> InputProcessor -> Request -> Engine -> tokens -> OutputProcessor -> RequestOutput
+prompts -> InputProcessor -> Request -> Engine -> tokens -> OutputProcessor -> RequestOutput
 """
 
 from __future__ import annotations
@@ -292,7 +292,9 @@ class LLM:
     def _search(self, request: Request, beam_width: int, length_penalty: float) -> RequestOutput:
         deltas = self.outputs.waiting_deltas[request.group_id] = deque()
         try:
-            return search_beams(self.engine, request, beam_width, length_penalty, self._step, deltas, self.outputs.decode)
+            return search_beams(
+                self.engine, request, beam_width, length_penalty, self._step, deltas, self.outputs.decode
+            )
         finally:
             self.outputs.withdraw([request])
 

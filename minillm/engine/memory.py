@@ -52,7 +52,9 @@ def build_manager(model: Decoder, config: EngineConfig) -> KVCacheManager:
         config.enable_prefix_caching and policy is None,
         sliding_window(model) if policy is None else policy.window,
         num_host_blocks,
-        identity=model.fingerprint if config.kv_cache_dtype == "auto" else f"{model.fingerprint} {config.kv_cache_dtype}",
+        identity=model.fingerprint
+        if config.kv_cache_dtype == "auto"
+        else f"{model.fingerprint} {config.kv_cache_dtype}",
         disk=build_disk(model, config, block_bytes),
         sinks=0 if policy is None else policy.sinks,
     )
@@ -123,7 +125,10 @@ def build_graphs(
     if config.enforce_eager or not isinstance(attention, TritonAttention):
         return None
     if model.stream is not None:
-        warnings.warn("steps are not recorded (CUDA graphs) with cpu_offload_bytes: enforce_eager=True says so beforehand", stacklevel=2)
+        warnings.warn(
+            "steps are not recorded (CUDA graphs) with cpu_offload_bytes: enforce_eager=True says so beforehand",
+            stacklevel=2,
+        )
         return None
     longest = config.max_model_len or model.config.max_position_embeddings
     if kv_cache.window is None:  # else a text grows longer than what is kept of it
@@ -201,7 +206,9 @@ def served_model_len(config: EngineConfig, kv_cache: KVCacheManager, model_len: 
             f"{block_size} tokens, the cache has {num_blocks}; lower max_model_len, or raise num_kv_blocks"
         )
     if (longest := num_blocks * block_size) < 2:
-        raise ValueError(f"num_kv_blocks={num_blocks} of block_size={block_size} hold no prompt and an answer; raise either")
+        raise ValueError(
+            f"num_kv_blocks={num_blocks} of block_size={block_size} hold no prompt and an answer; raise either"
+        )
     return longest
 
 

@@ -1,8 +1,8 @@
 """Latency as its users feel it: TTFT, ITL, TPOT, percentiles and goodput. Built in chapter 08.
 
-    arrival        1st token   2nd    3rd        last
-       |---- TTFT ----|--ITL--|--ITL--|-- ... ----|
-       |---------------- E2E latency -------------|        TPOT = (E2E - TTFT) / (tokens - 1)
+arrival        1st token   2nd    3rd        last
+   |---- TTFT ----|--ITL--|--ITL--|-- ... ----|
+   |---------------- E2E latency -------------|        TPOT = (E2E - TTFT) / (tokens - 1)
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class RequestRecord:
             m = finished.metrics
             prompt_len = len(finished.prompt_token_ids)
             times = tuple(m.token_times)
-            return cls(m.arrival_time, times, prompt_len, m.num_cached_tokens, m.num_preemptions, cached_tokens=m.cached_tokens)
+            return cls(
+                m.arrival_time, times, prompt_len, m.num_cached_tokens, m.num_preemptions, cached_tokens=m.cached_tokens
+            )
         return cls(
             finished.arrival_time,
             tuple(finished.token_times),

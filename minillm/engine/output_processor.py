@@ -49,7 +49,9 @@ class OutputProcessor:
         return collector
 
     @locked
-    def submit(self, request: Request, on_delta: Callable[[Submission, StreamDelta], None] | None, streaming: bool) -> Submission:
+    def submit(
+        self, request: Request, on_delta: Callable[[Submission, StreamDelta], None] | None, streaming: bool
+    ) -> Submission:
         """The same for a caller that goes on with something else, and is called."""
         collector = self.collect(request, streaming)
         submission = Submission(request, collector, self.engine.clock, self.withdraw, on_delta)

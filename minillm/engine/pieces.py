@@ -39,7 +39,13 @@ class PieceGraphs:
     On a GPU every size is recorded at once; elsewhere a "replay" runs the same pieces on the same buffers.
     """
 
-    def __init__(self, model: Decoder, attention: FusedAttention, sizes: Sequence[int] = PIECE_SIZES, recorder: Recorder | None = None):
+    def __init__(
+        self,
+        model: Decoder,
+        attention: FusedAttention,
+        sizes: Sequence[int] = PIECE_SIZES,
+        recorder: Recorder | None = None,
+    ):
         config, device, dtype = model.config, model.device, model.dtype
         self.model, self.attention, self.sizes = model, attention, sorted(sizes)
         self.recorder = recorder or Recorder(device)

@@ -152,7 +152,9 @@ class Fair:
     def add(self, request: Request) -> None:
         user = request.user
         if not self.present.get(user):
-            floor = min((self.counters[other] for other in self.present if self.present[other]), default=self.last_counter)
+            floor = min(
+                (self.counters[other] for other in self.present if self.present[other]), default=self.last_counter
+            )
             self.counters[user] = max(self.counters.get(user, 0.0), floor)
         self.join(request)
         self.queues.setdefault(user, deque()).append(request)

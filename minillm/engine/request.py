@@ -1,8 +1,8 @@
 """A request: a prompt, how to continue it, and how far it has come. Built in chapter 05.
 
-    token_ids            [p p p p p p | o o o]     prompt, then what was generated
-    num_computed_tokens   --------->               keys and values of these are in the cache
-    num_tokens            ------------------>      all there are, guesses too (chapter 18); a step computes some of the difference
+token_ids            [p p p p p p | o o o]     prompt, then what was generated
+num_computed_tokens   --------->               keys and values of these are in the cache
+num_tokens            ------------------>      all there are, guesses too (chapter 18); a step computes some of the difference
 """
 
 from __future__ import annotations

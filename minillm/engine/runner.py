@@ -1,6 +1,6 @@
 """ModelRunner: one step of the scheduler becomes one forward pass and one draw. Built in chapter 05.
 
-    SchedulerOutput -> block copies -> ForwardBatch -> Decoder.forward -> logits -> Sampler -> tokens for each row
+SchedulerOutput -> block copies -> ForwardBatch -> Decoder.forward -> logits -> Sampler -> tokens for each row
 """
 
 from __future__ import annotations
@@ -131,7 +131,15 @@ class ModelRunner:
         block_table = np.fromiter(tables, np.int64, len(rows) * most_blocks).reshape(len(rows), most_blocks)
         seq_lens = np.asarray([row.start + row.num_tokens for row in rows])
         columns = upload(token_ids, positions, slots, starts, seq_lens, block_table, wanted, device=self.model.device)
-        names = ("token_ids", "positions", "slot_mapping", "query_start_loc", "seq_lens", "block_table", "logits_indices")
+        names = (
+            "token_ids",
+            "positions",
+            "slot_mapping",
+            "query_start_loc",
+            "seq_lens",
+            "block_table",
+            "logits_indices",
+        )
         batch = ForwardBatch(
             **dict(zip(names, columns)),
             max_query_len=max(lengths),
@@ -222,7 +230,9 @@ class ModelRunner:
             request, first = row.request, _first_scored(row) + 1
             following = upload(request.prompt_token_ids[first : first + count], device=self.model.device)[0]
             counts = [request.params.prompt_logprobs] * count
-            parts.append(ScoredPrompt(request, first, counts, score_tokens(logits[start : start + count], following, counts)))
+            parts.append(
+                ScoredPrompt(request, first, counts, score_tokens(logits[start : start + count], following, counts))
+            )
             start += count
         return parts
 
@@ -239,7 +249,9 @@ class ScoredPrompt(NamedTuple):
 class LaunchedStep:
     """A step on its way. All that the host wants of it is copied as soon as it is there, and waited for together."""
 
-    def __init__(self, output: SchedulerOutput, sampled: SamplerOutput | None, prompts: list[ScoredPrompt], trace: Trace):
+    def __init__(
+        self, output: SchedulerOutput, sampled: SamplerOutput | None, prompts: list[ScoredPrompt], trace: Trace
+    ):
         self.output, self.sampled, self.prompts, self.trace = output, sampled, prompts, trace
         wanted = (*(sampled.tensors if sampled else ()), *chain.from_iterable(part.scores for part in prompts))
         self.download = Download(*wanted)
@@ -259,7 +271,8 @@ class LaunchedStep:
         token_ids, logprobs = sampled
         tokens = iter(map(SampledToken, token_ids, logprobs or [None] * len(token_ids)))
         return [
-            _accepted(tokens, row.draft) if row.draft else [next(tokens) for _ in range(row.samples)] for row in self.output.rows
+            _accepted(tokens, row.draft) if row.draft else [next(tokens) for _ in range(row.samples)]
+            for row in self.output.rows
         ]
 
 

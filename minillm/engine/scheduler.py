@@ -58,7 +58,12 @@ class ScheduledRequest(NamedTuple):
         params = self.request.params
         if self.draft or self.request.grammar is not None:
             return True
-        return self.samples > 1 or params.has_penalties or params.logprobs is not None or params.prompt_logprobs is not None
+        return (
+            self.samples > 1
+            or params.has_penalties
+            or params.logprobs is not None
+            or params.prompt_logprobs is not None
+        )
 
 
 @dataclass
@@ -151,7 +156,9 @@ class Scheduler:
             row.request.num_computed_tokens = row.start + row.num_tokens
             row.request.num_in_flight += row.samples
 
-    def update(self, output: SchedulerOutput, sampled: list[list[SampledToken]]) -> list[tuple[Request, SampledToken | None]]:
+    def update(
+        self, output: SchedulerOutput, sampled: list[list[SampledToken]]
+    ) -> list[tuple[Request, SampledToken | None]]:
         """Take what the step computed: for each row its sampled tokens, as many as it wanted samples; of a row with a
         draft the guesses that were right, and the token after them.
 
@@ -169,7 +176,9 @@ class Scheduler:
             request.max_computed_tokens = max(request.max_computed_tokens, num_computed)
             if request.status is RequestStatus.RUNNING:  # else it was preempted while the step ran
                 # The next step may have been launched already, but never behind guesses that may be wrong.
-                request.num_computed_tokens = num_computed if row.draft else max(request.num_computed_tokens, num_computed)
+                request.num_computed_tokens = (
+                    num_computed if row.draft else max(request.num_computed_tokens, num_computed)
+                )
                 self.kv_cache.cache_blocks(request)
             if not tokens:
                 continue
@@ -238,7 +247,9 @@ class Scheduler:
         running = {request.request_id for request in self.running}
         waiting = [request.request_id for request in self.waiting]
         if len(set(waiting)) != len(waiting) or running & set(waiting) or running | set(waiting) != set(self.requests):
-            raise RuntimeError(f"running {sorted(running)} and waiting {sorted(waiting)} are not {sorted(self.requests)}")
+            raise RuntimeError(
+                f"running {sorted(running)} and waiting {sorted(waiting)} are not {sorted(self.requests)}"
+            )
         if set(self.kv_cache.tables) != (owners := running | set(self.leaving)):
             raise RuntimeError(f"blocks are owned by {sorted(self.kv_cache.tables)}, running are {sorted(owners)}")
 

@@ -68,7 +68,13 @@ class CostModel:
     per_prefill_pair: float = 0.0
 
     def seconds(self, output: SchedulerOutput) -> float:
-        weights = (self.per_step, self.per_prefill_token, self.per_decode, self.per_decode_context, self.per_prefill_pair)
+        weights = (
+            self.per_step,
+            self.per_prefill_token,
+            self.per_decode,
+            self.per_decode_context,
+            self.per_prefill_pair,
+        )
         return sum(weight * feature for weight, feature in zip(weights, features(output)))
 
     @classmethod

@@ -1,6 +1,6 @@
 """Speculation: before a step guesses are asked for, after it they are counted. Built in chapter 18.
 
-    Drafter.propose -> Request.spec_token_ids -> Scheduler gives them slots -> runner checks them -> Scheduler.update
+Drafter.propose -> Request.spec_token_ids -> Scheduler gives them slots -> runner checks them -> Scheduler.update
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class Speculation:
         with self.trace.span("draft"):
             drafts = self.drafter.propose(ready, counts)
         if not isinstance(drafts, list) or len(drafts) != len(ready):
-            raise ValueError(f"{self._name}.propose returned {drafts!r:.200} for {len(ready)} requests; a list with a Draft for each, in their order")
+            raise ValueError(
+                f"{self._name}.propose returned {drafts!r:.200} for {len(ready)} requests; a list with a Draft for each, in their order"
+            )
         for request, count, draft in zip(ready, counts, drafts):
             token_ids = self._checked(draft, count)
             probs = draft.probs if by_chance(request) else None  # else the target's own token decides
@@ -98,9 +100,13 @@ class Speculation:
         """How many tokens each may guess: what is left of the budget when every running request has its own token."""
         left = max(0, scheduler.max_num_batched_tokens - len(scheduler.running))
         counts = []
-        limits = [max(0, min(self.num_tokens, request.max_tokens - len(request.output_token_ids) - 1)) for request in ready]
+        limits = [
+            max(0, min(self.num_tokens, request.max_tokens - len(request.output_token_ids) - 1)) for request in ready
+        ]
         if self.lengths is not None:
-            limits = self.lengths.choose([request.request_id for request in ready], limits, len(scheduler.running) - len(ready))
+            limits = self.lengths.choose(
+                [request.request_id for request in ready], limits, len(scheduler.running) - len(ready)
+            )
         for limit in limits:
             counts.append(min(limit, left))
             left -= counts[-1]
@@ -124,7 +130,9 @@ class Speculation:
                 )
         wanted = (len(draft.token_ids), self.vocab_size)
         if draft.probs is not None and tuple(draft.probs.shape) != wanted:
-            raise ValueError(f"{self._name} gives probs of shape {tuple(draft.probs.shape)} for {wanted[0]} tokens; allowed: {wanted}")
+            raise ValueError(
+                f"{self._name} gives probs of shape {tuple(draft.probs.shape)} for {wanted[0]} tokens; allowed: {wanted}"
+            )
         return token_ids
 
     def _forget_finished(self) -> None:
@@ -145,7 +153,9 @@ def _takes_draft(request: Request) -> bool:
     )
 
 
-def build_speculation(model: Decoder, runner: ModelRunner, kv_cache: KVCacheManager, config: EngineConfig, trace: Trace) -> Speculation | None:
+def build_speculation(
+    model: Decoder, runner: ModelRunner, kv_cache: KVCacheManager, config: EngineConfig, trace: Trace
+) -> Speculation | None:
     """What `speculative_config` asks for. Raises ValueError for a draft model with another vocabulary."""
     spec = SpeculativeConfig.of(config.speculative_config)
     if spec is None:
@@ -169,12 +179,16 @@ def build_speculation(model: Decoder, runner: ModelRunner, kv_cache: KVCacheMana
     return Speculation(drafter, spec.num_speculative_tokens, model.config.vocab_size, lengths, trace)
 
 
-def build_draft_runner(model: Decoder, kv_cache: KVCacheManager, config: EngineConfig, spec: SpeculativeConfig) -> tuple[ModelRunner, KVCacheManager]:
+def build_draft_runner(
+    model: Decoder, kv_cache: KVCacheManager, config: EngineConfig, spec: SpeculativeConfig
+) -> tuple[ModelRunner, KVCacheManager]:
     """The draft model over a cache of its own, with as many blocks as the target's."""
     path = resolve_model(spec.model)
     check_same_tokens(config.model, model.config.vocab_size, path)
     draft = load_model(path, model.dtype, model.device, spec.quantization)
-    manager = KVCacheManager(kv_cache.pool.num_blocks, kv_cache.block_size, config.enable_prefix_caching, sliding_window(draft))
+    manager = KVCacheManager(
+        kv_cache.pool.num_blocks, kv_cache.block_size, config.enable_prefix_caching, sliding_window(draft)
+    )
     cache = build_cache(draft, manager, config.kv_cache_dtype)
     attention = build_attention(draft, cache, config.attention_backend)
     # Two to catch up on after a full acceptance.
@@ -196,7 +210,9 @@ def check_same_tokens(target: str | Path, vocab_size: int, draft: Path) -> None:
     if not target:  # an engine that was made from parts
         return
     ours, theirs = (load_tokenizer(path).get_vocab() for path in (resolve_model(target), draft))
-    if different := sorted(token for token, token_id in ours.items() if token_id < vocab_size and theirs.get(token) != token_id):
+    if different := sorted(
+        token for token, token_id in ours.items() if token_id < vocab_size and theirs.get(token) != token_id
+    ):
         raise ValueError(
             f"speculative_config: the draft model {str(draft)!r} has another tokenizer: {different[0]!r} is "
             f"{theirs.get(different[0])} there and {ours[different[0]]} here; draft and target need the same one"

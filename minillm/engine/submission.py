@@ -1,9 +1,9 @@
 """Submission: a request that is under way while its caller does something else. Built in chapter 19.
 
-    submission = llm.submit("Once upon a time", SamplingParams(max_tokens=8))     nothing is computed yet
-    while not submission.is_finished:
-        llm.step()                                                                everybody's requests, in one batch
-    print(submission.output().outputs[0].text)
+submission = llm.submit("Once upon a time", SamplingParams(max_tokens=8))     nothing is computed yet
+while not submission.is_finished:
+    llm.step()                                                                everybody's requests, in one batch
+print(submission.output().outputs[0].text)
 """
 
 from __future__ import annotations

@@ -39,7 +39,9 @@ class TraceRequest:
         if self.timestamp < 0 or self.input_length < 1 or self.output_length < 1:
             raise ValueError(f"{self} is not allowed: a timestamp from 0 on, and lengths from 1 on")
         if len(self.hash_ids) != -(-self.input_length // TRACE_BLOCK):
-            raise ValueError(f"{self}: {self.input_length} tokens are {-(-self.input_length // TRACE_BLOCK)} blocks of {TRACE_BLOCK}")
+            raise ValueError(
+                f"{self}: {self.input_length} tokens are {-(-self.input_length // TRACE_BLOCK)} blocks of {TRACE_BLOCK}"
+            )
 
     def to_request(self, request_id: str, vocab_size: int = 1024, time_scale: float = 1.0) -> Request:
         """A request of exactly these lengths, its tokens drawn from the hash ids. Token 0 is never drawn."""
@@ -99,7 +101,10 @@ def poisson_trace(
     timestamp, trace = 0.0, []
     for _ in range(num_requests):
         timestamp += rng.expovariate(rate)
-        lengths = [min(max_length, max(1, round(median * rng.lognormvariate(0, spread)))) for median in (input_length, output_length)]
+        lengths = [
+            min(max_length, max(1, round(median * rng.lognormvariate(0, spread))))
+            for median in (input_length, output_length)
+        ]
         hash_ids = tuple(next(names) for _ in range(-(-lengths[0] // TRACE_BLOCK)))
         trace.append(TraceRequest(timestamp, *lengths, hash_ids, rng.choice(users)))
     return trace

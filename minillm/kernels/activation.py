@@ -1,8 +1,8 @@
 """SwiGLU's activation: silu(gate) * up, in one pass. Built in chapter 10.
 
-    gate_up of one token   [ gate: size | up: size ]
-                              \\ tile      \\ tile        a program reads a tile of each ...
-    out                    [ tile ]                     ... and writes one: 3 * size elements move, not 5 * size
+gate_up of one token   [ gate: size | up: size ]
+                          \\ tile      \\ tile        a program reads a tile of each ...
+out                    [ tile ]                     ... and writes one: 3 * size elements move, not 5 * size
 """
 
 from __future__ import annotations

@@ -116,7 +116,9 @@ def build_all(jobs: Sequence[Job]) -> list[Report]:
         return [Report(**report) for report in json.loads(done.stdout)]
     if len(jobs) > 1:  # the compiler itself broke down, over one of them
         return [report for job in jobs for report in build_all([job])]
-    return [Report(**_identity(packed[0]), error=f"the compiler ended with {done.returncode}: {last_line(done.stderr)}")]
+    return [
+        Report(**_identity(packed[0]), error=f"the compiler ended with {done.returncode}: {last_line(done.stderr)}")
+    ]
 
 
 def occupancy(report: Report, gpu: GPU) -> Occupancy:
@@ -128,7 +130,11 @@ def occupancy(report: Report, gpu: GPU) -> Occupancy:
     """
     if report.error:
         raise ValueError(f"{report.name} did not compile for {report.capability}: {report.error}")
-    register_unit, shared_unit, reserved = 256, 128 if gpu.capability >= 80 else 256, 1024 if gpu.capability >= 80 else 0
+    register_unit, shared_unit, reserved = (
+        256,
+        128 if gpu.capability >= 80 else 256,
+        1024 if gpu.capability >= 80 else 0,
+    )
     registers_per_warp = round_up(max(report.registers, 1) * 32, register_unit)
     shared = round_up(report.shared_bytes + reserved, shared_unit)
     limits = {  # in the order in which they are named where two of them are equal
@@ -172,9 +178,13 @@ def _pack(job: Job) -> dict:
             value = job.constants.get(name, defaults.get(name))
             constants[name] = literal(value)
             if constants[name] is None:
-                raise ValueError(f"{inner.__name__}: {name}={value!r} cannot be compiled in; give a number, string or dtype")
+                raise ValueError(
+                    f"{inner.__name__}: {name}={value!r} cannot be compiled in; give a number, string or dtype"
+                )
         else:
-            raise ValueError(f"{inner.__name__}: parameter {name!r} has neither a type in signature nor a value in constants")
+            raise ValueError(
+                f"{inner.__name__}: parameter {name!r} has neither a type in signature nor a value in constants"
+            )
     return {
         "kernel": pack(job.kernel, job.helpers), "parameters": parameters, "types": types, "constants": constants,
         "name": job.name or inner.__name__, "capability": job.capability,
@@ -258,7 +268,9 @@ def _assemble(ptx: str, capability: int, folder: Path) -> str:
     command = [tool, "-v", *options, f"--gpu-name={architecture}", str(file), "-o", str(folder / "kernel.cubin")]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(next((line for line in done.stderr.splitlines() if "fatal" in line or "error" in line), done.stderr))
+        raise RuntimeError(
+            next((line for line in done.stderr.splitlines() if "fatal" in line or "error" in line), done.stderr)
+        )
     return done.stderr
 
 
@@ -267,7 +279,11 @@ def _sizes(said: str) -> dict[str, int] | None:
     spills = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
     registers = re.search(r"Used (\d+) registers", said)
     names = ("registers", "stack_bytes", "spill_store_bytes", "spill_load_bytes")
-    return dict(zip(names, map(int, (*registers.groups(), *spills.groups())), strict=True)) if spills and registers else None
+    return (
+        dict(zip(names, map(int, (*registers.groups(), *spills.groups())), strict=True))
+        if spills and registers
+        else None
+    )
 
 
 def _assembler(capability: int) -> tuple[str, list[str]]:

@@ -68,7 +68,9 @@ def plan_decode(
     return DecodePlan(items, counters, tokens_each)
 
 
-def plan_sizes(num_rows: int, num_kv_heads: int, max_seq_len: int, num_sms: int, window: int | None = None) -> tuple[int, int, int]:
+def plan_sizes(
+    num_rows: int, num_kv_heads: int, max_seq_len: int, num_sms: int, window: int | None = None
+) -> tuple[int, int, int]:
     """Items at most, slots for parts at most, and how many splits the work of all sequences is worth.
 
     A split is a target-th of all positions or more, and a sequence has round(its positions / that), at least 1. So all
@@ -80,7 +82,10 @@ def plan_sizes(num_rows: int, num_kv_heads: int, max_seq_len: int, num_sms: int,
     return num_rows + extra, max(1, min(4 * target // 3, 2 * extra)), target
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_items", "num_counters", "target"], do_not_specialize_on_alignment=["seq_lens", "query_index"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_items", "num_counters", "target"],
+    do_not_specialize_on_alignment=["seq_lens", "query_index"],
+)
 def plan_decode_kernel(
     seq_lens, query_index, items, counters, num_rows, num_items, num_counters, target,
     WINDOW: tl.constexpr, TOKENS: tl.constexpr, MIN_SPLIT: tl.constexpr, BLOCK: tl.constexpr,
@@ -155,7 +160,17 @@ def even_bounds(first, last, split, num_splits, TILE_N: tl.constexpr):
 
 @triton.jit
 def merge_parts(
-    parts, logs, where, step, num_splits, real, inside, dims, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
+    parts,
+    logs,
+    where,
+    step,
+    num_splits,
+    real,
+    inside,
+    dims,
+    HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """One softmax out of several, as `merge_kernel` makes it, split by split in their order: [ROWS, WIDTH]."""
     largest = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -167,7 +182,9 @@ def merge_parts(
     for split in tl.range(num_splits, loop_unroll_factor=4):  # four loads on their way at a time
         weights = tl.exp2(tl.load(logs + where + split * step, real, float("-inf")) - largest)
         total += weights
-        mean += weights[:, None] * tl.load(parts + (where + split * step)[:, None] * HEAD_DIM + dims[None, :], inside, 0.0)
+        mean += weights[:, None] * tl.load(
+            parts + (where + split * step)[:, None] * HEAD_DIM + dims[None, :], inside, 0.0
+        )
     return mean / tl.where(total == 0.0, 1.0, total)[:, None]
 
 
@@ -200,4 +217,6 @@ def torch_plan_decode(
         slot += splits if splits > 1 else 0
     listed += [(-1, *[0] * (FIELDS - 1))] * (num_items - len(listed))
     items = torch.tensor(listed, dtype=torch.int32, device=seq_lens.device).T.contiguous()
-    return DecodePlan(items, torch.zeros(num_slots, num_kv_heads, dtype=torch.int32, device=seq_lens.device), tokens_each)
+    return DecodePlan(
+        items, torch.zeros(num_slots, num_kv_heads, dtype=torch.int32, device=seq_lens.device), tokens_each
+    )

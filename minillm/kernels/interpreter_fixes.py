@@ -23,7 +23,6 @@ def repair_interpreter() -> bool:
         return False
     upstream = interpreter._patch_lang_tensor
     if not hasattr(upstream, "repaired"):
-
         # Up to 3.5 it takes the class; 3.6 also what restores it afterwards.
         def patch_lang_tensor(tensor, *scope) -> None:
             upstream(tensor, *scope)

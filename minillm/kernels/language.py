@@ -28,7 +28,9 @@ else:
     if MODE == "interpreted" and "triton.language" in sys.modules:
         # Someone (transformers does) imported it before the choice was made: what was decorated then cannot be
         # interpreted now. The compiled core stays, the Python around it is imported again.
-        for name in [name for name in sys.modules if name.split(".")[0] == "triton" and not name.startswith("triton._C")]:
+        for name in [
+            name for name in sys.modules if name.split(".")[0] == "triton" and not name.startswith("triton._C")
+        ]:
             del sys.modules[name]
 
 

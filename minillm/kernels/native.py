@@ -129,7 +129,14 @@ def rotary_angles(
     num_tokens, dim = positions.shape[0], frequencies.shape[0]
     cos, sin = torch.empty(2, num_tokens, 1, dim, dtype=dtype).unbind()
     library(dtype).rotary_angles(
-        positions.data_ptr(), frequencies.data_ptr(), sin_scale.data_ptr(), cos_scale, cos.data_ptr(), sin.data_ptr(), num_tokens, dim
+        positions.data_ptr(),
+        frequencies.data_ptr(),
+        sin_scale.data_ptr(),
+        cos_scale,
+        cos.data_ptr(),
+        sin.data_ptr(),
+        num_tokens,
+        dim,
     )
     return cos, sin
 
@@ -138,7 +145,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [num_tokens, heads, head_dim], whose heads lie side by side; a new tensor."""
     num_tokens, heads, dim = x.shape
     out = torch.empty(num_tokens, heads, dim, dtype=x.dtype)
-    library(x.dtype).rotate(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), num_tokens, heads, dim, x.stride(0))
+    library(x.dtype).rotate(
+        x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), num_tokens, heads, dim, x.stride(0)
+    )
     return out
 
 
@@ -161,7 +170,12 @@ class Pages(ctypes.Structure):
 
     @classmethod
     def of(
-        cls, keys: Tensor, values: Tensor, scales: tuple[Tensor, Tensor] | None = None, window: int | None = None, sinks: int = 0
+        cls,
+        keys: Tensor,
+        values: Tensor,
+        scales: tuple[Tensor, Tensor] | None = None,
+        window: int | None = None,
+        sinks: int = 0,
     ) -> Pages:
         """keys, values and the scales of both as `PagedKVCache` has them. A query sees the last `window` keys, and the
         first `sinks` in any case."""
@@ -232,7 +246,9 @@ class Layer(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, matrices: dict[str, Matrix], weights: dict[str, Tensor | None], sizes: dict[str, int], eps: float) -> Layer:
+    def of(
+        cls, matrices: dict[str, Matrix], weights: dict[str, Tensor | None], sizes: dict[str, int], eps: float
+    ) -> Layer:
         """By name; a bias or a norm that the layer does not have is None."""
         places = {name: None if weights[name] is None else weights[name].data_ptr() for name in cls.WEIGHTS}
         return cls(**matrices, **places, **{name: sizes[name] for name in cls.SIZES}, eps=eps)

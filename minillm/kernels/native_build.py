@@ -39,4 +39,6 @@ def cpu_name() -> str:
     """What -march=native looks at: a cache shared between machines must not mix them up."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    return platform.machine() + "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+    return platform.machine() + "".join(
+        sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    )

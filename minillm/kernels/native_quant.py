@@ -86,7 +86,9 @@ def pack(
     num_groups = scales.shape[1]
     group = -(-in_features // num_groups)
     if num_groups > 1 and group % STEP:
-        raise ValueError(f"groups of {group} inputs cannot be multiplied here; allowed: multiples of {STEP}, or whole rows")
+        raise ValueError(
+            f"groups of {group} inputs cannot be multiplied here; allowed: multiples of {STEP}, or whole rows"
+        )
     if activations == "int8" and (num_groups > 1 or zeros is not None or in_features > MOST_INPUTS):
         raise ValueError(
             f"activations='int8' sums a whole row of at most {MOST_INPUTS} inputs as integers, with one scale and no zero "
@@ -134,7 +136,9 @@ def linear(x: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
     out = torch.empty(x.shape[0], matrix.out_features, dtype=x.dtype)
     bias_place = None if bias is None else bias.data_ptr()
     if native.library(x.dtype).multiply(struct, x.data_ptr(), bias_place, None, out.data_ptr(), x.shape[0]):
-        raise MemoryError(f"no memory to multiply {x.shape[0]} tokens of {x.shape[1]} features; use smaller prefill chunks")
+        raise MemoryError(
+            f"no memory to multiply {x.shape[0]} tokens of {x.shape[1]} features; use smaller prefill chunks"
+        )
     return out
 
 
@@ -157,7 +161,9 @@ def _pack_bytes(steps: Tensor, table: Tensor, in_pairs: bool) -> Tensor:
 def _pack_floats(steps: Tensor, table: Tensor, in_pairs: bool) -> Tensor:
     """The same of e4m3 numbers, which are signs and magnitudes."""
     if not torch.equal(table[128:].nan_to_num(), -table[:128].nan_to_num()):
-        raise ValueError("a table of 256 values is multiplied here if it holds integers, or signed magnitudes as fp8 does")
+        raise ValueError(
+            "a table of 256 values is multiplied here if it holds integers, or signed magnitudes as fp8 does"
+        )
     if (steps & 0x7F == 0x7F).any():
         raise ValueError("the codes 0x7f and 0xff are not numbers; a weight in fp8 must not hold them")
     steps = torch.where(steps == 0x80, 0, steps)  # -0

@@ -115,9 +115,15 @@ def pack(codes: Tensor, scales: Tensor, zeros: Tensor | None = None, format: str
         raise ValueError(f"format={format!r} has no kernel; use int2 to int8, fp8 or fp4")
     if zeros is not None and not format.startswith("int"):
         raise ValueError(f"zero points of {format} are not served; quantize it symmetrically")
-    if codes.dtype is not torch.uint8 or scales.shape[0] != out_features or (zeros is not None and zeros.shape != scales.shape):
+    if (
+        codes.dtype is not torch.uint8
+        or scales.shape[0] != out_features
+        or (zeros is not None and zeros.shape != scales.shape)
+    ):
         shapes = [list(x.shape) for x in (codes, scales, zeros) if x is not None]
-        raise ValueError(f"codes ({codes.dtype}), scales and zeros of {shapes} do not fit; give uint8 [out, in] and [out, groups]")
+        raise ValueError(
+            f"codes ({codes.dtype}), scales and zeros of {shapes} do not fit; give uint8 [out, in] and [out, groups]"
+        )
     group_size = -(-in_features // num_groups)
     bits = carrier_bits(format)
     unit = WORDS * 32 // bits
@@ -198,7 +204,9 @@ def multiply_subtract(pairs, factor, offset, DTYPE: tl.constexpr):
     """pairs * factor - offset, the low and the high halves of 32-bit words each for itself."""
     if COMPILED:
         PTX: tl.constexpr = "fma.rn.bf16x2 $0, $1, $2, $3;" if DTYPE == tl.bfloat16 else "fma.rn.f16x2 $0, $1, $2, $3;"
-        pairs = tl.inline_asm_elementwise(PTX, "=r,r,r,r", [pairs, factor, offset ^ SIGNS], tl.int32, is_pure=True, pack=1)
+        pairs = tl.inline_asm_elementwise(
+            PTX, "=r,r,r,r", [pairs, factor, offset ^ SIGNS], tl.int32, is_pure=True, pack=1
+        )
     else:
         factor, offset = tl.zeros_like(pairs) + factor, tl.zeros_like(pairs) + offset
         low = half(pairs, 0, DTYPE) * half(factor, 0, DTYPE) - half(offset, 0, DTYPE)

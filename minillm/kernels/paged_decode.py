@@ -57,7 +57,13 @@ def paged_decode(
         out = torch.empty(num_seqs, num_heads, head_dim, dtype=q.dtype, device=q.device)
     group, width = num_heads // num_kv_heads, next_power_of_2(head_dim)
     tile_n, num_stages = choose_tile(width, q.element_size(), keys.element_size(), capability(q))
-    part, logs, grid, tokens, planned = out.unsqueeze(2), q.new_empty(0, dtype=torch.float32), (num_kv_heads, num_seqs, num_splits), 1, {}
+    part, logs, grid, tokens, planned = (
+        out.unsqueeze(2),
+        q.new_empty(0, dtype=torch.float32),
+        (num_kv_heads, num_seqs, num_splits),
+        1,
+        {},
+    )
     if plan is not None:
         tokens, num_slots, grid = plan.tokens_each, plan.counters.shape[0], (num_kv_heads, plan.items.shape[1])
         parts = torch.empty(num_slots, num_kv_heads, tokens * group, head_dim, dtype=torch.float32, device=q.device)
@@ -136,7 +142,11 @@ def paged_decode_kernel(
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, WIDTH), tl.float32)
     if SINKS > 0:  # the first keys, which all see, are left to the first split
-        turned = tl.load(q_sink + ((seq + tokens) * tl.num_programs(0) * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :], inside, 0.0)
+        turned = tl.load(
+            q_sink + ((seq + tokens) * tl.num_programs(0) * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :],
+            inside,
+            0.0,
+        )
         best, total, acc = read_pages(
             best, total, acc, turned, keys, values, block_table, key_scales, value_scales, key_block, value_block, scale,
             0, tl.where(split == 0, tl.minimum(SINKS, length + num_tokens - 1), 0), length, tokens, tl.num_programs(0),

@@ -102,7 +102,9 @@ class PrefillPlan:
 
 
 # The index tensors may be slices, and the table as wide as the step's longest sequence: neither compiles a variant.
-@triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["query_start_loc", "seq_lens", "block_table"])
+@triton.jit(
+    do_not_specialize=["table_row"], do_not_specialize_on_alignment=["query_start_loc", "seq_lens", "block_table"]
+)
 def paged_prefill_kernel(
     q, keys, values, out, query_start_loc, seq_lens, block_table, plan, key_scales, value_scales, q_sink, scale,
     q_token, q_head, out_token, out_head, key_block, value_block, table_row,
@@ -219,7 +221,9 @@ def check_sinks(q: Tensor, q_sink: Tensor | None, sinks: int, window: int | None
     if sinks == 0 and q_sink is None:
         return
     if sinks < 1 or window is None:
-        raise ValueError(f"sinks={sinks} and window={window}: sinks are 1 position or more kept beside a window; give both")
+        raise ValueError(
+            f"sinks={sinks} and window={window}: sinks are 1 position or more kept beside a window; give both"
+        )
     if q_sink is None or q_sink.shape[1:] != q.shape[1:] or len(q_sink) < len(q) or q_sink.dtype is not q.dtype:
         raise ValueError(f"sinks={sinks} needs q_sink, the queries turned for them, with the shape and dtype of q")
     if not q_sink.is_contiguous():
@@ -256,7 +260,12 @@ def torch_paged_prefill(
 
 
 def gather_pages(
-    keys: Tensor, values: Tensor, table: Tensor, length: int, key_scales: Tensor | None = None, value_scales: Tensor | None = None
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    length: int,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The first `length` keys and values of a sequence, each [length, num_kv_heads, head_dim]; of codes, what they stand for,
     in float32."""
@@ -268,7 +277,9 @@ def gather_pages(
     return k.float() * next(scales), v.float() * next(scales)
 
 
-def torch_attend_sinks(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float | None, sinks: int, q_sink: Tensor) -> Tensor:
+def torch_attend_sinks(
+    q: Tensor, k: Tensor, v: Tensor, window: int, scale: float | None, sinks: int, q_sink: Tensor
+) -> Tensor:
     """`torch_attend` where the first `sinks` keys are seen by all queries, as q_sink."""
     num_queries, num_keys, group = len(q), len(k), q.shape[1] // k.shape[1]
     position = torch.arange(num_keys - num_queries, num_keys, device=q.device)[:, None]

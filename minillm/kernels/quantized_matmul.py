@@ -33,7 +33,9 @@ PROGRAMS_PER_SM = 4
 MIN_UNITS = 2  # of a split: 8 KB of weights
 
 
-def quantized_matmul(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, num_splits: int | None = None) -> Tensor:
+def quantized_matmul(
+    x: Tensor, weight: PackedWeight, bias: Tensor | None = None, num_splits: int | None = None
+) -> Tensor:
     """x Wᵀ + bias, [rows, out_features], in the dtype of x; x [rows, in_features] float32, float16 or bfloat16.
 
     Summed in float32. `num_splits` of the inputs, for few rows; None chooses by the shape and the GPU. Raises ValueError
@@ -76,7 +78,9 @@ def choose_num_splits(num_tiles: int, num_units: int, num_sms: int) -> int:
     return max(1, min(wanted, num_units // MIN_UNITS))
 
 
-def _few_rows(x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor, num_splits: int | None, has_tensor_cores: bool) -> None:
+def _few_rows(
+    x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor, num_splits: int | None, has_tensor_cores: bool
+) -> None:
     rows, num_units = x.shape[0], weight.words.shape[0]
     tile_n = 64 if has_tensor_cores else 16
     tile_m = 1 if rows == 1 and not has_tensor_cores else max(16, next_power_of_2(rows))
@@ -110,7 +114,13 @@ def _format_constants(weight: PackedWeight) -> dict[str, int]:
     """GROUP 0 is a scale for the whole row. SPAN: how many operands of a unit share a scale; 0 where groups cut one."""
     group = 0 if weight.scales.shape[0] == 1 else weight.group_size
     span = next((span for span in (4, 2, 1) if span * OPERAND <= weight.unit and group % (span * OPERAND) == 0), 0)
-    return {"BITS": weight.bits, "HALF": weight.half, "GROUP": group, "SPAN": span, "EVEN": weight.in_features % weight.unit == 0}
+    return {
+        "BITS": weight.bits,
+        "HALF": weight.half,
+        "GROUP": group,
+        "SPAN": span,
+        "EVEN": weight.in_features % weight.unit == 0,
+    }
 
 
 def _num_sms(x: Tensor) -> int:
@@ -136,7 +146,9 @@ def few_rows_kernel(
             start = unit * (512 // BITS) + step * 32  # the first input of this operand
             inputs = load_inputs(x, rows, start, m, k, x_row, EVEN)
             if SPAN == 0:
-                values = decode_ragged(packed, scales, zeros, start, columns, n, k, step, BITS, HALF, GROUP, x.dtype.element_ty)
+                values = decode_ragged(
+                    packed, scales, zeros, start, columns, n, k, step, BITS, HALF, GROUP, x.dtype.element_ty
+                )
             else:
                 if step % SPAN == 0:
                     zero = load_group(zeros, start, columns, n, k, GROUP, tl.int32) if zeros is not None else None
@@ -189,7 +201,9 @@ def many_rows_kernel(
             start = unit * (512 // BITS) + step * 32
             inputs = load_inputs(x, rows, start, m, k, x_row, EVEN)
             if SPAN == 0:
-                values = decode_ragged(packed, scales, zeros, start, columns, n, k, step, BITS, HALF, GROUP, x.dtype.element_ty)
+                values = decode_ragged(
+                    packed, scales, zeros, start, columns, n, k, step, BITS, HALF, GROUP, x.dtype.element_ty
+                )
             else:
                 if step % SPAN == 0:
                     zero = load_group(zeros, start, columns, n, k, GROUP, tl.int32) if zeros is not None else None
@@ -213,7 +227,9 @@ def dequantize_kernel(
     for step in tl.static_range(16 // BITS):
         start = unit * (512 // BITS) + step * 32
         inner = start + tl.arange(0, 32)
-        values = decode_ragged(packed, scales, zeros, start, columns, n, k, step, BITS, HALF, GROUP, out.dtype.element_ty)
+        values = decode_ragged(
+            packed, scales, zeros, start, columns, n, k, step, BITS, HALF, GROUP, out.dtype.element_ty
+        )
         where = columns[:, None].to(tl.int64) * k + inner[None, :]
         tl.store(out + where, values, (columns < n)[:, None] & (inner < k)[None, :])
 

@@ -86,14 +86,18 @@ def rotate_and_store_kernel(
         heads = tile * HEADS + tl.arange(0, HEADS)
         inside = (heads < Q_HEADS)[:, None] & (dims < HALF)[None, :]
         place = q + token * q_token + heads[:, None] * DIM + dims[None, :]
-        first, second = rotate(place, inside, q_weight, cos + token * cos_token, sin + token * sin_token, eps, dims, DIM, NORM)
+        first, second = rotate(
+            place, inside, q_weight, cos + token * cos_token, sin + token * sin_token, eps, dims, DIM, NORM
+        )
         tl.store(place, first, inside)
         tl.store(place + HALF, second, inside)
     elif tile < Q_TILES + KV_TILES:
         heads = (tile - Q_TILES) * HEADS + tl.arange(0, HEADS)
         inside = (heads < KV_HEADS)[:, None] & (dims < HALF)[None, :]
         place = k + token * k_token + heads[:, None] * DIM + dims[None, :]
-        first, second = rotate(place, inside, k_weight, cos + token * cos_token, sin + token * sin_token, eps, dims, DIM, NORM)
+        first, second = rotate(
+            place, inside, k_weight, cos + token * cos_token, sin + token * sin_token, eps, dims, DIM, NORM
+        )
         if key_scales is not None:
             scales = key_scales + (block * KV_HEADS + heads) * BLOCK_SIZE + offset
             first, second = to_codes(first, second, scales, heads < KV_HEADS, slot, k, keys)

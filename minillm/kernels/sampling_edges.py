@@ -32,7 +32,9 @@ def threshold_kernel(
     if TOP_K:
         if k < tl.minimum(left, vocab_size):  # min-p left more than k
             complete = complete & (k <= length)
-            least, _, _ = find_edge(logits, listed, complete, length, heat, largest, k.to(tl.int64), vocab_size, False, TILE)
+            least, _, _ = find_edge(
+                logits, listed, complete, length, heat, largest, k.to(tl.int64), vocab_size, False, TILE
+            )
             if TOP_P:
                 values, size = tl.where(complete, listed, logits), tl.where(complete, length, vocab_size)
                 total, _, _, _ = weigh(values, size, heat, largest, least, True, TILE)
@@ -43,7 +45,9 @@ def threshold_kernel(
             if complete:
                 held, _, _, _ = weigh(listed, length, heat, largest, LOWEST, True, TILE)
                 complete = held >= goal
-            least, above, held = find_edge(logits, listed, complete, length, heat, largest, goal, vocab_size, True, TILE)
+            least, above, held = find_edge(
+                logits, listed, complete, length, heat, largest, goal, vocab_size, True, TILE
+            )
             # Of the tokens at the edge as many as it takes, the smaller ids first.
             each = mass_of(unrank(least), largest)
             needed = (goal - above + each - 1) // each
@@ -156,7 +160,9 @@ def nth_equal(logits, heat, wanted, n, vocab_size, TILE: tl.constexpr):
     while (found < n) & (start < vocab_size):
         equal = (rank(load_tile(logits, heat, start, vocab_size, TILE)) == wanted).to(tl.int32)
         place = tl.cumsum(equal, 0) + found
-        last = tl.minimum(last, tl.min(tl.where((place == n) & (equal == 1), start + tl.arange(0, TILE), vocab_size), 0))
+        last = tl.minimum(
+            last, tl.min(tl.where((place == n) & (equal == 1), start + tl.arange(0, TILE), vocab_size), 0)
+        )
         found += tl.sum(equal, 0)
         start += TILE
     return last

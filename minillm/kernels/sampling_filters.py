@@ -41,7 +41,9 @@ def find_thresholds(
     """
     num_rows, vocab_size = logits.shape
     if vocab_size > MAX_VOCAB_SIZE:
-        raise ValueError(f"vocabulary of {vocab_size} tokens: top-k and top-p on a GPU take {MAX_VOCAB_SIZE} at most; use neither")
+        raise ValueError(
+            f"vocabulary of {vocab_size} tokens: top-k and top-p on a GPU take {MAX_VOCAB_SIZE} at most; use neither"
+        )
     num_maxima = 8 * pieces_of(8 * num_rows, vocab_size, 8 * 4096)  # times 256 for each row
     new = {"device": logits.device}
     maxima = torch.empty(num_rows, num_maxima * SPAN.value, dtype=torch.float32, **new)
@@ -63,7 +65,20 @@ def find_thresholds(
         logits, temperature, k, p, marks, tally, listed, stride, vocab_size, TILE=TILE, **uses, num_warps=8
     )
     threshold_kernel[(num_rows,)](
-        logits, temperature, k, p, marks, tally, listed, bound, last_tie, stride, vocab_size, TILE=2 * TILE, **uses, num_warps=16
+        logits,
+        temperature,
+        k,
+        p,
+        marks,
+        tally,
+        listed,
+        bound,
+        last_tie,
+        stride,
+        vocab_size,
+        TILE=2 * TILE,
+        **uses,
+        num_warps=16,
     )
     return bound, last_tie
 

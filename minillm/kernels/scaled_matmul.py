@@ -38,7 +38,15 @@ def quantize_rows(x: Tensor, format: str, scale: Tensor | float | None = None) -
         fixed = None if scale is None else torch.as_tensor(scale, dtype=torch.float32, device=x.device)
         width = next_power_of_2(k)
         quantize_rows_kernel[(rows,)](
-            x, fixed, codes, scales, k, x.stride(0), FP8=format == "fp8", WIDTH=width, num_warps=min(16, max(1, width // 512))
+            x,
+            fixed,
+            codes,
+            scales,
+            k,
+            x.stride(0),
+            FP8=format == "fp8",
+            WIDTH=width,
+            num_warps=min(16, max(1, width // 512)),
         )
     return codes.view(DTYPES[format]), scales
 
@@ -65,14 +73,21 @@ def pack(codes: Tensor, format: str) -> Tensor:
 
 
 def scaled_matmul(
-    codes: Tensor, row_scales: Tensor, weight: Tensor, column_scales: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype = torch.float32
+    codes: Tensor,
+    row_scales: Tensor,
+    weight: Tensor,
+    column_scales: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """codes [rows, k] with scales [rows], times weight [out, k] with scales [out]: [rows, out] in out_dtype.
 
     codes and weight int8, or both float8_e4m3fn; scales float32. Raises ValueError where dtypes or shapes do not fit.
     """
     if codes.dtype is not weight.dtype or codes.dtype not in DTYPES.values() or codes.shape[1] != weight.shape[1]:
-        raise ValueError(f"cannot multiply {codes.dtype} {list(codes.shape)} by {weight.dtype} {list(weight.shape)}; quantize both alike")
+        raise ValueError(
+            f"cannot multiply {codes.dtype} {list(codes.shape)} by {weight.dtype} {list(weight.shape)}; quantize both alike"
+        )
     (rows, k), n = codes.shape, weight.shape[0]
     is_fp8, gpu = codes.dtype is torch.float8_e4m3fn, capability(codes)
     if gpu < 80:
@@ -98,13 +113,20 @@ def scaled_matmul(
 
 
 def torch_scaled_matmul(
-    codes: Tensor, row_scales: Tensor, weight: Tensor, column_scales: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype = torch.float32
+    codes: Tensor,
+    row_scales: Tensor,
+    weight: Tensor,
+    column_scales: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """The twin: int8 by torch._int_mm, exact; fp8 in float32."""
     if codes.dtype is torch.int8:
         rows, n = codes.shape[0], weight.shape[0]
         # On a GPU it wants more than 16 rows, and multiples of 8.
-        padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % 8, 0, max(17, rows) - rows if codes.is_cuda else 0))
+        padded = torch.nn.functional.pad(
+            codes, (0, -codes.shape[1] % 8, 0, max(17, rows) - rows if codes.is_cuda else 0)
+        )
         weight = torch.nn.functional.pad(weight, (0, -weight.shape[1] % 8, 0, -n % 8))
         sums = torch._int_mm(padded.contiguous(), weight.t())[:rows, :n].float()
     else:
@@ -184,7 +206,11 @@ def scaled_matmul_kernel(
             acc = tl.dot(a, b, acc, max_num_imprecise_acc=TILE_K)
         a_tile += TILE_K
         b_tile += TILE_K
-    total = acc.to(tl.float32) * tl.load(row_scales + rows, rows < m, 0.0)[:, None] * tl.load(column_scales + columns, columns < n, 0.0)[None, :]
+    total = (
+        acc.to(tl.float32)
+        * tl.load(row_scales + rows, rows < m, 0.0)[:, None]
+        * tl.load(column_scales + columns, columns < n, 0.0)[None, :]
+    )
     if bias is not None:
         total += tl.load(bias + columns, columns < n, 0.0).to(tl.float32)[None, :]
     where = rows[:, None].to(tl.int64) * n + columns[None, :]

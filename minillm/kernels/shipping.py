@@ -143,7 +143,9 @@ def _source(function: FunctionType) -> str:
     try:
         return textwrap.dedent(inspect.getsource(function)).rstrip()
     except (OSError, TypeError) as error:
-        raise LookupError(f"{function.__qualname__} has no source to ship ({error}); define it in a file or a cell") from error
+        raise LookupError(
+            f"{function.__qualname__} has no source to ship ({error}); define it in a file or a cell"
+        ) from error
 
 
 def _closure(function: FunctionType) -> dict[str, object]:

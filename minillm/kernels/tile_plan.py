@@ -22,7 +22,9 @@ from minillm.kernels.language import tl, triton
 BLOCK = 64  # tiles, and sequences, that a program compares at once
 
 
-def plan_tiles(query_start_loc: Tensor, seq_lens: Tensor | None, num_tokens: int, max_query_len: int, tile: int) -> Tensor:
+def plan_tiles(
+    query_start_loc: Tensor, seq_lens: Tensor | None, num_tokens: int, max_query_len: int, tile: int
+) -> Tensor:
     """The tiles of `tile` queries as int32 [most_tiles, 2]: sequence and first query, by descending keys seen; -1 behind them.
 
     Sequence i owns the tokens query_start_loc[i]:query_start_loc[i + 1], at most `max_query_len`, of a batch of
@@ -30,9 +32,13 @@ def plan_tiles(query_start_loc: Tensor, seq_lens: Tensor | None, num_tokens: int
     the host.
     """
     num_seqs = query_start_loc.shape[0] - 1
-    plan = torch.empty(most_tiles(num_tokens, num_seqs, max_query_len, tile), 2, dtype=torch.int32, device=query_start_loc.device)
+    plan = torch.empty(
+        most_tiles(num_tokens, num_seqs, max_query_len, tile), 2, dtype=torch.int32, device=query_start_loc.device
+    )
     if len(plan):
-        plan_tiles_kernel[(num_seqs,)](query_start_loc, seq_lens, plan, num_seqs, len(plan), TILE=tile, BLOCK=BLOCK, num_warps=4)
+        plan_tiles_kernel[(num_seqs,)](
+            query_start_loc, seq_lens, plan, num_seqs, len(plan), TILE=tile, BLOCK=BLOCK, num_warps=4
+        )
     return plan
 
 
@@ -41,7 +47,9 @@ def most_tiles(num_tokens: int, num_seqs: int, max_query_len: int, tile: int) ->
     return min((num_tokens + num_seqs * (tile - 1)) // tile, num_seqs * (-(-max_query_len // tile)))
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_places"], do_not_specialize_on_alignment=["query_start_loc", "seq_lens"])
+@triton.jit(
+    do_not_specialize=["num_seqs", "num_places"], do_not_specialize_on_alignment=["query_start_loc", "seq_lens"]
+)
 def plan_tiles_kernel(query_start_loc, seq_lens, plan, num_seqs, num_places, TILE: tl.constexpr, BLOCK: tl.constexpr):
     """One sequence: each of its tiles goes to the place that is the number of tiles that come before it."""
     seq = tl.program_id(0)
@@ -80,14 +88,18 @@ def length_and_past(query_start_loc, seq_lens, seq, there):
     return length.to(tl.int32), past.to(tl.int32)
 
 
-def torch_plan_tiles(query_start_loc: Tensor, seq_lens: Tensor | None, num_tokens: int, max_query_len: int, tile: int) -> Tensor:
+def torch_plan_tiles(
+    query_start_loc: Tensor, seq_lens: Tensor | None, num_tokens: int, max_query_len: int, tile: int
+) -> Tensor:
     """The twin: all tiles, sorted."""
     lengths = query_start_loc.diff().tolist()
     tiles = []
     for seq, length in enumerate(lengths):
         past = 0 if seq_lens is None else int(seq_lens[seq]) - length
         tiles += [(-past - min(first + tile, length), seq, first) for first in range(0, length, tile)]
-    plan = query_start_loc.new_full((most_tiles(num_tokens, len(lengths), max_query_len, tile), 2), -1, dtype=torch.int32)
+    plan = query_start_loc.new_full(
+        (most_tiles(num_tokens, len(lengths), max_query_len, tile), 2), -1, dtype=torch.int32
+    )
     for place, (_, seq, first) in enumerate(sorted(tiles)):
         plan[place] = torch.tensor([seq, first])
     return plan

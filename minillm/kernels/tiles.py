@@ -85,7 +85,9 @@ TABLE: dict[int, dict[str, dict[int, list[Tiles]]]] = {
 TUNED: dict[tuple[int, torch.dtype, int, bool, bool], Tiles] = {}
 
 
-def choose_tiles(head_dim: int, dtype: torch.dtype, capability: int, codes: bool = False, windowed: bool = False) -> Tiles:
+def choose_tiles(
+    head_dim: int, dtype: torch.dtype, capability: int, codes: bool = False, windowed: bool = False
+) -> Tiles:
     """The tiles for a GPU of this capability (80 is an A100, 90 an H100), for pages of 8-bit `codes` or as wide as `dtype`."""
     return candidate_tiles(head_dim, dtype, capability, codes, windowed)[0]
 

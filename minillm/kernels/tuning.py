@@ -81,7 +81,9 @@ def fastest(
     if best != candidates[0] and seconds[best] > MARGIN * seconds.get(candidates[0], float("inf")):
         best = candidates[0]
     if file and seconds:
-        write(file, {"key": key, "tiles": list(best), "seconds": {str(tuple(tiles)): s for tiles, s in seconds.items()}})
+        write(
+            file, {"key": key, "tiles": list(best), "seconds": {str(tuple(tiles)): s for tiles, s in seconds.items()}}
+        )
     return best
 
 

@@ -46,7 +46,9 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """The `count` blocks at the front of the queue, now owned once. Raises ValueError when there are fewer."""
         if count > self.num_free:
-            raise ValueError(f"{count} blocks asked, {self.num_free} of {self.num_blocks} are free; check num_free first")
+            raise ValueError(
+                f"{count} blocks asked, {self.num_free} of {self.num_blocks} are free; check num_free first"
+            )
         blocks = [self.free_queue.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             self._forget(block)
@@ -105,8 +107,14 @@ class BlockPool:
             block = next(i for i, (said, found) in enumerate(zip(self.ref_cnt, owned)) if said != found)
             raise RuntimeError(f"block {block}: ref_cnt={self.ref_cnt[block]}, but {owned[block]} tables hold it")
         unowned = owned.count(0) - 1  # all but the null block
-        if len(self.free_queue) != unowned or any(map(owned.__getitem__, self.free_queue)) or NULL_BLOCK in self.free_queue:
-            raise RuntimeError(f"{unowned} blocks have no owner, but {len(self.free_queue)} stand in the free queue, or others do")
+        if (
+            len(self.free_queue) != unowned
+            or any(map(owned.__getitem__, self.free_queue))
+            or NULL_BLOCK in self.free_queue
+        ):
+            raise RuntimeError(
+                f"{unowned} blocks have no owner, but {len(self.free_queue)} stand in the free queue, or others do"
+            )
         named = sum(key is not None for key in self.block_hash)
         if named != len(self.cached) or any(self.block_hash[block] != key for key, block in self.cached.items()):
             raise RuntimeError("the hashes of the blocks and the index of cached blocks disagree")

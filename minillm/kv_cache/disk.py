@@ -51,7 +51,9 @@ class DiskStore:
             self.folder.mkdir(parents=True, exist_ok=True)
             usable = os.access(self.folder, os.R_OK | os.W_OK | os.X_OK)
         except OSError as error:
-            raise ValueError(f"disk_kv_path={str(folder)!r} cannot be used: {error}; give a folder that can be written") from error
+            raise ValueError(
+                f"disk_kv_path={str(folder)!r} cannot be used: {error}; give a folder that can be written"
+            ) from error
         if not usable:
             raise ValueError(f"disk_kv_path={str(folder)!r} cannot be written; give another folder")
         self.lock = threading.Lock()
@@ -130,7 +132,9 @@ class DiskStore:
                 with path.open("rb") as file:
                     header = file.read(HEADER.size)
                 if header.startswith(MAGIC):
-                    found.append((status.st_mtime_ns, path, self._hash_of(path, header, status.st_size), status.st_size))
+                    found.append(
+                        (status.st_mtime_ns, path, self._hash_of(path, header, status.st_size), status.st_size)
+                    )
                 else:
                     self.skipped[path] = "no block of keys and values"
             except OSError as error:

@@ -44,7 +44,9 @@ class HostPool:
         """Places owned once, and in motion. Raises ValueError when fewer are available."""
         places = list(islice((place for place in self.free_queue if place not in self.in_motion), count))
         if len(places) < count:
-            raise ValueError(f"{count} host blocks asked, {len(places)} of {self.num_blocks} are free; raise host_kv_bytes")
+            raise ValueError(
+                f"{count} host blocks asked, {len(places)} of {self.num_blocks} are free; raise host_kv_bytes"
+            )
         for place in places:
             del self.free_queue[place]
             self.owners[place] = 1

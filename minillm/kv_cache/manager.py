@@ -213,12 +213,16 @@ class KVCacheManager:
         num_blocks = -(-num_tokens // self.block_size)
         if self.window is None:
             return num_blocks
-        return min(num_blocks, self.num_sink_blocks - (-(self.window + max_new_tokens + self.block_size) // self.block_size))
+        return min(
+            num_blocks, self.num_sink_blocks - (-(self.window + max_new_tokens + self.block_size) // self.block_size)
+        )
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every block, and every host place, is free or owned as often as counted."""
         self.pool.check_integrity(self.tables.values())
-        held = [entry for entries in self.swapped.values() for entry in entries if isinstance(entry, int) and entry >= 0]
+        held = [
+            entry for entries in self.swapped.values() for entry in entries if isinstance(entry, int) and entry >= 0
+        ]
         self.host.check_integrity(held)
 
     def _fits(self, wanted: int, table: list[int], unused: list[int], computed: ComputedBlocks | None) -> bool:
@@ -239,7 +243,9 @@ class KVCacheManager:
         self._drop_swapped(request)
         self.tables[request.request_id] = table
         # Blocks from host memory have lost their hash; cache_blocks finds the others known already.
-        self.num_cached_blocks[request.request_id] = min(computed.from_host, default=computed.num_tokens // self.block_size)
+        self.num_cached_blocks[request.request_id] = min(
+            computed.from_host, default=computed.num_tokens // self.block_size
+        )
         return table
 
     def _swapped_blocks(self, request: Request) -> ComputedBlocks | None:

@@ -40,15 +40,24 @@ class NativeAttention:
     @staticmethod
     def serves(cache: PagedKVCache) -> bool:
         """Whether there are kernels for a model and a cache of these dtypes on this machine."""
-        return cache.keys[0].is_cpu and native.library(cache.model_dtype, cache.dtype if cache.quantized else None) is not None
+        return (
+            cache.keys[0].is_cpu
+            and native.library(cache.model_dtype, cache.dtype if cache.quantized else None) is not None
+        )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
         """See `minillm.model.attention.AttentionBackend`."""
         return native.paged_attention(
-            *map(_heads_side_by_side, (q, k, v)), self.pages[layer], *_index(batch), batch.max_seq_len, self._turn(batch, layer)
+            *map(_heads_side_by_side, (q, k, v)),
+            self.pages[layer],
+            *_index(batch),
+            batch.max_seq_len,
+            self._turn(batch, layer),
         )
 
-    def run_layer(self, weights: native.Layer, hidden: Tensor, rotary: tuple[Tensor, Tensor], layer: int, batch: ForwardBatch):
+    def run_layer(
+        self, weights: native.Layer, hidden: Tensor, rotary: tuple[Tensor, Tensor], layer: int, batch: ForwardBatch
+    ):
         """A whole decoder layer in one call, in place on `hidden` [num_tokens, hidden_size]."""
         native.decoder_layer(
             weights, hidden, *rotary, self.pages[layer], *_index(batch), batch.max_seq_len, self._turn(batch, layer)

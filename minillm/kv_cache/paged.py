@@ -73,7 +73,9 @@ class PagedKVCache:
 
     def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Copies of the keys and values of some blocks, in the model's dtype: [len(blocks), num_kv_heads, ...]."""
-        keys, values = (as_bytes(part[layer]).index_select(0, blocks).view(self.dtype) for part in (self.keys, self.values))
+        keys, values = (
+            as_bytes(part[layer]).index_select(0, blocks).view(self.dtype) for part in (self.keys, self.values)
+        )
         if not self.quantized:
             return keys, values
         key_scales, value_scales = self.key_scales[layer][blocks], self.value_scales[layer][blocks]

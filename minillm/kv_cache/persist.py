@@ -67,7 +67,9 @@ def restore(path: str | Path, manager: KVCacheManager, cache: PagedKVCache) -> i
 
 def _check_enabled(manager: KVCacheManager) -> None:
     if not manager.enable_prefix_caching:
-        raise ValueError("this engine has no prefix cache: enable_prefix_caching is False, or kv_retention switched it off")
+        raise ValueError(
+            "this engine has no prefix cache: enable_prefix_caching is False, or kv_retention switched it off"
+        )
 
 
 def _header(manager: KVCacheManager, cache: PagedKVCache) -> dict[str, str]:
@@ -83,4 +85,6 @@ def _header(manager: KVCacheManager, cache: PagedKVCache) -> dict[str, str]:
 def _check(path: str | Path, found: dict[str, str], wanted: dict[str, str]) -> None:
     for name, value in wanted.items():
         if found.get(name) != value:
-            raise ValueError(f"{path}: {name} is {found.get(name)!r}, this engine has {value!r}; the cache cannot be used")
+            raise ValueError(
+                f"{path}: {name} is {found.get(name)!r}, this engine has {value!r}; the cache cannot be used"
+            )

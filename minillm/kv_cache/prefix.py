@@ -32,7 +32,9 @@ def extend_chain(chain: list[bytes], root: bytes, token_ids: Sequence[int], bloc
     Raises ValueError if one of them is not full: its name would be that of another text.
     """
     if num_blocks * block_size > len(token_ids):
-        raise ValueError(f"{num_blocks} blocks of {block_size} tokens are not full: the text has {len(token_ids)} tokens")
+        raise ValueError(
+            f"{num_blocks} blocks of {block_size} tokens are not full: the text has {len(token_ids)} tokens"
+        )
     for index in range(len(chain), num_blocks):
         parent = chain[-1] if chain else root
         chain.append(hash_block(parent, token_ids[index * block_size : (index + 1) * block_size]))

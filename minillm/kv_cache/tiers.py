@@ -42,6 +42,7 @@ class Disk(Protocol):
     def __contains__(self, block_hash: bytes) -> bool: ...
     def fetch(self, block_hash: bytes) -> Future[Any]:
         """Read it, beside the caller; the result is None where it cannot be read."""
+
     def touch(self, block_hash: bytes) -> None: ...
 
 

@@ -31,7 +31,11 @@ class TorchAttention:
     """The AttentionBackend over a `PagedKVCache`. What depends on the batch only is planned once, for all layers."""
 
     def __init__(
-        self, cache: PagedKVCache, layer_windows: Sequence[int | None], num_heads: int, sink_turn: SinkTurn | None = None
+        self,
+        cache: PagedKVCache,
+        layer_windows: Sequence[int | None],
+        num_heads: int,
+        sink_turn: SinkTurn | None = None,
     ):
         self.cache = cache
         self.layer_windows = layer_windows

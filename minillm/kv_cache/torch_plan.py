@@ -38,7 +38,9 @@ class DecodePlan:
     gets another block.
     """
 
-    def __init__(self, blocks: np.ndarray, counts: np.ndarray, num_heads: int, cache: PagedKVCache, device: torch.device):
+    def __init__(
+        self, blocks: np.ndarray, counts: np.ndarray, num_heads: int, cache: PagedKVCache, device: torch.device
+    ):
         """blocks [num_seqs, max_blocks], of which sequence i reads the first counts[i]."""
         _, num_kv_heads, head_dim, size = cache.keys[0].shape
         self.blocks, self.counts = blocks, counts

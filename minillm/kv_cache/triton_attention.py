@@ -64,7 +64,9 @@ class TritonAttention:
             known = ", ".join(map(str, PAGE_DTYPES))
             raise ValueError(f"attention_backend='triton' cannot read pages of {keys.dtype}; it reads {known}")
         if sink_turn and None in layer_windows:
-            raise ValueError(f"sinks={sink_turn.policy.sinks} need a window in every layer, not layer_windows={layer_windows}")
+            raise ValueError(
+                f"sinks={sink_turn.policy.sinks} need a window in every layer, not layer_windows={layer_windows}"
+            )
         self.cache = cache
         self.layer_windows = list(layer_windows)
         most_rows = 16 if keys.is_cuda and not triton_has_tensor_cores(keys.device) else MOST_ROWS  # more spill on a T4
@@ -145,7 +147,11 @@ class TritonAttention:
     def _scales(self, layer: int) -> dict[str, Tensor]:
         """Those of a cache in 8 bits."""
         cache = self.cache
-        return {"key_scales": cache.key_scales[layer], "value_scales": cache.value_scales[layer]} if cache.quantized else {}
+        return (
+            {"key_scales": cache.key_scales[layer], "value_scales": cache.value_scales[layer]}
+            if cache.quantized
+            else {}
+        )
 
     def _sinks(self, q: Tensor, layer: int, batch: ForwardBatch) -> dict[str, int | Tensor]:
         """How many they are, and the queries as they meet them."""

@@ -38,7 +38,9 @@ def calibration_sequences(
     """
     if file is None:
         if seed == corpus.HELD_OUT_SEED:
-            raise ValueError(f"seed={seed} is the held-out text that quality is measured on; calibrate with another one, such as 0")
+            raise ValueError(
+                f"seed={seed} is the held-out text that quality is measured on; calibrate with another one, such as 0"
+            )
         sequences = corpus_sequences(tokenizer, num_documents, seed)
         what, way_out = f"{num_documents} documents", "raise num_documents"
     else:
@@ -46,13 +48,17 @@ def calibration_sequences(
         sequences = [ids[start : start + MAX_TOKENS] for start in range(0, len(ids), MAX_TOKENS)][:num_documents]
         what, way_out = str(file), "take a longer text"
     if (count := sum(map(len, sequences))) < MIN_TOKENS:
-        raise ValueError(f"calibration text of {count} tokens ({what}) is too little; at least {MIN_TOKENS} are needed: {way_out}")
+        raise ValueError(
+            f"calibration text of {count} tokens ({what}) is too little; at least {MIN_TOKENS} are needed: {way_out}"
+        )
     return sequences
 
 
 def corpus_sequences(tokenizer: PreTrainedTokenizerBase, num_documents: int, seed: int) -> list[list[int]]:
     """The first documents of the corpus under `seed`, all tasks mixed."""
-    return [encode_document(tokenizer, document)[:MAX_TOKENS] for document in islice(corpus.documents(seed), num_documents)]
+    return [
+        encode_document(tokenizer, document)[:MAX_TOKENS] for document in islice(corpus.documents(seed), num_documents)
+    ]
 
 
 def encode_document(tokenizer: PreTrainedTokenizerBase, document: corpus.Document) -> list[int]:
@@ -72,7 +78,9 @@ class CalibrationWalk:
 
     def observe(self, layer: DecoderLayer, products: dict[str, Linear]) -> dict[str, InputStatistics]:
         """Compute the layer, and watch what its products get."""
-        statistics = {name: InputStatistics(linear.in_features, self.hidden[0].device) for name, linear in products.items()}
+        statistics = {
+            name: InputStatistics(linear.in_features, self.hidden[0].device) for name, linear in products.items()
+        }
         hooks = [
             linear.register_forward_pre_hook(lambda _, arguments, seen=statistics[name]: seen.add(arguments[0]))
             for name, linear in products.items()
@@ -94,7 +102,9 @@ class CalibrationWalk:
             yield layer(hidden, rotary, self.attention, batch)
 
 
-def batches_of(sequences: list[list[int]], device: torch.device | str = "cpu", all_logits: bool = False) -> Iterator[ForwardBatch]:
+def batches_of(
+    sequences: list[list[int]], device: torch.device | str = "cpu", all_logits: bool = False
+) -> Iterator[ForwardBatch]:
     """Whole sequences, several to a batch, up to BATCH_TOKENS tokens unless one alone has more."""
     waiting: list[list[int]] = []
     for ids in sequences:
@@ -106,7 +116,9 @@ def batches_of(sequences: list[list[int]], device: torch.device | str = "cpu", a
         yield whole_sequences(waiting, device, all_logits)
 
 
-def whole_sequences(sequences: list[list[int]], device: torch.device | str = "cpu", all_logits: bool = False) -> ForwardBatch:
+def whole_sequences(
+    sequences: list[list[int]], device: torch.device | str = "cpu", all_logits: bool = False
+) -> ForwardBatch:
     """A batch of sequences that bring all of their tokens; logits of every token, or of none."""
     lengths = torch.tensor([len(ids) for ids in sequences], device=device)
     starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))

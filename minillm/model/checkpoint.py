@@ -65,7 +65,9 @@ def resolve_model(name: str | Path) -> Path:
     if path.suffix in PICKLE_SUFFIXES:
         raise CheckpointError(f"model={str(name)!r} is refused: {WHY_NO_PICKLE}")
     if path.is_file():
-        raise CheckpointError(f"model={str(name)!r} is a file; pass the folder that holds it and its config.json, or a .gguf file")
+        raise CheckpointError(
+            f"model={str(name)!r} is a file; pass the folder that holds it and its config.json, or a .gguf file"
+        )
     if hub := re.fullmatch(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:/([\w./-]+\.gguf))?", str(name)):
         return download(*hub.groups())
     raise CheckpointError(
@@ -263,7 +265,9 @@ def _read_json(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read ({error.strerror}); fetch it again") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{file} holds {json.dumps(value)[:50]}, not an object of names and values; fetch it again")
+        raise CheckpointError(
+            f"{file} holds {json.dumps(value)[:50]}, not an object of names and values; fetch it again"
+        )
     return value
 
 

@@ -177,6 +177,7 @@ def _yarn_attention_factor(scaling: dict[str, Any], factor: float) -> float:
     """YaRN sharpens attention as the text grows: 0.1 ln(factor) + 1, or a ratio of two such (DeepSeek)."""
     if scaling.get("attention_factor") is not None:
         return scaling["attention_factor"]
+
     def mscale(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 

@@ -43,7 +43,9 @@ class Decoder(nn.Module):
         self.config, self.dtype, self.device = config, dtype, device
         self.embed_tokens = empty_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.rotary = Rotary(config.rope, config.head_dim, dtype, device)
-        self.layers = nn.ModuleList(DecoderLayer(config, index, dtype, device, matrices) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, index, dtype, device, matrices) for index in range(config.num_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, False, dtype, device, matrices)
         if config.tie_word_embeddings:
@@ -125,7 +127,9 @@ class Decoder(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention, then MLP, each on a normed copy and added back to the residual stream."""
 
-    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device, matrices: torch.device):
+    def __init__(
+        self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device, matrices: torch.device
+    ):
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
         self.self_attn = SelfAttention(config, index, dtype, device, matrices)
@@ -183,12 +187,18 @@ def _matrix(linear: Linear) -> native.Matrix | None:
 class SelfAttention(nn.Module):
     """Project to queries, keys and values, rotate, let the backend attend, project back."""
 
-    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device, matrices: torch.device):
+    def __init__(
+        self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device, matrices: torch.device
+    ):
         super().__init__()
         self.index, self.head_dim = index, config.head_dim
         self.heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]  # of q, k and v
-        self.qkv_proj = Linear(config.hidden_size, sum(self.heads) * self.head_dim, config.qkv_bias, dtype, device, matrices)
-        self.o_proj = Linear(config.num_heads * self.head_dim, config.hidden_size, config.o_bias, dtype, device, matrices)
+        self.qkv_proj = Linear(
+            config.hidden_size, sum(self.heads) * self.head_dim, config.qkv_bias, dtype, device, matrices
+        )
+        self.o_proj = Linear(
+            config.num_heads * self.head_dim, config.hidden_size, config.o_bias, dtype, device, matrices
+        )
         self.q_norm = self.k_norm = None
         if config.qk_norm:
             self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype, device)

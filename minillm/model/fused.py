@@ -67,7 +67,9 @@ def before_attention(
     attn = layer.self_attn
     qkv = attn.qkv_proj(hidden).view(hidden.shape[0], -1, attn.head_dim)
     q_weight, k_weight = attn.q_norm and attn.q_norm.weight, attn.k_norm and attn.k_norm.weight
-    return attention.rotate_and_store(qkv, rotary, q_weight, k_weight, decoder.config.rms_norm_eps, attn.index, slot_mapping)
+    return attention.rotate_and_store(
+        qkv, rotary, q_weight, k_weight, decoder.config.rms_norm_eps, attn.index, slot_mapping
+    )
 
 
 def after_attention(

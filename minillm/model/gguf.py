@@ -66,9 +66,13 @@ class GGUFFile:
         self.metadata, self.stored = container.metadata, container.tensors
         self.architecture = self._required("general.architecture")
         if self.architecture not in ARCHITECTURES:
-            raise ValueError(f"general.architecture={self.architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+            raise ValueError(
+                f"general.architecture={self.architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
+            )
         if self.metadata.get("split.count", 1) > 1:
-            raise ValueError(f"split.count={self.metadata.get('split.count')}: it is one of several; llama-gguf-split --merge joins them")
+            raise ValueError(
+                f"split.count={self.metadata.get('split.count')}: it is one of several; llama-gguf-split --merge joins them"
+            )
         if self._of_model("expert_count", 0):
             raise ValueError(f"expert_count={self._of_model('expert_count')}: mixtures of experts come with chapter 21")
 
@@ -135,7 +139,9 @@ class GGUFFile:
         try:
             return torch.from_numpy(gguf.dequantize(stored.data, stored.kind)).view(stored.shape)
         except NotImplementedError as error:
-            raise ValueError(f"{stored.name} is of type {stored.kind.name}, which the gguf library cannot dequantize") from error
+            raise ValueError(
+                f"{stored.name} is of type {stored.kind.name}, which the gguf library cannot dequantize"
+            ) from error
 
     def _rope(self) -> dict[str, Any]:
         rope = {"rope_theta": self._of_model("rope.freq_base", 10000.0)}
@@ -145,11 +151,17 @@ class GGUFFile:
         rope |= {"rope_type": kind, "factor": self._required(f"{self.architecture}.rope.scaling.factor")}
         original = self._of_model("rope.scaling.original_context_length")
         betas = {beta: self._of_model(f"rope.scaling.yarn_{beta}") for beta in ("beta_fast", "beta_slow")}
-        return rope | {"original_max_position_embeddings": original} | {beta: value for beta, value in betas.items() if value}
+        return (
+            rope
+            | {"original_max_position_embeddings": original}
+            | {beta: value for beta, value in betas.items() if value}
+        )
 
     @property
     def _head_dim(self) -> int:
-        return self._of_model("attention.key_length") or self._number("embedding_length") // self._number("attention.head_count")
+        return self._of_model("attention.key_length") or self._number("embedding_length") // self._number(
+            "attention.head_count"
+        )
 
     def _of_model(self, key: str, default: Any = None) -> Any:
         return self.metadata.get(f"{self.architecture}.{key}", default)

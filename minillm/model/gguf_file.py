@@ -50,7 +50,9 @@ class Container:
         self.at, self.reading = 4, "its version"
         version = self._number("<I")
         if version not in VERSIONS:
-            raise ValueError(f"it is of GGUF version {version}; readable are {', '.join(map(str, VERSIONS))}, lowest byte first")
+            raise ValueError(
+                f"it is of GGUF version {version}; readable are {', '.join(map(str, VERSIONS))}, lowest byte first"
+            )
         self.reading = "the counts"
         num_tensors, num_keys = self._number("<Q"), self._number("<Q")
         self.metadata: dict[str, Any] = {}
@@ -76,7 +78,9 @@ class Container:
             kind = gguf.GGMLQuantizationType(number)
             block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         except (ValueError, KeyError) as error:
-            raise ValueError(f"{name} is of type {number}, which the gguf library does not know; a newer one may") from error
+            raise ValueError(
+                f"{name} is of type {number}, which the gguf library does not know; a newer one may"
+            ) from error
         if not shape or shape[-1] % block:
             raise ValueError(f"{name} is {list(shape)}, but {kind.name} is written in blocks of {block}")
         row_bytes = shape[-1] // block * block_bytes
@@ -106,6 +110,8 @@ class Container:
 
     def _take(self, count: int) -> memoryview:
         if self.at + count > len(self.buffer):
-            raise ValueError(f"it is damaged or cut off: {self.reading} would end after its {len(self.buffer):,} bytes; fetch it again")
+            raise ValueError(
+                f"it is damaged or cut off: {self.reading} would end after its {len(self.buffer):,} bytes; fetch it again"
+            )
         self.at += count
         return memoryview(self.buffer)[self.at - count : self.at]

@@ -72,7 +72,9 @@ class HubFormat:
 
     def read_group_size(self, value: Any) -> int:
         if not isinstance(value, int) or (value < 1 and value != -1):
-            raise ValueError(f"quantization_config says group_size={value!r}; allowed are -1, for whole rows, and numbers from 1")
+            raise ValueError(
+                f"quantization_config says group_size={value!r}; allowed are -1, for whole rows, and numbers from 1"
+            )
         return value
 
     def check_words(self, module: str, pieces: Pieces, *words: str) -> None:
@@ -80,7 +82,9 @@ class HubFormat:
             if piece in pieces and (pieces[piece].dtype is not torch.int32 or pieces[piece].dim() != 2):
                 raise ValueError(f"{module}.{piece} is {_told(pieces[piece])}; it must be a matrix of int32 words")
 
-    def check_shapes(self, module: str, pieces: Pieces, bits: int, group_size: int, in_features: int, **shapes: list[int]) -> None:
+    def check_shapes(
+        self, module: str, pieces: Pieces, bits: int, group_size: int, in_features: int, **shapes: list[int]
+    ) -> None:
         """Whether the side tensors have the shapes that bits and group size give them."""
         for piece, shape in shapes.items():
             if list(pieces[piece].shape) != shape:
@@ -204,7 +208,9 @@ class CompressedTensors(FP8):
         HubFormat.__init__(self, settings)
         formats = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
         self.one_of("format", settings.get("format"), formats)
-        self.one_of("sparsity_config.format", (settings.get("sparsity_config") or {}).get("format", "dense"), ("dense",))
+        self.one_of(
+            "sparsity_config.format", (settings.get("sparsity_config") or {}).get("format", "dense"), ("dense",)
+        )
         self.one_of("transform_config", settings.get("transform_config") or None, (None,))
         weights = [group.get("weights") or {} for group in (settings.get("config_groups") or {}).values()]
         self.block = weights[0].get("block_structure") if weights else None
@@ -228,7 +234,9 @@ class CompressedTensors(FP8):
         out_features, in_features = pieces["weight_shape"].tolist()
         bits = self.one_of(f"{module} num_bits", words.shape[1] * 32 // in_features, tuple(range(2, 9)))
         if list(words.shape) != [out_features, -(-in_features * bits // 32)]:
-            raise ValueError(f"{module}.weight_packed is {_told(words)}; weight_shape says {out_features} x {in_features} codes")
+            raise ValueError(
+                f"{module}.weight_packed is {_told(words)}; weight_shape says {out_features} x {in_features} codes"
+            )
         format, codes = FORMATS[f"int{bits}"], unpack_words(words, bits, in_features)
         if zeros is not None:  # packed along the outputs, or bytes as they are in old files
             packed = zeros.dtype is torch.int32

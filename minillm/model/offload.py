@@ -89,11 +89,15 @@ def offload(layers: Sequence[DecoderLayer], num_bytes: int, device: torch.device
     """Keep as many of the last layers on the host as `num_bytes` hold, and stream them; the matrices of the others go to
     `device`, if they are not there. Raises ValueError when that saves nothing, or for weights in few bits."""
     if any(linear.quantized is not None for layer in layers for linear in matrices_of(layer)):
-        raise ValueError(f"cpu_offload_bytes={num_bytes} streams plain weights, this model's are quantized; leave one of the two out")
+        raise ValueError(
+            f"cpu_offload_bytes={num_bytes} streams plain weights, this model's are quantized; leave one of the two out"
+        )
     layer_bytes = sum(linear.plain.numel() * linear.plain.element_size() for linear in matrices_of(layers[0]))
     count = min(len(layers), num_bytes // layer_bytes)
     if len(layers) < FEWEST:
-        raise ValueError(f"cpu_offload_bytes={num_bytes} saves nothing: the model has {len(layers)} layers, and two stay on the device; leave it out")
+        raise ValueError(
+            f"cpu_offload_bytes={num_bytes} saves nothing: the model has {len(layers)} layers, and two stay on the device; leave it out"
+        )
     if count < FEWEST:
         raise ValueError(
             f"cpu_offload_bytes={num_bytes} holds {count} of {len(layers)} layers of {layer_bytes} bytes, and two layers' "

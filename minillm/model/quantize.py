@@ -52,7 +52,9 @@ def quantize_decoder(
         statistics = walk.observe(layer, products) if walk else {}
         rescale(layer, config, statistics, decoder.config.num_heads // decoder.config.num_kv_heads)
         for name, linear in products.items():
-            linear.quantize(quantize_linear(linear.plain, config, statistics.get(name), behind_norm=name in norms_before(layer)))
+            linear.quantize(
+                quantize_linear(linear.plain, config, statistics.get(name), behind_norm=name in norms_before(layer))
+            )
         if walk:
             walk.advance(layer)
         on_layer(f"layer {index + 1} of {len(decoder.layers)}")
@@ -78,7 +80,12 @@ def move(linear: Linear, device: torch.device) -> None:
 def products_of(layer: DecoderLayer) -> dict[str, Linear]:
     """The four matrices of a layer, in the order in which they compute."""
     attn, mlp = layer.self_attn, layer.mlp
-    return {"qkv_proj": attn.qkv_proj, "o_proj": attn.o_proj, "gate_up_proj": mlp.gate_up_proj, "down_proj": mlp.down_proj}
+    return {
+        "qkv_proj": attn.qkv_proj,
+        "o_proj": attn.o_proj,
+        "gate_up_proj": mlp.gate_up_proj,
+        "down_proj": mlp.down_proj,
+    }
 
 
 def check_groups(decoder: Decoder, config: QuantizationConfig) -> None:
@@ -111,7 +118,9 @@ def quantize_linear(
     return QuantizedLinear(quantized, config.activations, static_scale(config, inputs, outliers), outliers)
 
 
-def static_scale(config: QuantizationConfig, inputs: InputStatistics | None, outliers: tuple[Tensor, Tensor] | None) -> Tensor | None:
+def static_scale(
+    config: QuantizationConfig, inputs: InputStatistics | None, outliers: tuple[Tensor, Tensor] | None
+) -> Tensor | None:
     """One scale for all tokens, from the largest input that calibration saw; None where each token has its own."""
     if config.activations is None or config.activation_scales == "token":
         return None
@@ -135,7 +144,9 @@ def rescale(layer: DecoderLayer, config: QuantizationConfig, statistics: Statist
         awq_rescale(layer, config, statistics, queries_per_value)
 
 
-def awq_rescale(layer: DecoderLayer, config: QuantizationConfig, statistics: Statistics, queries_per_value: int) -> None:
+def awq_rescale(
+    layer: DecoderLayer, config: QuantizationConfig, statistics: Statistics, queries_per_value: int
+) -> None:
     """AWQ's scales for the four products of a layer, in the order in which they compute:
 
         product        what makes its inputs, and is divided        what is multiplied

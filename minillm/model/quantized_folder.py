@@ -1,12 +1,12 @@
 """A quantized model as a folder: written once, loaded in seconds. Built in chapter 16.
 
-    config.json            the model's own, and "quantization_config": {"quant_method": "minillm", "method": "gptq", ...}
-    model.safetensors      of each matrix, for example layers.0.self_attn.qkv_proj
-                             .codes   uint8 [out, in * bits / 8], packed (see `minillm.quantization.formats`)
-                             .scales  [out, groups]     .zeros  uint8, packed, where the grid has them
-                             .activation_scale, .outlier_columns and .outlier_weights, where the method has them
-                           the rest under the names of a Hugging Face checkpoint
-    tokenizer.json, generation_config.json, ...     copied
+config.json            the model's own, and "quantization_config": {"quant_method": "minillm", "method": "gptq", ...}
+model.safetensors      of each matrix, for example layers.0.self_attn.qkv_proj
+                         .codes   uint8 [out, in * bits / 8], packed (see `minillm.quantization.formats`)
+                         .scales  [out, groups]     .zeros  uint8, packed, where the grid has them
+                         .activation_scale, .outlier_columns and .outlier_weights, where the method has them
+                       the rest under the names of a Hugging Face checkpoint
+tokenizer.json, generation_config.json, ...     copied
 """
 
 from __future__ import annotations
@@ -110,7 +110,9 @@ def read_quantized(
         format = config.lm_head if name == "lm_head" else config.weights
         if format is None:
             if linear.plain.is_meta:
-                linear.plain = empty_parameter(linear.out_features, linear.in_features, dtype=decoder.dtype, device=decoder.device)
+                linear.plain = empty_parameter(
+                    linear.out_features, linear.in_features, dtype=decoder.dtype, device=decoder.device
+                )
             continue
         linear.quantize(assemble(name, linear, parts[name], config, format))
     if config.lm_head is not None and decoder.config.tie_word_embeddings:
@@ -128,7 +130,9 @@ def differences(asked: QuantizationConfig, stored: QuantizationConfig) -> str:
     return ", ".join(f"{name} ({wanted!r} asked, {there!r} there)" for name, wanted, there in pairs if wanted != there)
 
 
-def assemble(name: str, linear: Linear, parts: dict[str, Tensor], config: QuantizationConfig, format: str) -> QuantizedLinear:
+def assemble(
+    name: str, linear: Linear, parts: dict[str, Tensor], config: QuantizationConfig, format: str
+) -> QuantizedLinear:
     """One matrix from its stored parts."""
     bits, (out, width) = FORMATS[format].bits, (linear.out_features, linear.in_features)
     shape = [out, -(-width * bits // 8)]

@@ -58,7 +58,9 @@ def round_clipped(
     weight = weight.float()
     groups = in_groups(weight, group_size)  # [out_features, num_groups, size]
     num_groups, size = groups.shape[1:]
-    blocks = torch.stack([hessian[start : start + size, start : start + size] for start in range(0, weight.shape[1], size)])
+    blocks = torch.stack(
+        [hessian[start : start + size, start : start + size] for start in range(0, weight.shape[1], size)]
+    )
     best, least = None, None
     for shrink in SHRINK:
         low, high = groups.amin(-1, keepdim=True) * shrink, groups.amax(-1, keepdim=True) * shrink

@@ -57,14 +57,22 @@ class QuantizationConfig:
         self._one_of("lm_head", (None, *FORMATS))
         self._check_types()
         if self.group_size is not None and (not isinstance(self.group_size, int) or self.group_size < 1):
-            raise ValueError(f"group_size={self.group_size!r} is not allowed; allowed: a number of inputs, or None for whole rows")
+            raise ValueError(
+                f"group_size={self.group_size!r} is not allowed; allowed: a number of inputs, or None for whole rows"
+            )
         if not self.symmetric and not FORMATS[self.weights].is_integer:
-            raise ValueError(f"symmetric=False is not allowed for weights={self.weights!r}; a zero point belongs to integers")
+            raise ValueError(
+                f"symmetric=False is not allowed for weights={self.weights!r}; a zero point belongs to integers"
+            )
         if self.activations is not None:
             if self.weights != self.activations:
-                raise ValueError(f"activations={self.activations!r} with weights={self.weights!r} is not allowed; both sides of a product are in one format")
+                raise ValueError(
+                    f"activations={self.activations!r} with weights={self.weights!r} is not allowed; both sides of a product are in one format"
+                )
             if self.group_size is not None or not self.symmetric:
-                raise ValueError("activations are multiplied as integers over a whole row: they need group_size=None and symmetric=True")
+                raise ValueError(
+                    "activations are multiplied as integers over a whole row: they need group_size=None and symmetric=True"
+                )
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"alpha={self.alpha} is not allowed; allowed: 0 to 1")
         if not 0 < self.damping < float("inf"):
@@ -83,11 +91,19 @@ class QuantizationConfig:
     def _check_types(self) -> None:
         """Raise TypeError for a field of the wrong kind: True is no number of inputs, and "no" is not False."""
         kinds = {"symmetric": bool, "per_tensor": bool, "act_order": bool, "num_documents": int, "seed": int}
-        kinds |= {name: (int, float) for name in ("alpha", "damping", "outlier_threshold")} | {"group_size": (int, type(None))}
+        kinds |= {name: (int, float) for name in ("alpha", "damping", "outlier_threshold")} | {
+            "group_size": (int, type(None))
+        }
         for name, kind in kinds.items():
             value = getattr(self, name)
             if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-                allowed = "True or False" if kind is bool else "a whole number" if name in ("num_documents", "seed", "group_size") else "a number"
+                allowed = (
+                    "True or False"
+                    if kind is bool
+                    else "a whole number"
+                    if name in ("num_documents", "seed", "group_size")
+                    else "a number"
+                )
                 raise TypeError(f"quantization: {name}={value!r} is not allowed; allowed: {allowed}")
 
     def _check_read(self) -> None:
@@ -98,9 +114,13 @@ class QuantizationConfig:
                 f"from {{'name': {self.method!r}}}, which sets weights, activations and group_size"
             )
         if self.activation_scales == "static" and self.activations is None:
-            raise ValueError("activation_scales='static' with activations=None has nothing to scale; set activations, or leave it out")
+            raise ValueError(
+                "activation_scales='static' with activations=None has nothing to scale; set activations, or leave it out"
+            )
         if self.calibration is not None and not self.is_calibrated:
-            raise ValueError(f"calibration={self.calibration!r} with method={self.method!r} is not read: nothing is calibrated; leave it out")
+            raise ValueError(
+                f"calibration={self.calibration!r} with method={self.method!r} is not read: nothing is calibrated; leave it out"
+            )
         defaults = {field.name: field.default for field in fields(self)}
         for name, methods in READ_BY.items():
             if self.method not in methods and getattr(self, name) != defaults[name]:
@@ -111,7 +131,9 @@ class QuantizationConfig:
 
     def _one_of(self, name: str, allowed: tuple) -> None:
         if getattr(self, name) not in allowed:
-            raise ValueError(f"quantization: {name}={getattr(self, name)!r} is not allowed; allowed: {', '.join(map(str, allowed))}")
+            raise ValueError(
+                f"quantization: {name}={getattr(self, name)!r} is not allowed; allowed: {', '.join(map(str, allowed))}"
+            )
 
 
 NAMED = {
@@ -135,7 +157,9 @@ def resolve(quantization: str | dict[str, Any] | QuantizationConfig | None) -> Q
         return quantization
     if isinstance(quantization, str):
         if quantization not in NAMED:
-            raise ValueError(f"quantization={quantization!r} is not allowed; allowed: {', '.join(NAMED)}, or a dict of {_field_names()}")
+            raise ValueError(
+                f"quantization={quantization!r} is not allowed; allowed: {', '.join(NAMED)}, or a dict of {_field_names()}"
+            )
         return NAMED[quantization]
     if not isinstance(quantization, dict):
         raise TypeError(f"quantization={quantization!r} is not allowed; allowed: None, {', '.join(NAMED)}, or a dict")

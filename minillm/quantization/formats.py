@@ -165,7 +165,9 @@ def concatenate(parts: list[QuantizedWeight]) -> QuantizedWeight:
     zeros = None
     if any(part.zeros is not None for part in parts):
         zeros = torch.cat([torch.zeros_like(p.scales, dtype=torch.int8) if p.zeros is None else p.zeros for p in parts])
-    return replace(first, codes=torch.cat([p.codes for p in parts]), scales=torch.cat([p.scales for p in parts]), zeros=zeros)
+    return replace(
+        first, codes=torch.cat([p.codes for p in parts]), scales=torch.cat([p.scales for p in parts]), zeros=zeros
+    )
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:

@@ -39,7 +39,9 @@ def gptq(
     out_features, in_features = weight.shape
     in_groups(weight, group_size)  # raises where it does not divide
     size = group_size or in_features
-    order = hessian.diagonal().argsort(descending=True) if act_order else torch.arange(in_features, device=weight.device)
+    order = (
+        hessian.diagonal().argsort(descending=True) if act_order else torch.arange(in_features, device=weight.device)
+    )
     work = weight.float()[:, order]  # a copy: what each column is to be rounded from
     upper = inverse_cholesky(hessian[order][:, order], damping)
 

@@ -59,7 +59,9 @@ class QuantizedLinear(nn.Module):
         super().__init__()
         self.weight: QuantizedWeight | None = weight
         self.out_features, self.in_features = weight.codes.shape
-        self.num_bytes = weight.num_bytes + (0 if outliers is None else outliers[1].numel() * outliers[1].element_size())
+        self.num_bytes = weight.num_bytes + (
+            0 if outliers is None else outliers[1].numel() * outliers[1].element_size()
+        )
         self.activations, self.activation_scale = activations, activation_scale
         self.outliers, self.order = outliers, order
         self.road = "plain"
@@ -83,11 +85,17 @@ class QuantizedLinear(nn.Module):
             if product is not None:
                 self.road, self.product = name, product
                 return self
-        raise ValueError(f"the {road!r} road does not serve {self.weight.format.name} in {dtype} on {self.weight.codes.device}")
+        raise ValueError(
+            f"the {road!r} road does not serve {self.weight.format.name} in {dtype} on {self.weight.codes.device}"
+        )
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weight that is multiplied with, [out_features, in_features]; columns in the model's order."""
-        weight = self.weight.dequantize(dtype) if self.weight is not None else self.rows(torch.arange(self.out_features), dtype)
+        weight = (
+            self.weight.dequantize(dtype)
+            if self.weight is not None
+            else self.rows(torch.arange(self.out_features), dtype)
+        )
         if self.outliers is not None:
             weight = weight.index_copy(1, self.outliers[0], self.outliers[1].to(dtype))
         return weight if self.order is None else weight[:, self.order.argsort()]
@@ -103,8 +111,15 @@ class QuantizedLinear(nn.Module):
 
     def tensors(self) -> dict[str, Tensor]:
         """All that the product depends on beside x, before `prepare`."""
-        parts = {"codes": self.weight.codes, "scales": self.weight.scales, "zeros": self.weight.zeros, "order": self.order}
-        parts |= dict(zip(("outlier columns", "outlier weights"), self.outliers or ()), activation_scale=self.activation_scale)
+        parts = {
+            "codes": self.weight.codes,
+            "scales": self.weight.scales,
+            "zeros": self.weight.zeros,
+            "order": self.order,
+        }
+        parts |= dict(
+            zip(("outlier columns", "outlier weights"), self.outliers or ()), activation_scale=self.activation_scale
+        )
         return {name: torch.as_tensor(part) for name, part in parts.items() if part is not None}
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
@@ -116,10 +131,19 @@ class QuantizedLinear(nn.Module):
     def _prepare_native(self, dtype: torch.dtype) -> Product | None:
         weight, format = self.weight, self.weight.format
         group_size = weight.group_size if weight.scales.shape[1] > 1 else None
-        if weight.codes.device.type != "cpu" or not native_quant.serves(format.name, format.bits, self.activations, dtype, group_size):
+        if weight.codes.device.type != "cpu" or not native_quant.serves(
+            format.name, format.bits, self.activations, dtype, group_size
+        ):
             return None
         matrix = native_quant.pack(
-            weight.codes, format.table, format.bits, weight.scales, weight.zeros, dtype, self.activations, self.activation_scale
+            weight.codes,
+            format.table,
+            format.bits,
+            weight.scales,
+            weight.zeros,
+            dtype,
+            self.activations,
+            self.activation_scale,
         )
         self.matrix, self.weight = matrix, None  # the panels hold it all
         return lambda x, bias: native_quant.linear(x, matrix, bias)

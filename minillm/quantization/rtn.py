@@ -31,7 +31,12 @@ def round_to_nearest(
 
 
 def choose_scales(
-    weight: Tensor, format: Format, group_size: int | None, symmetric: bool, per_tensor: bool = False, power_of_two: bool = False
+    weight: Tensor,
+    format: Format,
+    group_size: int | None,
+    symmetric: bool,
+    per_tensor: bool = False,
+    power_of_two: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Scales [out_features, num_groups], rounded to the dtype they are kept in, and zero points where the grid has them."""
     grouped = in_groups(weight.float(), group_size)  # [out_features, num_groups, group_size]
@@ -54,7 +59,9 @@ def choose_scales(
     return scales, (-low / scales.float() - half).round().clamp(-half, half - 1).to(torch.int8)
 
 
-def encode(weight: Tensor, format: Format, scales: Tensor, zeros: Tensor | None, scale_bits: int = 0) -> QuantizedWeight:
+def encode(
+    weight: Tensor, format: Format, scales: Tensor, zeros: Tensor | None, scale_bits: int = 0
+) -> QuantizedWeight:
     """Every weight to the nearest value of its group's grid."""
     in_features = weight.shape[1]
     values = weight.float() / spread(scales.float(), in_features)

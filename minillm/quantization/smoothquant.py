@@ -15,7 +15,9 @@ def smoothing_scales(largest_inputs: Tensor, weight: Tensor, alpha: float = 0.5)
     inputs alone. Xiao et al. 2022, arXiv:2211.10438. Raises ValueError for alpha outside 0..1.
     """
     if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha={alpha} is not allowed; allowed: 0 (all stays in the activations) to 1 (all into the weights)")
+        raise ValueError(
+            f"alpha={alpha} is not allowed; allowed: 0 (all stays in the activations) to 1 (all into the weights)"
+        )
     inputs = largest_inputs.float().clamp(min=1e-5)
     columns = weight.float().abs().amax(0).clamp(min=1e-5)
     return inputs**alpha / columns ** (1 - alpha)

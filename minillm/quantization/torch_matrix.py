@@ -63,7 +63,12 @@ class Int4Matrix:
 
     @staticmethod
     def serves(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
-        if not weight.format.is_integer or weight.format.bits > 4 or weight.group_size not in GROUP_SIZES or weight.in_features % 32:
+        if (
+            not weight.format.is_integer
+            or weight.format.bits > 4
+            or weight.group_size not in GROUP_SIZES
+            or weight.in_features % 32
+        ):
             return False
         # With float32 activations the product is many times slower than dequantizing.
         return dtype is torch.bfloat16 and weight.out_features % 64 == 0 and panel_order() is not None
@@ -99,10 +104,14 @@ def panel_order() -> Tensor | None:
     """The order of a panel's rows in the layout that this processor's int4 product takes; None for a layout that is none
     of those we know."""
     rows = torch.arange(128).expand(32, -1).t()
-    parts = [torch.ops.aten._convert_weight_to_int4pack_for_cpu((rows >> 4 * i & 15).int().contiguous(), 1) for i in range(2)]
+    parts = [
+        torch.ops.aten._convert_weight_to_int4pack_for_cpu((rows >> 4 * i & 15).int().contiguous(), 1) for i in range(2)
+    ]
     for size in (64, 32, 16):
         column = [part.view(torch.uint8).flatten()[: size // 2].long() for part in parts]
-        order = torch.stack([column[0] & 15 | (column[1] & 15) << 4, column[0] >> 4 | column[1] >> 4 << 4], dim=-1).flatten()
+        order = torch.stack(
+            [column[0] & 15 | (column[1] & 15) << 4, column[0] >> 4 | column[1] >> 4 << 4], dim=-1
+        ).flatten()
         if order.sort().values.equal(torch.arange(size)) and all(
             read_codes(part.view(torch.uint8), torch.arange(128), order).equal((rows >> 4 * i & 15).to(torch.uint8))
             for i, part in enumerate(parts)

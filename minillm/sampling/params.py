@@ -63,9 +63,13 @@ class SamplingParams:
             raise ValueError(f"n={self.n} greedy samples would all be the same; use n=1 or temperature > 0")
         object.__setattr__(self, "structured_outputs", StructuredOutputsParams.make(self.structured_outputs))
         if self.structured_outputs is not None and self.ignore_eos:
-            raise ValueError("ignore_eos=True goes on after the end of the text, which structured_outputs sets; use only one")
+            raise ValueError(
+                "ignore_eos=True goes on after the end of the text, which structured_outputs sets; use only one"
+            )
         if self.structured_outputs is not None and self.structured_outputs.jump_forward and self.logprobs is not None:
-            raise ValueError(f"logprobs={self.logprobs} are not computed of the tokens that jump_forward writes; leave out either")
+            raise ValueError(
+                f"logprobs={self.logprobs} are not computed of the tokens that jump_forward writes; leave out either"
+            )
         # Frozen outside, plain tuples and dictionaries inside.
         object.__setattr__(self, "stop", _as_stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _as_token_ids(self.stop_token_ids))

@@ -75,7 +75,10 @@ class Sampler:
             return SamplerOutput(token_ids)
         scored, chosen = logits, token_ids
         if len(rows) < len(token_ids):
-            scored, chosen = logits.index_select(0, metadata.logprob_index), token_ids.index_select(0, metadata.logprob_index)
+            scored, chosen = (
+                logits.index_select(0, metadata.logprob_index),
+                token_ids.index_select(0, metadata.logprob_index),
+            )
         return SamplerOutput(token_ids, score_tokens(scored, chosen, counts), rows, counts)
 
     def choose(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
@@ -117,7 +120,10 @@ class SamplingMetadata:
         self.drafted: tuple[Tensor, Tensor, Tensor] | None = None
         positions = [len(row.output_token_ids) if row.position is None else row.position for row in rows]
         # Every column goes to the device in one copy, which is not waited for.
-        columns = {"positions": np.asarray(positions, np.int64), "logprob_index": np.asarray(self.logprob_rows, np.int64)}
+        columns = {
+            "positions": np.asarray(positions, np.int64),
+            "logprob_index": np.asarray(self.logprob_rows, np.int64),
+        }
         columns |= self._draw_columns() | self._penalty_columns() | self._bias_columns()
         sent = dict(zip(columns, upload(*columns.values(), device=device)))
         self.positions, self.logprob_index = sent.pop("positions"), sent.pop("logprob_index")  # [num_rows]

@@ -35,8 +35,14 @@ class SpeculativeConfig:
 
     def __post_init__(self):
         if self.method not in METHODS:
-            raise ValueError(f"speculative_config: method={self.method!r} is not allowed; allowed: {', '.join(METHODS)}")
-        for name, most in (("num_speculative_tokens", MOST_TOKENS), ("prompt_lookup_min", None), ("prompt_lookup_max", None)):
+            raise ValueError(
+                f"speculative_config: method={self.method!r} is not allowed; allowed: {', '.join(METHODS)}"
+            )
+        for name, most in (
+            ("num_speculative_tokens", MOST_TOKENS),
+            ("prompt_lookup_min", None),
+            ("prompt_lookup_max", None),
+        ):
             value = getattr(self, name)
             allowed = "a whole number from 1 " + (f"to {most}" if most else "on")
             if value is None and most is None:
@@ -52,7 +58,9 @@ class SpeculativeConfig:
         if self.method == "draft_model":
             for name in ("prompt_lookup_min", "prompt_lookup_max"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f"speculative_config: {name}={getattr(self, name)} has nothing to do with method='draft_model'; leave it out")
+                    raise ValueError(
+                        f"speculative_config: {name}={getattr(self, name)} has nothing to do with method='draft_model'; leave it out"
+                    )
         else:
             shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
             object.__setattr__(self, "prompt_lookup_min", min(2, longest or 2) if shortest is None else shortest)
@@ -70,9 +78,13 @@ class SpeculativeConfig:
                 f"folder or a hub id, such as 'tinyworld-draft'"
             )
         if self.method == "ngram" and self.model is not None:
-            raise ValueError(f"speculative_config: model={self.model!r} has nothing to do with method='ngram'; use method='draft_model', or leave it out")
+            raise ValueError(
+                f"speculative_config: model={self.model!r} has nothing to do with method='ngram'; use method='draft_model', or leave it out"
+            )
         if self.method == "ngram" and self.quantization is not None:
-            raise ValueError(f"speculative_config: quantization={self.quantization!r} needs a model to quantize; leave it out with method='ngram'")
+            raise ValueError(
+                f"speculative_config: quantization={self.quantization!r} needs a model to quantize; leave it out with method='ngram'"
+            )
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | SpeculativeConfig | None) -> SpeculativeConfig | None:
@@ -81,9 +93,13 @@ class SpeculativeConfig:
             return given
         names = [field.name for field in fields(cls)]
         if not isinstance(given, Mapping):
-            raise TypeError(f"speculative_config={given!r} is not allowed; allowed: None, or a dict of {', '.join(names)}")
+            raise TypeError(
+                f"speculative_config={given!r} is not allowed; allowed: None, or a dict of {', '.join(names)}"
+            )
         if unknown := [name for name in given if name not in names]:
             raise ValueError(f"speculative_config has no field {unknown[0]!r}; fields: {', '.join(names)}")
         if "method" not in given:
-            raise ValueError(f"speculative_config={dict(given)!r} does not say who drafts; add 'method': {' or '.join(map(repr, METHODS))}")
+            raise ValueError(
+                f"speculative_config={dict(given)!r} does not say who drafts; add 'method': {' or '.join(map(repr, METHODS))}"
+            )
         return cls(**given)

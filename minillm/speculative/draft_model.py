@@ -173,7 +173,9 @@ class ModelDrafter:
 
     def _row(self, one: Drafting, samples: int) -> DraftRow:
         state = one.state
-        return DraftRow(state, state.num_computed_tokens, one.num_missing, self.manager.tables[state.request_id], samples)
+        return DraftRow(
+            state, state.num_computed_tokens, one.num_missing, self.manager.tables[state.request_id], samples
+        )
 
     def _metadata(self, active: list[Drafting]) -> SamplingMetadata:
         rows = [

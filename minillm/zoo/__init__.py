@@ -1,4 +1,5 @@
 """The bundled models and the program that writes their corpus. Built in chapter 00."""
+
 from __future__ import annotations
 
 from pathlib import Path

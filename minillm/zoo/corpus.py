@@ -3,6 +3,7 @@
 Document `i` of a seed is always the same text, so a split is a seed: training reads seed 0, and any other seed
 is fresh text that the model has never seen. Nothing is stored, nothing is fetched.
 """
+
 from __future__ import annotations
 
 import random

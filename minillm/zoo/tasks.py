@@ -3,6 +3,7 @@
 Every function returns a list of segments `(text, is_answer)`. A prompt is everything up to an answer, so that
 what the model is asked at test time is cut at exactly the places at which the training text was tokenized.
 """
+
 from __future__ import annotations
 
 import json
@@ -23,8 +24,12 @@ def arithmetic(rng: random.Random) -> Segments:
         total, sentence, step = _step(rng, total, slots)
         sentences.append(sentence)
         work.append(step)
-    ask = rng.choice(("How many {item} does {name} have [now|in the end|left|altogether]?",
-                      "How many {item} are there [now|in the end]?"))
+    ask = rng.choice(
+        (
+            "How many {item} does {name} have [now|in the end|left|altogether]?",
+            "How many {item} are there [now|in the end]?",
+        )
+    )
     question = " ".join(expand(s, rng, slots) for s in sentences + [ask])
     answer = " ".join(f"{w}." for w in work) + f" The answer is {total}."
     return [(f"Question: {question}\nAnswer:", False), (f" {answer}", True)]
@@ -36,8 +41,12 @@ def _start(rng: random.Random, slots: dict) -> tuple[int, list[str], list[str]]:
         return have, [f"{{name}} [has|owns|starts with] {have} {{item}}."], []
     groups, each = rng.randint(2, 9), rng.randint(2, 9)
     box = rng.choice(WORDS["container"])
-    sentence = rng.choice((f"{{name}} has {groups} {box} with {each} {{item}} in each.",
-                           f"{{name}} [buys|finds|fills] {groups} {box} of {each} {{item}}."))
+    sentence = rng.choice(
+        (
+            f"{{name}} has {groups} {box} with {each} {{item}} in each.",
+            f"{{name}} [buys|finds|fills] {groups} {box} of {each} {{item}}.",
+        )
+    )
     return groups * each, [sentence], [f"{groups} times {each} is {groups * each}"]
 
 
@@ -45,18 +54,31 @@ def _step(rng: random.Random, total: int, slots: dict) -> tuple[int, str, str]:
     kind = rng.choice(("add", "add", "take", "take", "times"))
     if kind == "times" and total <= 12:
         k = rng.randint(2, 4)
-        return total * k, f"Then {{he}} {rng.choice(('doubles', 'gets double'))} them." if k == 2 else \
-            f"Soon {{he}} has {k} times as many.", f"{k} times {total} is {total * k}"
+        return (
+            total * k,
+            f"Then {{he}} {rng.choice(('doubles', 'gets double'))} them."
+            if k == 2
+            else f"Soon {{he}} has {k} times as many.",
+            f"{k} times {total} is {total * k}",
+        )
     if kind == "take" and total >= 4:
         less = rng.randint(1, total - 1)
-        sentence = rng.choice((f"{{he}} [gives|sells] {less} {{item}} [to a friend|to {{his}} teacher|at the {{shop}}].",
-                               f"{{he}} [loses|drops|gives away] {less} of them.",
-                               f"Then {less} {{item}} are [lost|taken away]."))
+        sentence = rng.choice(
+            (
+                f"{{he}} [gives|sells] {less} {{item}} [to a friend|to {{his}} teacher|at the {{shop}}].",
+                f"{{he}} [loses|drops|gives away] {less} of them.",
+                f"Then {less} {{item}} are [lost|taken away].",
+            )
+        )
         return total - less, sentence, _worked(total, "-", less)
     more = rng.randint(1, max(1, min(60, 99 - total)))
-    sentence = rng.choice((f"{{he}} [buys|finds|gets|makes] {more} more {{item}} [at the {{shop}}|].",
-                           f"A friend [gives|brings|sends] {{him}} {more} {{item}}.",
-                           f"Then {{he}} gets {more} more."))
+    sentence = rng.choice(
+        (
+            f"{{he}} [buys|finds|gets|makes] {more} more {{item}} [at the {{shop}}|].",
+            f"A friend [gives|brings|sends] {{him}} {more} {{item}}.",
+            f"Then {{he}} gets {more} more.",
+        )
+    )
     return total + more, sentence, _worked(total, "+", more)
 
 
@@ -70,12 +92,17 @@ def _worked(a: int, sign: str, b: int) -> str:
     return f"{a} {sign} {tens} = {between}. {between} {sign} {ones} = {result}"
 
 
-FACTS = ["The number of {name} is {value}.", "Remember: the number of {name} is {value}.",
-         "As everyone knows, the number of {name} is {value}.", "In the book it says that the number of {name} is {value}."]
+FACTS = [
+    "The number of {name} is {value}.",
+    "Remember: the number of {name} is {value}.",
+    "As everyone knows, the number of {name} is {value}.",
+    "In the book it says that the number of {name} is {value}.",
+]
 
 
-def recall(rng: random.Random, num_facts: int | None = None, num_fillers: int | None = None,
-           num_questions: int = 4) -> Segments:
+def recall(
+    rng: random.Random, num_facts: int | None = None, num_fillers: int | None = None, num_questions: int = 4
+) -> Segments:
     """A telephone book spread over a long text, then questions on some of it: needles in a haystack.
 
     At most 36 facts: so many names there are.
@@ -90,8 +117,10 @@ def recall(rng: random.Random, num_facts: int | None = None, num_fillers: int | 
     segments: Segments = []
     text = " ".join(sentences)
     for i in rng.sample(range(n), min(n, num_questions)):
-        segments += [(f"{text}\nQuestion: What is the number of {names[i]}?\nAnswer:", False),
-                     (f" The number of {names[i]} is {values[i]}.", True)]
+        segments += [
+            (f"{text}\nQuestion: What is the number of {names[i]}?\nAnswer:", False),
+            (f" The number of {names[i]} is {values[i]}.", True),
+        ]
         text = ""
     return segments
 
@@ -109,41 +138,88 @@ def to_json(rng: random.Random) -> Segments:
 
 def _person(rng: random.Random) -> tuple[dict, list[str]]:
     who = person(rng)
-    f = {"name": who["name"], "age": rng.randint(18, 90), "job": rng.choice(WORDS["job"]), "city": rng.choice(WORDS["city"])}
+    f = {
+        "name": who["name"],
+        "age": rng.randint(18, 90),
+        "job": rng.choice(WORDS["job"]),
+        "city": rng.choice(WORDS["city"]),
+    }
     s = who | {k: str(v) for k, v in f.items()}
-    return f, [expand(t, rng, s) for t in (
-        "{name} [works as a {job}|is a {job}|earns a living as a {job}].", "{name} [is {age} years old|turned {age} this year].",
-        "[{name} lives in {city}|The home of {name} is in {city}|{name} moved to {city} last year].")]
+    return f, [
+        expand(t, rng, s)
+        for t in (
+            "{name} [works as a {job}|is a {job}|earns a living as a {job}].",
+            "{name} [is {age} years old|turned {age} this year].",
+            "[{name} lives in {city}|The home of {name} is in {city}|{name} moved to {city} last year].",
+        )
+    ]
 
 
 def _order(rng: random.Random) -> tuple[dict, list[str]]:
-    f = {"customer": person(rng)["name"], "item": rng.choice(WORDS["item"]), "quantity": rng.randint(2, 99),
-         "price": rng.randint(2, 99), "day": rng.choice(WORDS["day"])}
+    f = {
+        "customer": person(rng)["name"],
+        "item": rng.choice(WORDS["item"]),
+        "quantity": rng.randint(2, 99),
+        "price": rng.randint(2, 99),
+        "day": rng.choice(WORDS["day"]),
+    }
     s = {k: str(v) for k, v in f.items()}
-    return f, [expand(t, rng, s) for t in (
-        "{customer} [ordered|bought|asked for] {quantity} {item}.", "[The price is {price} coins|Together they cost {price} coins|The bill was {price} coins].",
-        "[They arrive on {day}|The delivery is on {day}|Please send them on {day}].")]
+    return f, [
+        expand(t, rng, s)
+        for t in (
+            "{customer} [ordered|bought|asked for] {quantity} {item}.",
+            "[The price is {price} coins|Together they cost {price} coins|The bill was {price} coins].",
+            "[They arrive on {day}|The delivery is on {day}|Please send them on {day}].",
+        )
+    ]
 
 
 def _pet(rng: random.Random) -> tuple[dict, list[str]]:
-    f = {"animal": rng.choice(WORDS["animal"]), "name": person(rng)["name"], "colour": rng.choice(WORDS["colour"]),
-         "age": rng.randint(1, 20)}
+    f = {
+        "animal": rng.choice(WORDS["animal"]),
+        "name": person(rng)["name"],
+        "colour": rng.choice(WORDS["colour"]),
+        "age": rng.randint(1, 20),
+    }
     s = {k: str(v) for k, v in f.items()}
-    return f, [expand(t, rng, s) for t in (
-        "[We have a {animal} called {name}|{name} is a {animal}|Our {animal} is named {name}].",
-        "[The fur|The coat|The back] of {name} is {colour}.", "{name} is {age} years old.")]
+    return f, [
+        expand(t, rng, s)
+        for t in (
+            "[We have a {animal} called {name}|{name} is a {animal}|Our {animal} is named {name}].",
+            "[The fur|The coat|The back] of {name} is {colour}.",
+            "{name} is {age} years old.",
+        )
+    ]
 
 
 def _event(rng: random.Random) -> tuple[dict, list[str]]:
-    f = {"event": rng.choice(WORDS["event"]), "city": rng.choice(WORDS["city"]), "day": rng.choice(WORDS["day"]),
-         "guests": rng.randint(10, 99)}
+    f = {
+        "event": rng.choice(WORDS["event"]),
+        "city": rng.choice(WORDS["city"]),
+        "day": rng.choice(WORDS["day"]),
+        "guests": rng.randint(10, 99),
+    }
     s = {k: str(v) for k, v in f.items()}
-    return f, [expand(t, rng, s) for t in (
-        "[There is a {event} in {city}|A {event} will be held in {city}|The {event} takes place in {city}].",
-        "[It is on {day}|The date is {day}|Be there on {day}].", "[They expect {guests} guests|{guests} guests are invited].")]
+    return f, [
+        expand(t, rng, s)
+        for t in (
+            "[There is a {event} in {city}|A {event} will be held in {city}|The {event} takes place in {city}].",
+            "[It is on {day}|The date is {day}|Be there on {day}].",
+            "[They expect {guests} guests|{guests} guests are invited].",
+        )
+    ]
 
 
-SOUNDS = {"cow": "moo", "cat": "meow", "dog": "woof", "duck": "quack", "sheep": "baa", "owl": "hoot", "frog": "croak", "pig": "oink"}
+SOUNDS = {
+    "cow": "moo",
+    "cat": "meow",
+    "dog": "woof",
+    "duck": "quack",
+    "sheep": "baa",
+    "owl": "hoot",
+    "frog": "croak",
+    "pig": "oink",
+}
 OPPOSITES = [("hot", "cold"), ("big", "small"), ("day", "night"), ("fast", "slow"), ("up", "down"), ("open", "closed"),
              ("happy", "sad"), ("early", "late"), ("old", "new"), ("wet", "dry"), ("full", "empty"), ("loud", "quiet")]  # fmt: skip
 
@@ -153,12 +229,24 @@ def chat(rng: random.Random) -> Segments:
     who, colour, food = person(rng)["name"], rng.choice(WORDS["colour"]), rng.choice(WORDS["fruit"])
     turns = [_small_talk(rng) for _ in range(rng.randint(0, 2))]
     if rng.random() < 0.6:
-        turns.insert(0, (rng.choice((f"Hello, I am {who}.", f"Hi! My name is {who}.", f"Good morning, {who} here.")),
-                         rng.choice((f"Hello {who}! How can I help you?", f"Nice to meet you, {who}."))))
+        turns.insert(
+            0,
+            (
+                rng.choice((f"Hello, I am {who}.", f"Hi! My name is {who}.", f"Good morning, {who} here.")),
+                rng.choice((f"Hello {who}! How can I help you?", f"Nice to meet you, {who}.")),
+            ),
+        )
         turns.append((rng.choice(("What is my name?", "Do you remember my name?")), f"Your name is {who}."))
     if rng.random() < 0.4:
-        turns.insert(0, (f"My favourite colour is {colour} and I like to eat {food}s.".replace("ys.", "ies.").replace("chs.", "ches."),
-                         rng.choice(("I will remember that.", "Good to know!"))))
+        turns.insert(
+            0,
+            (
+                f"My favourite colour is {colour} and I like to eat {food}s.".replace("ys.", "ies.").replace(
+                    "chs.", "ches."
+                ),
+                rng.choice(("I will remember that.", "Good to know!")),
+            ),
+        )
         turns.append(("What is my favourite colour?", f"Your favourite colour is {colour}."))
     segments: Segments = []
     for user, assistant in turns or [_small_talk(rng)]:
@@ -170,8 +258,15 @@ def _small_talk(rng: random.Random) -> tuple[str, str]:
     return rng.choice((_greet, _sound, _opposite, _next_day, _sum, _list, _tell, _tell))(rng)
 
 
-def _greet(rng): return rng.choice((("Hello!", "Hello! How can I help you?"), ("How are you?", "I am fine, thank you."),
-                                   ("Thank you!", "You are welcome!"), ("Good night!", "Good night! Sleep well.")))
+def _greet(rng):
+    return rng.choice(
+        (
+            ("Hello!", "Hello! How can I help you?"),
+            ("How are you?", "I am fine, thank you."),
+            ("Thank you!", "You are welcome!"),
+            ("Good night!", "Good night! Sleep well."),
+        )
+    )
 
 
 def _sound(rng):

@@ -1,8 +1,9 @@
 """Plausible mistakes in the exercises of chapter 10: every one of them must fail its checks."""
+
 from minillm.book.proofs import Mutant
 
 _OUTSIDE = "mask the lanes that lie outside"
-_WORD_EACH = '''
+_WORD_EACH = """
 def dequantize(packed, scales, zeros, out, group):
     kernel[scales.shape](packed, scales, zeros, out, packed.stride(0), scales.shape[1], out.shape[1], group, BLOCK=next_power_of_2(group))
 
@@ -16,21 +17,48 @@ def kernel(packed, scales, zeros, out, row_stride, num_groups, width, group, BLO
     inside = (lane < group) & (column < width)
     q = (tl.load(packed + row * row_stride + column // 4, inside, 0) >> (8 * (column % 4))) & 0xFF
     tl.store(out + row * width + column, (q - zero) * scale, inside)
-'''
+"""
 _BYTES = _WORD_EACH.replace("):\n    kernel[", "):\n    packed = packed.view(torch.uint8)\n    kernel[").replace(
-    "(tl.load(packed + row * row_stride + column // 4, inside, 0) >> (8 * (column % 4))) & 0xFF", "tl.load(packed + row * row_stride + column, inside, 0).to(tl.int32)")
+    "(tl.load(packed + row * row_stride + column // 4, inside, 0) >> (8 * (column % 4))) & 0xFF",
+    "tl.load(packed + row * row_stride + column, inside, 0).to(tl.int32)",
+)
 
 MUTANTS = {
     "gated": [
-        Mutant("copies what another has put there", replace=("    tl.store(out + index, gate * tl.sigmoid(1.702 * gate) * (up + 1), inside)", "    tl.store(out + index, tl.load(out + index, inside, 0.0), inside)"), expect="the kernel loads numbers of out"),
-        Mutant("no grid", replace=("gated_kernel[(triton.cdiv(num_outputs, 128),)](x,", "gated_kernel(x,"), expect="A kernel is launched with a grid"),
-        Mutant("a pointer with an index", replace=("tl.load(x + 2 * index, inside, 0.0)", "tl.load(x[2 * index], inside, 0.0)"), expect="A pointer has no elements"),
-        Mutant("no mask on the load", replace=("tl.load(x + 2 * index, inside, 0.0)", "tl.load(x + 2 * index)"), expect=_OUTSIDE),
+        Mutant(
+            "copies what another has put there",
+            replace=(
+                "    tl.store(out + index, gate * tl.sigmoid(1.702 * gate) * (up + 1), inside)",
+                "    tl.store(out + index, tl.load(out + index, inside, 0.0), inside)",
+            ),
+            expect="the kernel loads numbers of out",
+        ),
+        Mutant(
+            "no grid",
+            replace=("gated_kernel[(triton.cdiv(num_outputs, 128),)](x,", "gated_kernel(x,"),
+            expect="A kernel is launched with a grid",
+        ),
+        Mutant(
+            "a pointer with an index",
+            replace=("tl.load(x + 2 * index, inside, 0.0)", "tl.load(x[2 * index], inside, 0.0)"),
+            expect="A pointer has no elements",
+        ),
+        Mutant(
+            "no mask on the load",
+            replace=("tl.load(x + 2 * index, inside, 0.0)", "tl.load(x + 2 * index)"),
+            expect=_OUTSIDE,
+        ),
         Mutant("no mask on the store", replace=("* (up + 1), inside)", "* (up + 1))"), expect=_OUTSIDE),
         Mutant("a mask off by one", replace=("index < num_outputs", "index <= num_outputs"), expect=_OUTSIDE),
         Mutant("the mask counts inputs", replace=("index < num_outputs", "index < 2 * num_outputs"), expect=_OUTSIDE),
-        Mutant("one program too few", replace=("triton.cdiv(num_outputs, 128)", "num_outputs // 128"), expect="was never stored"),
-        Mutant("the chapter's layout", source='''
+        Mutant(
+            "one program too few",
+            replace=("triton.cdiv(num_outputs, 128)", "num_outputs // 128"),
+            expect="was never stored",
+        ),
+        Mutant(
+            "the chapter's layout",
+            source="""
 @triton.jit
 def gated_kernel(x, out, width, limit, BLOCK: tl.constexpr):
     row, column = tl.program_id(0), tl.arange(0, BLOCK)
@@ -42,15 +70,38 @@ def gated_kernel(x, out, width, limit, BLOCK: tl.constexpr):
 
 def gated(x, out, limit):
     gated_kernel[(len(x),)](x, out, out.shape[1], limit, BLOCK=next_power_of_2(out.shape[1]))
-''', expect="gates in front of ups"),
-        Mutant("gate and up have changed places", replace=("    gate = tl.minimum(gate, limit)\n", "    gate, up = up, gate\n    gate = tl.minimum(gate, limit)\n"), expect="Gate and up have changed places"),
-        Mutant("the gate is limited from below too", replace=("tl.minimum(gate, limit)", "tl.maximum(tl.minimum(gate, limit), -limit)"), expect="limited from above only"),
-        Mutant("the up is limited from above only", replace=("tl.maximum(tl.minimum(up, limit), -limit)", "tl.minimum(up, limit)"), expect="The up is limited from below too."),
+""",
+            expect="gates in front of ups",
+        ),
+        Mutant(
+            "gate and up have changed places",
+            replace=(
+                "    gate = tl.minimum(gate, limit)\n",
+                "    gate, up = up, gate\n    gate = tl.minimum(gate, limit)\n",
+            ),
+            expect="Gate and up have changed places",
+        ),
+        Mutant(
+            "the gate is limited from below too",
+            replace=("tl.minimum(gate, limit)", "tl.maximum(tl.minimum(gate, limit), -limit)"),
+            expect="limited from above only",
+        ),
+        Mutant(
+            "the up is limited from above only",
+            replace=("tl.maximum(tl.minimum(up, limit), -limit)", "tl.minimum(up, limit)"),
+            expect="The up is limited from below too.",
+        ),
         Mutant("no limit", replace=("tl.minimum(gate, limit)", "gate"), expect="The gate is limited from above."),
         Mutant("SiLU times up", replace=("(up + 1)", "up"), expect="by (up + 1), not by up"),
         Mutant("a plain sigmoid", replace=("1.702 * gate", "gate"), expect="that of 1.702 times the gate"),
-        Mutant("a limit of 7 for everybody", replace=("x, out, num_outputs, limit, BLOCK=128", "x, out, num_outputs, 7.0, BLOCK=128"), expect="gated: edges: out is wrong"),
-        Mutant("arithmetic in the dtype of x", source='''
+        Mutant(
+            "a limit of 7 for everybody",
+            replace=("x, out, num_outputs, limit, BLOCK=128", "x, out, num_outputs, 7.0, BLOCK=128"),
+            expect="gated: edges: out is wrong",
+        ),
+        Mutant(
+            "arithmetic in the dtype of x",
+            source="""
 @triton.jit
 def gated_kernel(x, out, num_outputs, limit, BLOCK: tl.constexpr):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -64,10 +115,25 @@ def gated_kernel(x, out, num_outputs, limit, BLOCK: tl.constexpr):
 
 def gated(x, out, limit):
     gated_kernel[(triton.cdiv(out.numel(), 128),)](x, out, out.numel(), limit, BLOCK=128)
-''', expect="more than one rounding"),
-        Mutant("loads the gate again for the product", replace=("gate * tl.sigmoid(1.702 * gate)", "tl.minimum(tl.load(x + 2 * index, inside, 0.0).to(tl.float32), limit) * tl.sigmoid(1.702 * gate)"), expect="x[0, 0] was loaded 2 times, by program (0, 0, 0); expected once"),
-        Mutant("programs overlap", replace=("tl.program_id(0) * BLOCK", "tl.program_id(0) * (BLOCK // 2)"), expect="was never stored"),
-        Mutant("programs overlap, and there are enough of them", source='''
+""",
+            expect="more than one rounding",
+        ),
+        Mutant(
+            "loads the gate again for the product",
+            replace=(
+                "gate * tl.sigmoid(1.702 * gate)",
+                "tl.minimum(tl.load(x + 2 * index, inside, 0.0).to(tl.float32), limit) * tl.sigmoid(1.702 * gate)",
+            ),
+            expect="x[0, 0] was loaded 2 times, by program (0, 0, 0); expected once",
+        ),
+        Mutant(
+            "programs overlap",
+            replace=("tl.program_id(0) * BLOCK", "tl.program_id(0) * (BLOCK // 2)"),
+            expect="was never stored",
+        ),
+        Mutant(
+            "programs overlap, and there are enough of them",
+            source="""
 @triton.jit
 def gated_kernel(x, out, num_outputs, limit, BLOCK: tl.constexpr):
     index = tl.program_id(0) * (BLOCK // 2) + tl.arange(0, BLOCK)
@@ -79,24 +145,47 @@ def gated_kernel(x, out, num_outputs, limit, BLOCK: tl.constexpr):
 
 def gated(x, out, limit):
     gated_kernel[(triton.cdiv(out.numel(), 64),)](x, out, out.numel(), limit, BLOCK=128)
-''', expect="out[0, 64] was stored 2 times, by program (0, 0, 0) and program (1, 0, 0); expected once"),
-        Mutant("torch does it", source='''
+""",
+            expect="out[0, 64] was stored 2 times, by program (0, 0, 0) and program (1, 0, 0); expected once",
+        ),
+        Mutant(
+            "torch does it",
+            source="""
 def gated(x, out, limit):
     gate, up = x[:, ::2].float().clamp(max=limit), x[:, 1::2].float().clamp(-limit, limit)
     out.copy_(gate * torch.sigmoid(1.702 * gate) * (up + 1))
-''', expect="no Triton kernel was launched"),
-        Mutant("torch does half of it", replace=("    num_outputs = out.numel()\n", "    x, num_outputs = x.clamp(max=limit), out.numel()\n"), expect="a torch operation read or wrote numbers: clamp"),
-        Mutant("a launch for each row", replace=("    gated_kernel[(triton.cdiv(num_outputs, 128),)](x, out, num_outputs, limit, BLOCK=128)", "    for row in range(len(x)):\n        gated_kernel[(triton.cdiv(out.shape[1], 128),)](x[row], out[row], out.shape[1], limit, BLOCK=128)"), expect="kernels were launched, expected 1"),
-        Mutant("the package's", source='''
+""",
+            expect="no Triton kernel was launched",
+        ),
+        Mutant(
+            "torch does half of it",
+            replace=("    num_outputs = out.numel()\n", "    x, num_outputs = x.clamp(max=limit), out.numel()\n"),
+            expect="a torch operation read or wrote numbers: clamp",
+        ),
+        Mutant(
+            "a launch for each row",
+            replace=(
+                "    gated_kernel[(triton.cdiv(num_outputs, 128),)](x, out, num_outputs, limit, BLOCK=128)",
+                "    for row in range(len(x)):\n        gated_kernel[(triton.cdiv(out.shape[1], 128),)](x[row], out[row], out.shape[1], limit, BLOCK=128)",
+            ),
+            expect="kernels were launched, expected 1",
+        ),
+        Mutant(
+            "the package's",
+            source="""
 from minillm.kernels.activation import silu_mul
 
 
 def gated(x, out, limit):
     out.copy_(silu_mul(torch.cat([x[:, ::2], x[:, 1::2]], 1)))
-''', expect="this uses the package's minillm.kernels.activation.silu_mul"),
+""",
+            expect="this uses the package's minillm.kernels.activation.silu_mul",
+        ),
     ],
     "rotate_pairs": [
-        Mutant("the half-split layout", source='''
+        Mutant(
+            "the half-split layout",
+            source="""
 def rotate_pairs(x, positions, table):
     kernel[(len(x),)](x, positions, table, x.stride(0), x.stride(1), x.shape[1], table.shape[1] // 2,
                       HEADS=next_power_of_2(x.shape[1]), PAIRS=next_power_of_2(table.shape[1] // 2))
@@ -112,12 +201,33 @@ def kernel(x, positions, table, token_stride, head_stride, num_heads, num_pairs,
     a, b = tl.load(first, inside).to(tl.float32), tl.load(first + num_pairs, inside).to(tl.float32)
     tl.store(first, a * cos - b * sin, inside)
     tl.store(first + num_pairs, a * sin + b * cos, inside)
-''', expect="half-split layout"),
-        Mutant("turns clockwise", replace=("tl.store(first, a * cos - b * sin, inside)\n    tl.store(first + 1, a * sin + b * cos, inside)",
-                                           "tl.store(first, a * cos + b * sin, inside)\n    tl.store(first + 1, b * cos - a * sin, inside)"), expect="the other way round"),
-        Mutant("stores a before it loads b", replace=("    b = tl.load(first + 1, inside).to(tl.float32)\n    tl.store(first, a * cos - b * sin, inside)\n", "    tl.store(first, a * cos - tl.load(first + 1, inside).to(tl.float32) * sin, inside)\n    a = tl.load(first, inside).to(tl.float32)\n    b = tl.load(first + 1, inside).to(tl.float32)\n"), expect="x is wrong"),
-        Mutant("counts positions instead of reading them", replace=("tl.load(positions + token) * 2", "token * 2"), expect="not at its own number"),
-        Mutant("a program for each head", source='''
+""",
+            expect="half-split layout",
+        ),
+        Mutant(
+            "turns clockwise",
+            replace=(
+                "tl.store(first, a * cos - b * sin, inside)\n    tl.store(first + 1, a * sin + b * cos, inside)",
+                "tl.store(first, a * cos + b * sin, inside)\n    tl.store(first + 1, b * cos - a * sin, inside)",
+            ),
+            expect="the other way round",
+        ),
+        Mutant(
+            "stores a before it loads b",
+            replace=(
+                "    b = tl.load(first + 1, inside).to(tl.float32)\n    tl.store(first, a * cos - b * sin, inside)\n",
+                "    tl.store(first, a * cos - tl.load(first + 1, inside).to(tl.float32) * sin, inside)\n    a = tl.load(first, inside).to(tl.float32)\n    b = tl.load(first + 1, inside).to(tl.float32)\n",
+            ),
+            expect="x is wrong",
+        ),
+        Mutant(
+            "counts positions instead of reading them",
+            replace=("tl.load(positions + token) * 2", "token * 2"),
+            expect="not at its own number",
+        ),
+        Mutant(
+            "a program for each head",
+            source="""
 def rotate_pairs(x, positions, table):
     kernel[(len(x), x.shape[1])](x, positions, table, x.stride(0), x.stride(1), table.shape[1] // 2, PAIRS=next_power_of_2(table.shape[1] // 2))
 
@@ -132,8 +242,12 @@ def kernel(x, positions, table, token_stride, head_stride, num_pairs, PAIRS: tl.
     a, b = tl.load(first, inside).to(tl.float32), tl.load(first + 1, inside).to(tl.float32)
     tl.store(first, a * cos - b * sin, inside)
     tl.store(first + 1, a * sin + b * cos, inside)
-''', expect="The row of the table is loaded once for a token"),
-        Mutant("a block of pointers into the table", source='''
+""",
+            expect="The row of the table is loaded once for a token",
+        ),
+        Mutant(
+            "a block of pointers into the table",
+            source="""
 def rotate_pairs(x, positions, table):
     kernel[(len(x),)](x, positions, table, x.stride(0), x.stride(1), x.shape[1], table.shape[1] // 2,
                       HEADS=next_power_of_2(x.shape[1]), PAIRS=next_power_of_2(table.shape[1] // 2))
@@ -149,8 +263,12 @@ def kernel(x, positions, table, token_stride, head_stride, num_heads, num_pairs,
     a, b = tl.load(first, inside).to(tl.float32), tl.load(first + 1, inside).to(tl.float32)
     tl.store(first, a * cos - b * sin, inside)
     tl.store(first + 1, a * sin + b * cos, inside)
-''', expect="was loaded 2 times, by program (0, 0, 0); expected once"),
-        Mutant("loads every number and its partner", source='''
+""",
+            expect="was loaded 2 times, by program (0, 0, 0); expected once",
+        ),
+        Mutant(
+            "loads every number and its partner",
+            source="""
 def rotate_pairs(x, positions, table):
     dim = table.shape[1]
     kernel[(len(x),)](x, positions, table, x.stride(0), x.stride(1), x.shape[1], dim, HEADS=next_power_of_2(x.shape[1]), DIM=next_power_of_2(dim))
@@ -166,21 +284,58 @@ def kernel(x, positions, table, token_stride, head_stride, num_heads, dim, HEADS
     mine = tl.load(start + d[None, :], inside).to(tl.float32)
     other = tl.load(start + (d ^ 1)[None, :], inside).to(tl.float32)
     tl.store(start + d[None, :], mine * cos + tl.where(d % 2 == 0, -1, 1)[None, :] * other * sin, inside)
-''', expect="x[0, 0, 0] was loaded 2 times, by program (0, 0, 0); expected once"),
-        Mutant("a pair too many", replace=("inside = (head < num_heads) & (pair < num_pairs)", "inside = (head < num_heads) & (pair <= num_pairs)"), expect="rotate_pairs: edges"),
-        Mutant("no mask on the pairs", replace=("inside = (head < num_heads) & (pair < num_pairs)", "inside = (head < num_heads) & (pair >= 0)"), expect="carry no position"),
-        Mutant("no mask on the heads", replace=("inside = (head < num_heads) & (pair < num_pairs)", "inside = (head >= 0) & (pair < num_pairs)"), expect="rotate_pairs: edges"),
-        Mutant("trusts in heads side by side", replace=("x, positions, table, x.stride(0), x.stride(1),", "x, positions, table, x.shape[1] * x.shape[2], x.shape[2],"), expect="between the elements of a view"),
-        Mutant("rotates a copy", replace=("    (num_tokens, num_heads, _), num_pairs =", "    x = x.contiguous()\n    (num_tokens, num_heads, _), num_pairs ="), expect="a torch operation read or wrote numbers"),
-        Mutant("returns a new tensor", source='''
+""",
+            expect="x[0, 0, 0] was loaded 2 times, by program (0, 0, 0); expected once",
+        ),
+        Mutant(
+            "a pair too many",
+            replace=(
+                "inside = (head < num_heads) & (pair < num_pairs)",
+                "inside = (head < num_heads) & (pair <= num_pairs)",
+            ),
+            expect="rotate_pairs: edges",
+        ),
+        Mutant(
+            "no mask on the pairs",
+            replace=("inside = (head < num_heads) & (pair < num_pairs)", "inside = (head < num_heads) & (pair >= 0)"),
+            expect="carry no position",
+        ),
+        Mutant(
+            "no mask on the heads",
+            replace=("inside = (head < num_heads) & (pair < num_pairs)", "inside = (head >= 0) & (pair < num_pairs)"),
+            expect="rotate_pairs: edges",
+        ),
+        Mutant(
+            "trusts in heads side by side",
+            replace=(
+                "x, positions, table, x.stride(0), x.stride(1),",
+                "x, positions, table, x.shape[1] * x.shape[2], x.shape[2],",
+            ),
+            expect="between the elements of a view",
+        ),
+        Mutant(
+            "rotates a copy",
+            replace=(
+                "    (num_tokens, num_heads, _), num_pairs =",
+                "    x = x.contiguous()\n    (num_tokens, num_heads, _), num_pairs =",
+            ),
+            expect="a torch operation read or wrote numbers",
+        ),
+        Mutant(
+            "returns a new tensor",
+            source="""
 def rotate_pairs(x, positions, table):
     x, dim = x.clone(), table.shape[1]
     cos, sin = table[positions][:, None].chunk(2, -1)
     a, b = x[..., 0:dim:2].float(), x[..., 1:dim:2].float()
     x[..., 0:dim:2], x[..., 1:dim:2] = a * cos - b * sin, a * sin + b * cos
     return x
-''', expect="no Triton kernel was launched"),
-        Mutant("turns in the dtype of x", source='''
+""",
+            expect="no Triton kernel was launched",
+        ),
+        Mutant(
+            "turns in the dtype of x",
+            source="""
 def rotate_pairs(x, positions, table):
     kernel[(len(x),)](x, positions, table, x.stride(0), x.stride(1), x.shape[1], table.shape[1] // 2,
                       HEADS=next_power_of_2(x.shape[1]), PAIRS=next_power_of_2(table.shape[1] // 2))
@@ -196,8 +351,12 @@ def kernel(x, positions, table, token_stride, head_stride, num_heads, num_pairs,
     a, b = tl.load(first, inside), tl.load(first + 1, inside)
     tl.store(first, a * cos - b * sin, inside)
     tl.store(first + 1, a * sin + b * cos, inside)
-''', expect="more than one rounding"),
-        Mutant("one angle for all pairs", source='''
+""",
+            expect="more than one rounding",
+        ),
+        Mutant(
+            "one angle for all pairs",
+            source="""
 def rotate_pairs(x, positions, table):
     kernel[(len(x),)](x, positions, table, x.stride(0), x.stride(1), x.shape[1], table.shape[1] // 2,
                       HEADS=next_power_of_2(x.shape[1]), PAIRS=next_power_of_2(table.shape[1] // 2))
@@ -213,12 +372,20 @@ def kernel(x, positions, table, token_stride, head_stride, num_heads, num_pairs,
     a, b = tl.load(first, inside).to(tl.float32), tl.load(first + 1, inside).to(tl.float32)
     tl.store(first, a * cos - b * sin, inside)
     tl.store(first + 1, a * sin + b * cos, inside)
-''', expect="Each pair has an angle of its own"),
+""",
+            expect="Each pair has an angle of its own",
+        ),
     ],
     "dequantize": [
-        Mutant("a word for each weight", source=_WORD_EACH, expect="packed[0, 0] was loaded 4 times, by program (0, 0, 0); expected once"),
+        Mutant(
+            "a word for each weight",
+            source=_WORD_EACH,
+            expect="packed[0, 0] was loaded 4 times, by program (0, 0, 0); expected once",
+        ),
         Mutant("bytes in place of words", source=_BYTES, expect="in pieces of 1 bytes; expected words of 4"),
-        Mutant("a scale for each weight", source='''
+        Mutant(
+            "a scale for each weight",
+            source="""
 def dequantize(packed, scales, zeros, out, group):
     width = out.shape[1]
     kernel[(len(out),)](packed, scales, zeros, out, packed.stride(0), scales.shape[1], width // 4, group // 4, WORDS=next_power_of_2(width // 4))
@@ -232,20 +399,70 @@ def kernel(packed, scales, zeros, out, row_stride, num_groups, row_words, group_
     zero = tl.load(zeros + row * num_groups + word // group_words, inside).to(tl.int32)
     q = (tl.load(packed + row * row_stride + word, inside, 0)[:, None] >> (8 * byte)[None, :]) & 0xFF
     tl.store(out + row * 4 * row_words + 4 * word[:, None] + byte[None, :], (q - zero[:, None]) * scale[:, None], inside[:, None])
-''', expect="A group's program loads this number once"),
-        Mutant("the first weight in the highest bits", replace=("(8 * byte)[None, :]", "(24 - 8 * byte)[None, :]"), expect="not in the highest"),
+""",
+            expect="A group's program loads this number once",
+        ),
+        Mutant(
+            "the first weight in the highest bits",
+            replace=("(8 * byte)[None, :]", "(24 - 8 * byte)[None, :]"),
+            expect="not in the highest",
+        ),
         Mutant("keeps the ones from the left", replace=(" & 0xFF  #", "  #"), expect="keep 8 bits, & 0xFF"),
-        Mutant("a sign where there is none", replace=("& 0xFF  # [WORDS, 4]\n", "& 0xFF\n    weights = tl.where(weights > 127, weights - 256, weights)\n"), expect="its highest bit is no sign"),
-        Mutant("subtracts bytes", replace=("(weights - zero) * scale", "((weights - zero) & 0xFF) * scale"), expect="subtract as int32"),
-        Mutant("the zero point after the scale", replace=("(weights - zero) * scale", "weights * scale - zero"), expect="subtracted before the scale multiplies"),
-        Mutant("forgets the zero point", replace=("(weights - zero) * scale", "weights * scale"), expect="The zero point is missing."),
-        Mutant("the first group's zero point for the row", replace=("tl.load(zeros + row * num_groups + number)", "tl.load(zeros + row * num_groups)"), expect="out is wrong"),
-        Mutant("no mask at the end of a group", replace=("(lane < group_words) & (word < row_words)", "word < row_words"), expect="Perhaps the weights of the next group"),
-        Mutant("no mask at the end of a row", replace=("(lane < group_words) & (word < row_words)", "lane < group_words"), expect="dequantize: edges"),
+        Mutant(
+            "a sign where there is none",
+            replace=(
+                "& 0xFF  # [WORDS, 4]\n",
+                "& 0xFF\n    weights = tl.where(weights > 127, weights - 256, weights)\n",
+            ),
+            expect="its highest bit is no sign",
+        ),
+        Mutant(
+            "subtracts bytes",
+            replace=("(weights - zero) * scale", "((weights - zero) & 0xFF) * scale"),
+            expect="subtract as int32",
+        ),
+        Mutant(
+            "the zero point after the scale",
+            replace=("(weights - zero) * scale", "weights * scale - zero"),
+            expect="subtracted before the scale multiplies",
+        ),
+        Mutant(
+            "forgets the zero point",
+            replace=("(weights - zero) * scale", "weights * scale"),
+            expect="The zero point is missing.",
+        ),
+        Mutant(
+            "the first group's zero point for the row",
+            replace=("tl.load(zeros + row * num_groups + number)", "tl.load(zeros + row * num_groups)"),
+            expect="out is wrong",
+        ),
+        Mutant(
+            "no mask at the end of a group",
+            replace=("(lane < group_words) & (word < row_words)", "word < row_words"),
+            expect="Perhaps the weights of the next group",
+        ),
+        Mutant(
+            "no mask at the end of a row",
+            replace=("(lane < group_words) & (word < row_words)", "lane < group_words"),
+            expect="dequantize: edges",
+        ),
         Mutant("a mask off by one", replace=("(word < row_words)", "(word <= row_words)"), expect="dequantize: edges"),
-        Mutant("rows side by side", replace=("packed, scales, zeros, out, packed.stride(0),", "packed, scales, zeros, out, packed.shape[1],"), expect="between the elements of a view"),
-        Mutant("no last group", replace=("dequantize_kernel[(num_rows, num_groups)]", "dequantize_kernel[(num_rows, max(1, out.shape[1] // group))]"), expect="was never stored"),
-        Mutant("groups of powers of two", source='''
+        Mutant(
+            "rows side by side",
+            replace=("packed, scales, zeros, out, packed.stride(0),", "packed, scales, zeros, out, packed.shape[1],"),
+            expect="between the elements of a view",
+        ),
+        Mutant(
+            "no last group",
+            replace=(
+                "dequantize_kernel[(num_rows, num_groups)]",
+                "dequantize_kernel[(num_rows, max(1, out.shape[1] // group))]",
+            ),
+            expect="was never stored",
+        ),
+        Mutant(
+            "groups of powers of two",
+            source="""
 def dequantize(packed, scales, zeros, out, group):
     num_rows, num_groups = scales.shape
     kernel[(num_rows, num_groups)](packed, scales, zeros, out, packed.stride(0), num_groups, packed.shape[1], WORDS=next_power_of_2(group // 4))
@@ -259,41 +476,108 @@ def kernel(packed, scales, zeros, out, row_stride, num_groups, row_words, WORDS:
     scale, zero = tl.load(scales + row * num_groups + number).to(tl.float32), tl.load(zeros + row * num_groups + number).to(tl.int32)
     q = (tl.load(packed + row * row_stride + word, inside, 0)[:, None] >> (8 * byte)[None, :]) & 0xFF
     tl.store(out + row * 4 * row_words + 4 * word[:, None] + byte[None, :], (q - zero) * scale, inside[:, None])
-''', expect="dequantize: edges"),
-        Mutant("two roundings", replace=("(weights - zero) * scale", "(weights * scale).to(out.dtype.element_ty) - (zero * scale).to(out.dtype.element_ty)"), expect="more than one rounding"),
-        Mutant("torch does it", source='''
+""",
+            expect="dequantize: edges",
+        ),
+        Mutant(
+            "two roundings",
+            replace=(
+                "(weights - zero) * scale",
+                "(weights * scale).to(out.dtype.element_ty) - (zero * scale).to(out.dtype.element_ty)",
+            ),
+            expect="more than one rounding",
+        ),
+        Mutant(
+            "torch does it",
+            source="""
 def dequantize(packed, scales, zeros, out, group):
     q = packed.contiguous().view(torch.uint8).float()
     scale, zero = (part.float().repeat_interleave(group, 1)[:, :q.shape[1]] for part in (scales, zeros))
     out.copy_((q - zero) * scale)
-''', expect="no Triton kernel was launched"),
-        Mutant("torch spreads the scales", replace=("    num_rows, num_groups = scales.shape\n", "    zeros, (num_rows, num_groups) = zeros.int(), scales.shape\n"), expect="a torch operation read or wrote numbers: _to_copy"),
+""",
+            expect="no Triton kernel was launched",
+        ),
+        Mutant(
+            "torch spreads the scales",
+            replace=(
+                "    num_rows, num_groups = scales.shape\n",
+                "    zeros, (num_rows, num_groups) = zeros.int(), scales.shape\n",
+            ),
+            expect="a torch operation read or wrote numbers: _to_copy",
+        ),
     ],
     "repair_log_softmax": [
-        Mutant("the broken one", source='''
+        Mutant(
+            "the broken one",
+            source="""
 repaired_log_softmax = broken_log_softmax
-''', expect=_OUTSIDE),
-        Mutant("only the mask", replace=('float("-inf")', "0.0"), expect="what do the other 3 bring into the maximum, and into the sum?"),
-        Mutant("only the poison", replace=("mask = column < num_tokens", "mask = column <= num_tokens"), expect=_OUTSIDE),
-        Mutant("the store as it was", replace=("x - tl.log(tl.sum(tl.exp(x), 0)), mask)", "x - tl.log(tl.sum(tl.exp(x), 0)), column <= num_tokens)"), expect="repair_log_softmax: example"),
-        Mutant("one too few", replace=("column < num_tokens", "column < num_tokens - 1"), expect="out[0, 4] was never stored"),
+""",
+            expect=_OUTSIDE,
+        ),
+        Mutant(
+            "only the mask",
+            replace=('float("-inf")', "0.0"),
+            expect="what do the other 3 bring into the maximum, and into the sum?",
+        ),
+        Mutant(
+            "only the poison", replace=("mask = column < num_tokens", "mask = column <= num_tokens"), expect=_OUTSIDE
+        ),
+        Mutant(
+            "the store as it was",
+            replace=(
+                "x - tl.log(tl.sum(tl.exp(x), 0)), mask)",
+                "x - tl.log(tl.sum(tl.exp(x), 0)), column <= num_tokens)",
+            ),
+            expect="repair_log_softmax: example",
+        ),
+        Mutant(
+            "one too few",
+            replace=("column < num_tokens", "column < num_tokens - 1"),
+            expect="out[0, 4] was never stored",
+        ),
         Mutant("a small number instead of none", replace=('float("-inf")', "-10000.0"), expect="a row far below zero"),
         Mutant("the smallest float16", replace=('float("-inf")', "-65504.0"), expect="a row far below zero"),
         Mutant("no maximum", replace=("    x = x - tl.max(x, 0)\n", ""), expect="must be subtracted before exp"),
-        Mutant("the sum without its logarithm", replace=("tl.log(tl.sum(tl.exp(x), 0))", "tl.sum(tl.exp(x), 0)"), expect="out is wrong"),
-        Mutant("loads once for the maximum and once for the sum", replace=("    x = x - tl.max(x, 0)\n", '    x = x - tl.max(tl.load(logits + row * num_tokens + column, mask, float("-inf")).to(tl.float32), 0)\n'), expect="logits[0, 0] was loaded 2 times, by program (0, 0, 0); expected once"),
-        Mutant("pads with torch", source='''
+        Mutant(
+            "the sum without its logarithm",
+            replace=("tl.log(tl.sum(tl.exp(x), 0))", "tl.sum(tl.exp(x), 0)"),
+            expect="out is wrong",
+        ),
+        Mutant(
+            "loads once for the maximum and once for the sum",
+            replace=(
+                "    x = x - tl.max(x, 0)\n",
+                '    x = x - tl.max(tl.load(logits + row * num_tokens + column, mask, float("-inf")).to(tl.float32), 0)\n',
+            ),
+            expect="logits[0, 0] was loaded 2 times, by program (0, 0, 0); expected once",
+        ),
+        Mutant(
+            "pads with torch",
+            source="""
 def repaired_log_softmax(logits, out):
     wide = torch.nn.functional.pad(logits, (0, 1), value=-torch.inf)
     out.copy_(wide.float().log_softmax(-1)[:, :-1])
-''', expect="no Triton kernel was launched"),
-        Mutant("writes what it loaded", replace=("tl.store(out + row * num_tokens + column, x - tl.log(tl.sum(tl.exp(x), 0)), mask)", "tl.store(logits + row * num_tokens + column, x - tl.log(tl.sum(tl.exp(x), 0)), mask)"), expect="logits"),
-        Mutant("the package's softmax and a logarithm", source='''
+""",
+            expect="no Triton kernel was launched",
+        ),
+        Mutant(
+            "writes what it loaded",
+            replace=(
+                "tl.store(out + row * num_tokens + column, x - tl.log(tl.sum(tl.exp(x), 0)), mask)",
+                "tl.store(logits + row * num_tokens + column, x - tl.log(tl.sum(tl.exp(x), 0)), mask)",
+            ),
+            expect="logits",
+        ),
+        Mutant(
+            "the package's softmax and a logarithm",
+            source="""
 from minillm.kernels.softmax import softmax
 
 
 def repaired_log_softmax(logits, out):
     out.copy_(softmax(logits).log())
-''', expect="this uses the package's minillm.kernels.softmax.softmax"),
+""",
+            expect="this uses the package's minillm.kernels.softmax.softmax",
+        ),
     ],
 }

@@ -1,32 +1,107 @@
 """Plausible mistakes in the exercises of chapter 11: every one of them must fail its checks."""
+
 from minillm.book.proofs import Mutant
 
 MUTANTS = {
     "tile_traffic": [
-        Mutant("bytes as a float", replace=("return best, cost(best)[0]", "return best, float(cost(best)[0])"), expect="Bytes are whole numbers"),
-        Mutant("a tile that is a list", replace=("return best, cost(best)[0]", "return list(best), cost(best)[0]"), expect="with a tile of the list as it stands there"),
-        Mutant("sorts the caller's list", replace=("    if not fitting:", "    tiles.sort()\n    if not fitting:"), expect="sorted(tiles) makes a new one"),
-        Mutant("masked lanes are loaded too", replace=("itemsize * (m * k * columns + k * n * rows)", "itemsize * steps * tile_k * rows * columns * (tile_m + tile_n)"),
-               expect="At the edges masked lanes load nothing"),
-        Mutant("rows and columns changed over", replace=("m * k * columns + k * n * rows", "m * k * rows + k * n * columns"), expect="bytes_loaded with the tile"),
-        Mutant("each matrix once", replace=("m * k * columns + k * n * rows", "m * k + k * n"), expect="bytes_loaded with the tile"),
-        Mutant("whole tiles only", replace=("-(-m // tile_m), -(-n // tile_n)", "m // tile_m, n // tile_n"), expect="The grid has 4 rows and 2 columns of tiles"),
+        Mutant(
+            "bytes as a float",
+            replace=("return best, cost(best)[0]", "return best, float(cost(best)[0])"),
+            expect="Bytes are whole numbers",
+        ),
+        Mutant(
+            "a tile that is a list",
+            replace=("return best, cost(best)[0]", "return list(best), cost(best)[0]"),
+            expect="with a tile of the list as it stands there",
+        ),
+        Mutant(
+            "sorts the caller's list",
+            replace=("    if not fitting:", "    tiles.sort()\n    if not fitting:"),
+            expect="sorted(tiles) makes a new one",
+        ),
+        Mutant(
+            "masked lanes are loaded too",
+            replace=(
+                "itemsize * (m * k * columns + k * n * rows)",
+                "itemsize * steps * tile_k * rows * columns * (tile_m + tile_n)",
+            ),
+            expect="At the edges masked lanes load nothing",
+        ),
+        Mutant(
+            "rows and columns changed over",
+            replace=("m * k * columns + k * n * rows", "m * k * rows + k * n * columns"),
+            expect="bytes_loaded with the tile",
+        ),
+        Mutant(
+            "each matrix once",
+            replace=("m * k * columns + k * n * rows", "m * k + k * n"),
+            expect="bytes_loaded with the tile",
+        ),
+        Mutant(
+            "whole tiles only",
+            replace=("-(-m // tile_m), -(-n // tile_n)", "m // tile_m, n // tile_n"),
+            expect="The grid has 4 rows and 2 columns of tiles",
+        ),
         Mutant("counts elements", replace=("return itemsize * (", "return ("), expect="bytes_loaded with the tile"),
-        Mutant("one stage", replace=("if num_stages * (tile[0]", "if (tile[0]"), expect="num_stages times a tile of A and a tile of B"),
-        Mutant("the tile of C lies in shared memory", replace=("(tile[0] + tile[1]) * tile[2] * itemsize", "((tile[0] + tile[1]) * tile[2] + tile[0] * tile[1]) * itemsize"),
-               expect="tile_traffic: "),
-        Mutant("shared memory without the size of an element", replace=("* tile[2] * itemsize <= shared_limit", "* tile[2] <= shared_limit"), expect="bytes of shared memory"),
+        Mutant(
+            "one stage",
+            replace=("if num_stages * (tile[0]", "if (tile[0]"),
+            expect="num_stages times a tile of A and a tile of B",
+        ),
+        Mutant(
+            "the tile of C lies in shared memory",
+            replace=(
+                "(tile[0] + tile[1]) * tile[2] * itemsize",
+                "((tile[0] + tile[1]) * tile[2] + tile[0] * tile[1]) * itemsize",
+            ),
+            expect="tile_traffic: ",
+        ),
+        Mutant(
+            "shared memory without the size of an element",
+            replace=("* tile[2] * itemsize <= shared_limit", "* tile[2] <= shared_limit"),
+            expect="bytes of shared memory",
+        ),
         Mutant("exactly full does not fit", replace=("<= shared_limit", "< shared_limit"), expect="needs 8,192 bytes"),
-        Mutant("the largest tile", replace=("min(fitting, key=cost)", "max(fitting, key=lambda tile: tile[0] * tile[1])"), expect="Fewest bytes, then fewest multiply-adds"),
-        Mutant("bytes only", replace=("min(fitting, key=cost)", "min(fitting, key=lambda tile: cost(tile)[0])"), expect="Fewest bytes, then fewest multiply-adds"),
-        Mutant("k is not padded", replace=("columns * tile_n * steps * tile_k", "columns * tile_n * k"), expect="Fewest bytes, then fewest multiply-adds"),
-        Mutant("ties to the last", replace=("min(fitting, key=cost)", "min(fitting[::-1], key=cost)"), expect="then the first"),
-        Mutant("nothing fits, and it says so loudly", replace=("        return None\n", "        raise ValueError('no tile fits')\n"), expect="raised ValueError"),
+        Mutant(
+            "the largest tile",
+            replace=("min(fitting, key=cost)", "max(fitting, key=lambda tile: tile[0] * tile[1])"),
+            expect="Fewest bytes, then fewest multiply-adds",
+        ),
+        Mutant(
+            "bytes only",
+            replace=("min(fitting, key=cost)", "min(fitting, key=lambda tile: cost(tile)[0])"),
+            expect="Fewest bytes, then fewest multiply-adds",
+        ),
+        Mutant(
+            "k is not padded",
+            replace=("columns * tile_n * steps * tile_k", "columns * tile_n * k"),
+            expect="Fewest bytes, then fewest multiply-adds",
+        ),
+        Mutant(
+            "ties to the last",
+            replace=("min(fitting, key=cost)", "min(fitting[::-1], key=cost)"),
+            expect="then the first",
+        ),
+        Mutant(
+            "nothing fits, and it says so loudly",
+            replace=("        return None\n", "        raise ValueError('no tile fits')\n"),
+            expect="raised ValueError",
+        ),
     ],
     "snake_order": [
-        Mutant("divmod", replace=("row, column = within // width, within % width", "row, column = divmod(within, width)"), expect="calls divmod"),
-        Mutant("by way of a float", replace=("number = program // (tiles_m * group)", "number = int(program / (tiles_m * group))"), expect="divides with /"),
-        Mutant("groups of rows", source='''
+        Mutant(
+            "divmod",
+            replace=("row, column = within // width, within % width", "row, column = divmod(within, width)"),
+            expect="calls divmod",
+        ),
+        Mutant(
+            "by way of a float",
+            replace=("number = program // (tiles_m * group)", "number = int(program / (tiles_m * group))"),
+            expect="divides with /",
+        ),
+        Mutant(
+            "groups of rows",
+            source="""
 def snake_tile(program, tiles_m, tiles_n, group):
     number = program // (tiles_n * group)
     first = number * group
@@ -38,11 +113,27 @@ def snake_tile(program, tiles_m, tiles_n, group):
     if number % 2 == 1:
         column = tiles_n - 1 - column
     return first + row, column
-''', expect="program 1 gets tile (1, 0)"),
-        Mutant("the last group is as wide as the others", replace=("width = min(group, tiles_n - first)", "width = group"), expect="The last group may be narrower"),
-        Mutant("no turns", replace=("    if row % 2 == 1:\n        column = width - 1 - column\n", ""), expect="program 2 gets tile (1, 0)"),
-        Mutant("every group from the top", replace=("    if number % 2 == 1:\n        row = tiles_m - 1 - row\n", ""), expect="program 6 gets tile (0, 2)"),
-        Mutant("the row's number decides", source='''
+""",
+            expect="program 1 gets tile (1, 0)",
+        ),
+        Mutant(
+            "the last group is as wide as the others",
+            replace=("width = min(group, tiles_n - first)", "width = group"),
+            expect="The last group may be narrower",
+        ),
+        Mutant(
+            "no turns",
+            replace=("    if row % 2 == 1:\n        column = width - 1 - column\n", ""),
+            expect="program 2 gets tile (1, 0)",
+        ),
+        Mutant(
+            "every group from the top",
+            replace=("    if number % 2 == 1:\n        row = tiles_m - 1 - row\n", ""),
+            expect="program 6 gets tile (0, 2)",
+        ),
+        Mutant(
+            "the row's number decides",
+            source="""
 def snake_tile(program, tiles_m, tiles_n, group):
     number = program // (tiles_m * group)
     first = number * group
@@ -54,11 +145,27 @@ def snake_tile(program, tiles_m, tiles_n, group):
     if row % 2 == 1:
         column = width - 1 - column
     return row, first + column
-''', expect="count the rows of a group in the order taken"),
-        Mutant("turns at the group's full width", replace=("column = width - 1 - column", "column = group - 1 - column"), expect="The last group may be narrower"),
-        Mutant("column and row", replace=("return row, first + column", "return first + column, row"), expect="snake_order: example"),
-        Mutant("divides with a slash", replace=("within // width, within % width", "within / width, within % width"), expect="Divide with //"),
-        Mutant("walks", source='''
+""",
+            expect="count the rows of a group in the order taken",
+        ),
+        Mutant(
+            "turns at the group's full width",
+            replace=("column = width - 1 - column", "column = group - 1 - column"),
+            expect="The last group may be narrower",
+        ),
+        Mutant(
+            "column and row",
+            replace=("return row, first + column", "return first + column, row"),
+            expect="snake_order: example",
+        ),
+        Mutant(
+            "divides with a slash",
+            replace=("within // width, within % width", "within / width, within % width"),
+            expect="Divide with //",
+        ),
+        Mutant(
+            "walks",
+            source="""
 def snake_tile(program, tiles_m, tiles_n, group):
     for number, first in enumerate(range(0, tiles_n, group)):
         columns = range(first, min(first + group, tiles_n))
@@ -68,37 +175,131 @@ def snake_tile(program, tiles_m, tiles_n, group):
                 if program == 0:
                     return row, column
                 program -= 1
-''', expect="without going through those before it"),
+""",
+            expect="without going through those before it",
+        ),
     ],
     "split_k": [
-        Mutant("masked lanes without other", replace=('(rows < m)[:, None] & (inner < k)[None, :], 0.0)', '(rows < m)[:, None] & (inner < k)[None, :])'), expect="what it holds is undefined unless tl.load has an `other`, 0.0"),
-        Mutant("forgets where k ends in a", replace=("(rows < m)[:, None] & (inner < k)[None, :], 0.0)\n        right", "(rows < m)[:, None], 0.0)\n        right"),
-               expect="A lane outside of the matrix needs a mask"),
-        Mutant("forgets where k ends in both", replace=("(inner < k)[None, :], 0.0)\n        right = tl.load(b + inner[:, None] * n + columns[None, :], (inner < k)[:, None] & ",
-               "(inner >= 0)[None, :], 0.0)\n        right = tl.load(b + inner[:, None] * n + columns[None, :], (inner >= 0)[:, None] & "), expect="A lane outside of the matrix needs a mask"),
-        Mutant("no mask on the columns", replace=("(inner < k)[:, None] & (columns < n)[None, :], 0.0)", "(inner < k)[:, None], 0.0)"), expect="A lane outside of the matrix needs a mask"),
-        Mutant("drops the last tile of k", replace=("tiles = tl.cdiv(k, TILE)", "tiles = k // TILE"), expect="The last tile may be narrower"),
-        Mutant("the longer slices last", replace=("    first = number * each + tl.minimum(number, longer)\n    last = (number + 1) * each + tl.minimum(number + 1, longer)\n",
-               "    first = number * tiles // num_slices\n    last = (number + 1) * tiles // num_slices\n"), expect="Of the slices of k, the longer ones come first"),
-        Mutant("equal slices only", replace=("    first = number * each + tl.minimum(number, longer)\n    last = (number + 1) * each + tl.minimum(number + 1, longer)\n",
-               "    first = number * each\n    last = first + each\n"), expect="never loads"),
-        Mutant("slices as long as the first", replace=("    first = number * each + tl.minimum(number, longer)\n    last = (number + 1) * each + tl.minimum(number + 1, longer)\n",
-               "    each = tl.cdiv(tiles, num_slices)\n    first = number * each\n    last = tl.minimum(first + each, tiles)\n"), expect="num_splits=4"),
-        Mutant("every program sums all of k", replace=("for tile in range(first, last):", "for tile in range(0, tiles):"), expect="which is not its own"),
-        Mutant("programs without work", replace=("num_slices = min(num_splits, triton.cdiv(k, TILE))", "num_slices = num_splits"), expect="expected 4"),
-        Mutant("starts every tile anew", replace=("tl.dot(left, right, total, input_precision", "tl.dot(left, right, input_precision"), expect="the output"),
-        Mutant("partial sums in the inputs' dtype", replace=("torch.empty(num_slices, m, n, dtype=torch.float32,", "torch.empty(num_slices, m, n, dtype=a.dtype,"), expect="has 2 bytes"),
-        Mutant("returns float32", replace=("torch.empty(m, n, dtype=a.dtype,", "torch.empty(m, n, dtype=torch.float32,"), expect="has 4 bytes"),
-        Mutant("from the last slice to the first", replace=("        total += tl.load(partials + index, inside, 0.0)\n        partials += num_elements\n",
-               "        total += tl.load(partials + (num_slices - 1 - number) * num_elements + index, inside, 0.0)\n"), expect="loads slice 1 after slice 2"),
-        Mutant("forgets the last slice", replace=("for number in range(0, num_slices):", "for number in range(0, num_slices - 1):"), expect="Every slice is added"),
-        Mutant("rounds after every slice", replace=("    total = tl.zeros((BLOCK,), tl.float32)\n    for number in range(0, num_slices):\n        total += tl.load(partials + index, inside, 0.0)\n",
-               "    total = tl.zeros((BLOCK,), tl.float32)\n    for number in range(0, num_slices):\n        total = (total + tl.load(partials + index, inside, 0.0)).to(out.dtype.element_ty).to(tl.float32)\n"),
-               expect="in float16, 2048 + 1 would be 2048"),
-        Mutant("the sum has no mask", replace=("    inside = index < num_elements\n", "    inside = index >= 0\n"), expect="A lane outside of the matrix needs a mask"),
-        Mutant("torch adds", replace=("    sum_kernel[(triton.cdiv(m * n, 256),)](partials, out, m * n, num_slices, BLOCK=256)\n    return out\n", "    return partials.sum(0).to(a.dtype)\n"),
-               expect="a torch operation read or wrote numbers"),
-        Mutant("atomic", source='''
+        Mutant(
+            "masked lanes without other",
+            replace=("(rows < m)[:, None] & (inner < k)[None, :], 0.0)", "(rows < m)[:, None] & (inner < k)[None, :])"),
+            expect="what it holds is undefined unless tl.load has an `other`, 0.0",
+        ),
+        Mutant(
+            "forgets where k ends in a",
+            replace=(
+                "(rows < m)[:, None] & (inner < k)[None, :], 0.0)\n        right",
+                "(rows < m)[:, None], 0.0)\n        right",
+            ),
+            expect="A lane outside of the matrix needs a mask",
+        ),
+        Mutant(
+            "forgets where k ends in both",
+            replace=(
+                "(inner < k)[None, :], 0.0)\n        right = tl.load(b + inner[:, None] * n + columns[None, :], (inner < k)[:, None] & ",
+                "(inner >= 0)[None, :], 0.0)\n        right = tl.load(b + inner[:, None] * n + columns[None, :], (inner >= 0)[:, None] & ",
+            ),
+            expect="A lane outside of the matrix needs a mask",
+        ),
+        Mutant(
+            "no mask on the columns",
+            replace=("(inner < k)[:, None] & (columns < n)[None, :], 0.0)", "(inner < k)[:, None], 0.0)"),
+            expect="A lane outside of the matrix needs a mask",
+        ),
+        Mutant(
+            "drops the last tile of k",
+            replace=("tiles = tl.cdiv(k, TILE)", "tiles = k // TILE"),
+            expect="The last tile may be narrower",
+        ),
+        Mutant(
+            "the longer slices last",
+            replace=(
+                "    first = number * each + tl.minimum(number, longer)\n    last = (number + 1) * each + tl.minimum(number + 1, longer)\n",
+                "    first = number * tiles // num_slices\n    last = (number + 1) * tiles // num_slices\n",
+            ),
+            expect="Of the slices of k, the longer ones come first",
+        ),
+        Mutant(
+            "equal slices only",
+            replace=(
+                "    first = number * each + tl.minimum(number, longer)\n    last = (number + 1) * each + tl.minimum(number + 1, longer)\n",
+                "    first = number * each\n    last = first + each\n",
+            ),
+            expect="never loads",
+        ),
+        Mutant(
+            "slices as long as the first",
+            replace=(
+                "    first = number * each + tl.minimum(number, longer)\n    last = (number + 1) * each + tl.minimum(number + 1, longer)\n",
+                "    each = tl.cdiv(tiles, num_slices)\n    first = number * each\n    last = tl.minimum(first + each, tiles)\n",
+            ),
+            expect="num_splits=4",
+        ),
+        Mutant(
+            "every program sums all of k",
+            replace=("for tile in range(first, last):", "for tile in range(0, tiles):"),
+            expect="which is not its own",
+        ),
+        Mutant(
+            "programs without work",
+            replace=("num_slices = min(num_splits, triton.cdiv(k, TILE))", "num_slices = num_splits"),
+            expect="expected 4",
+        ),
+        Mutant(
+            "starts every tile anew",
+            replace=("tl.dot(left, right, total, input_precision", "tl.dot(left, right, input_precision"),
+            expect="the output",
+        ),
+        Mutant(
+            "partial sums in the inputs' dtype",
+            replace=(
+                "torch.empty(num_slices, m, n, dtype=torch.float32,",
+                "torch.empty(num_slices, m, n, dtype=a.dtype,",
+            ),
+            expect="has 2 bytes",
+        ),
+        Mutant(
+            "returns float32",
+            replace=("torch.empty(m, n, dtype=a.dtype,", "torch.empty(m, n, dtype=torch.float32,"),
+            expect="has 4 bytes",
+        ),
+        Mutant(
+            "from the last slice to the first",
+            replace=(
+                "        total += tl.load(partials + index, inside, 0.0)\n        partials += num_elements\n",
+                "        total += tl.load(partials + (num_slices - 1 - number) * num_elements + index, inside, 0.0)\n",
+            ),
+            expect="loads slice 1 after slice 2",
+        ),
+        Mutant(
+            "forgets the last slice",
+            replace=("for number in range(0, num_slices):", "for number in range(0, num_slices - 1):"),
+            expect="Every slice is added",
+        ),
+        Mutant(
+            "rounds after every slice",
+            replace=(
+                "    total = tl.zeros((BLOCK,), tl.float32)\n    for number in range(0, num_slices):\n        total += tl.load(partials + index, inside, 0.0)\n",
+                "    total = tl.zeros((BLOCK,), tl.float32)\n    for number in range(0, num_slices):\n        total = (total + tl.load(partials + index, inside, 0.0)).to(out.dtype.element_ty).to(tl.float32)\n",
+            ),
+            expect="in float16, 2048 + 1 would be 2048",
+        ),
+        Mutant(
+            "the sum has no mask",
+            replace=("    inside = index < num_elements\n", "    inside = index >= 0\n"),
+            expect="A lane outside of the matrix needs a mask",
+        ),
+        Mutant(
+            "torch adds",
+            replace=(
+                "    sum_kernel[(triton.cdiv(m * n, 256),)](partials, out, m * n, num_slices, BLOCK=256)\n    return out\n",
+                "    return partials.sum(0).to(a.dtype)\n",
+            ),
+            expect="a torch operation read or wrote numbers",
+        ),
+        Mutant(
+            "atomic",
+            source="""
 @triton.jit
 def split_kernel(a, b, out, m, n, k, num_slices, TILE: tl.constexpr):
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -125,39 +326,159 @@ def split_k_matmul(a, b, num_splits):
     zero_kernel[(triton.cdiv(m * n, 256),)](out, m * n, BLOCK=256)
     split_kernel[(triton.cdiv(m, TILE), triton.cdiv(n, TILE), num_slices)](a, b, out, m, n, k, num_slices, TILE=TILE)
     return out
-''', expect="launch 1, zero_kernel, has 2 programs"),
+""",
+            expect="launch 1, zero_kernel, has 2 programs",
+        ),
     ],
     "last_tile": [
-        Mutant("halves into the product", replace=('tl.dot(left, right, total, input_precision="ieee")', "tl.dot(left.to(tl.float16), right.to(tl.float16), total)"), expect="Tiles go into tl.dot as they were loaded"),
-        Mutant("bfloat16 on the way", replace=("tl.dot(left, right, total", "tl.dot(left.to(tl.bfloat16).to(tl.float32), right.to(tl.bfloat16).to(tl.float32), total"), expect="Tiles go into tl.dot as they were loaded"),
-        Mutant("rounds after every turn", replace=('total, input_precision="ieee")', 'total, input_precision="ieee").to(a.dtype.element_ty).to(tl.float32)'), expect="2049 is no float16"),
-        Mutant("tl.where after a load without a mask on k", replace=("(rows < m)[:, None] & (inner < k - start)[None, :], 0.0)\n", "(rows < m)[:, None], 0.0)\n        left = tl.where((inner < k - start)[None, :], left, 0.0)\n"), expect="not a tl.where afterwards"),
-        Mutant("masked lanes without other", replace=('(rows < m)[:, None] & (inner < k - start)[None, :], 0.0)', '(rows < m)[:, None] & (inner < k - start)[None, :])'), expect="what it holds is undefined unless tl.load has an `other`, 0.0"),
-        Mutant("the broken one", replace=("for start in range(0, k, TILE):", "for start in range(0, k // TILE * TILE, TILE):"), expect="never loads a[0, 32] (128 of 640 elements are missing)"),
-        Mutant("one turn more, the masks as they were", replace=("        left = tl.load(a_tile, (rows < m)[:, None] & (inner < k - start)[None, :], 0.0)\n        right = tl.load(b_tile, (inner < k - start)[:, None]",
-               "        left = tl.load(a_tile, (rows < m)[:, None] & (inner < k)[None, :], 0.0)\n        right = tl.load(b_tile, (inner < k)[:, None]"), expect="A lane outside of the matrix needs a mask"),
-        Mutant("the mask of a only as it was", replace=("(rows < m)[:, None] & (inner < k - start)[None, :]", "(rows < m)[:, None] & (inner < k)[None, :]"), expect="A lane outside of the matrix needs a mask"),
-        Mutant("the mask of b only as it was", replace=("(inner < k - start)[:, None] & (columns < n)", "(inner < k)[:, None] & (columns < n)"), expect="A lane outside of the matrix needs a mask"),
-        Mutant("loses a column", replace=("(rows < m)[:, None] & (inner < k - start)[None, :]", "(rows < m)[:, None] & (inner < k - start - 1)[None, :]"), expect="never loads a[0, 39]"),
-        Mutant("torch", source='''
+        Mutant(
+            "halves into the product",
+            replace=(
+                'tl.dot(left, right, total, input_precision="ieee")',
+                "tl.dot(left.to(tl.float16), right.to(tl.float16), total)",
+            ),
+            expect="Tiles go into tl.dot as they were loaded",
+        ),
+        Mutant(
+            "bfloat16 on the way",
+            replace=(
+                "tl.dot(left, right, total",
+                "tl.dot(left.to(tl.bfloat16).to(tl.float32), right.to(tl.bfloat16).to(tl.float32), total",
+            ),
+            expect="Tiles go into tl.dot as they were loaded",
+        ),
+        Mutant(
+            "rounds after every turn",
+            replace=(
+                'total, input_precision="ieee")',
+                'total, input_precision="ieee").to(a.dtype.element_ty).to(tl.float32)',
+            ),
+            expect="2049 is no float16",
+        ),
+        Mutant(
+            "tl.where after a load without a mask on k",
+            replace=(
+                "(rows < m)[:, None] & (inner < k - start)[None, :], 0.0)\n",
+                "(rows < m)[:, None], 0.0)\n        left = tl.where((inner < k - start)[None, :], left, 0.0)\n",
+            ),
+            expect="not a tl.where afterwards",
+        ),
+        Mutant(
+            "masked lanes without other",
+            replace=(
+                "(rows < m)[:, None] & (inner < k - start)[None, :], 0.0)",
+                "(rows < m)[:, None] & (inner < k - start)[None, :])",
+            ),
+            expect="what it holds is undefined unless tl.load has an `other`, 0.0",
+        ),
+        Mutant(
+            "the broken one",
+            replace=("for start in range(0, k, TILE):", "for start in range(0, k // TILE * TILE, TILE):"),
+            expect="never loads a[0, 32] (128 of 640 elements are missing)",
+        ),
+        Mutant(
+            "one turn more, the masks as they were",
+            replace=(
+                "        left = tl.load(a_tile, (rows < m)[:, None] & (inner < k - start)[None, :], 0.0)\n        right = tl.load(b_tile, (inner < k - start)[:, None]",
+                "        left = tl.load(a_tile, (rows < m)[:, None] & (inner < k)[None, :], 0.0)\n        right = tl.load(b_tile, (inner < k)[:, None]",
+            ),
+            expect="A lane outside of the matrix needs a mask",
+        ),
+        Mutant(
+            "the mask of a only as it was",
+            replace=(
+                "(rows < m)[:, None] & (inner < k - start)[None, :]",
+                "(rows < m)[:, None] & (inner < k)[None, :]",
+            ),
+            expect="A lane outside of the matrix needs a mask",
+        ),
+        Mutant(
+            "the mask of b only as it was",
+            replace=("(inner < k - start)[:, None] & (columns < n)", "(inner < k)[:, None] & (columns < n)"),
+            expect="A lane outside of the matrix needs a mask",
+        ),
+        Mutant(
+            "loses a column",
+            replace=(
+                "(rows < m)[:, None] & (inner < k - start)[None, :]",
+                "(rows < m)[:, None] & (inner < k - start - 1)[None, :]",
+            ),
+            expect="never loads a[0, 39]",
+        ),
+        Mutant(
+            "torch",
+            source="""
 def repaired_matmul(a, b):
     return a @ b
-''', expect="a torch operation read or wrote numbers"),
+""",
+            expect="a torch operation read or wrote numbers",
+        ),
     ],
     "fused_epilogue": [
-        Mutant("halves into the product", replace=("gate = tl.dot(left, tl.load(weight, inside, 0.0), gate", "gate = tl.dot(left.to(tl.float16), tl.load(weight, inside, 0.0).to(tl.float16), gate"), expect="rounded too early"),
-        Mutant("masked lanes without other", replace=('(rows < m)[:, None] & (inner < k)[None, :], 0.0)', '(rows < m)[:, None] & (inner < k)[None, :])'), expect="what it holds is undefined unless tl.load has an `other`, 0.0"),
-        Mutant("up and gate changed over", replace=("gate / (1 + tl.exp(-gate)) * up", "up / (1 + tl.exp(-up)) * gate"), expect="the gate is the first half of the rows"),
+        Mutant(
+            "halves into the product",
+            replace=(
+                "gate = tl.dot(left, tl.load(weight, inside, 0.0), gate",
+                "gate = tl.dot(left.to(tl.float16), tl.load(weight, inside, 0.0).to(tl.float16), gate",
+            ),
+            expect="rounded too early",
+        ),
+        Mutant(
+            "masked lanes without other",
+            replace=("(rows < m)[:, None] & (inner < k)[None, :], 0.0)", "(rows < m)[:, None] & (inner < k)[None, :])"),
+            expect="what it holds is undefined unless tl.load has an `other`, 0.0",
+        ),
+        Mutant(
+            "up and gate changed over",
+            replace=("gate / (1 + tl.exp(-gate)) * up", "up / (1 + tl.exp(-up)) * gate"),
+            expect="the gate is the first half of the rows",
+        ),
         Mutant("without silu", replace=("gate / (1 + tl.exp(-gate)) * up", "gate * up"), expect="the output"),
-        Mutant("sigmoid in place of silu", replace=("gate / (1 + tl.exp(-gate)) * up", "up / (1 + tl.exp(-gate))"), expect="the output"),
-        Mutant("rounds the products", replace=("    result = gate", "    gate, up = gate.to(out.dtype.element_ty).to(tl.float32), up.to(out.dtype.element_ty).to(tl.float32)\n    result = gate"),
-               expect="Round once, at the store"),
-        Mutant("loads x twice", replace=("        up = tl.dot(left, ", "        left = tl.load(x + rows[:, None] * k + inner[None, :], (rows < m)[:, None] & (inner < k)[None, :], 0.0)\n        up = tl.dot(left, "),
-               expect="2 times"),
-        Mutant("the rows lie interleaved", replace=("weight = gate_up + columns[None, :] * k", "weight = gate_up + 2 * columns[None, :] * k"), expect="the address was made for another shape"),
-        Mutant("gate runs into up", replace=("inside = (inner < k)[:, None] & (columns < n)[None, :]", "inside = (inner < k)[:, None] & (columns < 2 * n)[None, :]"), expect="gate_up"),
-        Mutant("as if it were [k, 2n]", replace=("gate_up + columns[None, :] * k + inner[:, None]", "gate_up + inner[:, None] * 2 * n + columns[None, :]"), expect="fused_epilogue: example"),
-        Mutant("two kernels", source='''
+        Mutant(
+            "sigmoid in place of silu",
+            replace=("gate / (1 + tl.exp(-gate)) * up", "up / (1 + tl.exp(-gate))"),
+            expect="the output",
+        ),
+        Mutant(
+            "rounds the products",
+            replace=(
+                "    result = gate",
+                "    gate, up = gate.to(out.dtype.element_ty).to(tl.float32), up.to(out.dtype.element_ty).to(tl.float32)\n    result = gate",
+            ),
+            expect="Round once, at the store",
+        ),
+        Mutant(
+            "loads x twice",
+            replace=(
+                "        up = tl.dot(left, ",
+                "        left = tl.load(x + rows[:, None] * k + inner[None, :], (rows < m)[:, None] & (inner < k)[None, :], 0.0)\n        up = tl.dot(left, ",
+            ),
+            expect="2 times",
+        ),
+        Mutant(
+            "the rows lie interleaved",
+            replace=("weight = gate_up + columns[None, :] * k", "weight = gate_up + 2 * columns[None, :] * k"),
+            expect="the address was made for another shape",
+        ),
+        Mutant(
+            "gate runs into up",
+            replace=(
+                "inside = (inner < k)[:, None] & (columns < n)[None, :]",
+                "inside = (inner < k)[:, None] & (columns < 2 * n)[None, :]",
+            ),
+            expect="gate_up",
+        ),
+        Mutant(
+            "as if it were [k, 2n]",
+            replace=(
+                "gate_up + columns[None, :] * k + inner[:, None]",
+                "gate_up + inner[:, None] * 2 * n + columns[None, :]",
+            ),
+            expect="fused_epilogue: example",
+        ),
+        Mutant(
+            "two kernels",
+            source="""
 @triton.jit
 def product_kernel(x, gate_up, out, m, n, k, TILE: tl.constexpr):
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -185,6 +506,8 @@ def gated_product(x, gate_up):
     product_kernel[(triton.cdiv(m, TILE), triton.cdiv(2 * n, TILE))](x, gate_up, both, m, 2 * n, k, TILE=TILE)
     silu_kernel[(triton.cdiv(m * n, 256),)](both, out, m * n, n, BLOCK=256)
     return out
-''', expect="Neither product is ever stored"),
+""",
+            expect="Neither product is ever stored",
+        ),
     ],
 }

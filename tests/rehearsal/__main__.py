@@ -39,7 +39,11 @@ def main() -> None:
     if given.random:
         given.scenarios = [f"random {given.seed + index}" for index in range(given.random)]
     parts = [("H200", None)] if given.toys else []
-    parts += [(gpu, part) for gpu in given.gpu for part in halves(given.scenarios or expected.played(gpu) + expected.drawn(gpu))]
+    parts += [
+        (gpu, part)
+        for gpu in given.gpu
+        for part in halves(given.scenarios or expected.played(gpu) + expected.drawn(gpu))
+    ]
     running: set[int] = set()
     for gpu, names in parts:
         if len(running) == AT_ONCE:

@@ -24,7 +24,9 @@ def drawn(seed: int) -> Scenario:
     count = rng.randint(1, 6)
     prompts = [rng.choice(PROMPTS) * rng.choice([1, 1, 4]) for _ in range(count)]
     twice = rng.random() < 0.3
-    return Scenario(settings, lambda: _params(random.Random(seed), count), lambda llm, params: _drive(llm, params, prompts, twice))
+    return Scenario(
+        settings, lambda: _params(random.Random(seed), count), lambda llm, params: _drive(llm, params, prompts, twice)
+    )
 
 
 def _numbers(rng: random.Random) -> dict:
@@ -70,7 +72,9 @@ def _params(rng: random.Random, count: int) -> list:
     from minillm.sampling.grammar.params import StructuredOutputsParams
 
     def one() -> SamplingParams:
-        chosen = dict(max_tokens=rng.choice([1, 6, 20]), ignore_eos=rng.random() < 0.7, temperature=rng.choice([0.0, 0.8]))
+        chosen = dict(
+            max_tokens=rng.choice([1, 6, 20]), ignore_eos=rng.random() < 0.7, temperature=rng.choice([0.0, 0.8])
+        )
         several = [
             dict(seed=3), dict(top_k=20), dict(top_p=0.9), dict(min_p=0.1), dict(repetition_penalty=1.3), dict(presence_penalty=0.4),
             dict(frequency_penalty=0.2), dict(logprobs=2), dict(prompt_logprobs=1), dict(logit_bias={5: 1.0}), dict(min_tokens=1),

@@ -91,7 +91,9 @@ class Queue:
             for copy in queue.copies:
                 if not copy.is_done and copy.overlaps(host) and (copy.arriving is not None or arriving is not None):
                     if copy not in self.copies:
-                        NOTES.fault("two copies on different streams share host memory, and neither waits for the other")
+                        NOTES.fault(
+                            "two copies on different streams share host memory, and neither waits for the other"
+                        )
                     copy.finish()  # the device does that one first
         self.add([Copy(host, arriving)])
 

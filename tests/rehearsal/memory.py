@@ -64,7 +64,9 @@ class Memory:
         if pool.live + size > pool.reserved and self.used + (pool.live + size - pool.reserved) > self.total:
             self.empty_cache()
             if (used := self.used + max(0, pool.live + size - pool.reserved)) > self.total:
-                raise torch.OutOfMemoryError(f"CUDA out of memory (rehearsed): {num_bytes} bytes more make {used} of {self.total}")
+                raise torch.OutOfMemoryError(
+                    f"CUDA out of memory (rehearsed): {num_bytes} bytes more make {used} of {self.total}"
+                )
         serial = next(self.serials)
         self.sizes[serial] = size, pool
         pool.live += size

@@ -42,13 +42,24 @@ def scenarios() -> dict[str, Scenario]:
         return [P(temperature=0.0, **few)] * 3
 
     def drawn():
-        return [P(temperature=0.8, seed=1, max_tokens=9, ignore_eos=True), P(top_k=20, top_p=0.95, **few), P(temperature=0.0, **few)]
+        return [
+            P(temperature=0.8, seed=1, max_tokens=9, ignore_eos=True),
+            P(top_k=20, top_p=0.95, **few),
+            P(temperature=0.0, **few),
+        ]
 
     def penalised():
-        return [P(repetition_penalty=1.2, presence_penalty=0.3, **few), P(logit_bias={5: 1.0}, min_tokens=3, max_tokens=6), *greedy()[:1]]
+        return [
+            P(repetition_penalty=1.2, presence_penalty=0.3, **few),
+            P(logit_bias={5: 1.0}, min_tokens=3, max_tokens=6),
+            *greedy()[:1],
+        ]
 
     def grammar():
-        return [P(temperature=0.0, max_tokens=6, structured_outputs=StructuredOutputsParams(regex="[ -~\n]*")), *drawn()[1:]]
+        return [
+            P(temperature=0.0, max_tokens=6, structured_outputs=StructuredOutputsParams(regex="[ -~\n]*")),
+            *drawn()[1:],
+        ]
 
     def long():
         return [P(temperature=0.0, max_tokens=60, ignore_eos=True)] * 3
@@ -56,7 +67,9 @@ def scenarios() -> dict[str, Scenario]:
     draft = {"method": "draft_model", "model": "tinyworld-draft", "num_speculative_tokens": 3}
     one = dict(max_num_seqs=1, num_kv_blocks=10, max_model_len=150)
     disk = dict(host_kv_bytes=2**20, disk_kv_path="", disk_kv_bytes=2**24, **one)
-    swap = dict(preemption_mode="swap", host_kv_bytes=2**22, num_kv_blocks=10, max_model_len=150, enable_prefix_caching=False)
+    swap = dict(
+        preemption_mode="swap", host_kv_bytes=2**22, num_kv_blocks=10, max_model_len=150, enable_prefix_caching=False
+    )
     return {
         "plain": Scenario(params=greedy),
         "seeded": Scenario(params=drawn),
@@ -67,7 +80,10 @@ def scenarios() -> dict[str, Scenario]:
         "chunks": Scenario(dict(max_num_batched_tokens=16), drawn),
         "eager": Scenario(dict(enforce_eager=True), drawn),
         "quantized head": Scenario(dict(quantization="int4", max_num_batched_tokens=256), drawn),
-        "fp8 both": Scenario(dict(quantization={"weights": "fp8", "activations": "fp8", "group_size": None}, max_num_batched_tokens=256), drawn),
+        "fp8 both": Scenario(
+            dict(quantization={"weights": "fp8", "activations": "fp8", "group_size": None}, max_num_batched_tokens=256),
+            drawn,
+        ),
         "8-bit cache": Scenario(dict(kv_cache_dtype="int8"), drawn),
         "sinks": Scenario(dict(kv_retention={"sinks": 4, "window": 60}, max_model_len=4096), drawn),
         "swap": Scenario(swap, long),
@@ -80,7 +96,9 @@ def scenarios() -> dict[str, Scenario]:
         "memory": Scenario(play=shapes.bundled),
         "again": Scenario(play=shapes.again),
         "Qwen3-0.6B": Scenario(play=shapes.qwen3),
-        "beams": Scenario(drive=lambda llm, params: llm.beam_search(PROMPTS[:2], beam_width=3, max_tokens=5, ignore_eos=True)),
+        "beams": Scenario(
+            drive=lambda llm, params: llm.beam_search(PROMPTS[:2], beam_width=3, max_tokens=5, ignore_eos=True)
+        ),
     }
 
 

@@ -50,7 +50,11 @@ def bundled(gpu: Device) -> dict:
     facts = {"graphs MiB": private(gpu)}
     NOTES.phase = "between"
     with watched(llm.engine.runner):
-        llm.generate(["Once upon a time there was a little fox. " * 6] * 256, SamplingParams(top_k=20, max_tokens=3, ignore_eos=True), use_tqdm=False)
+        llm.generate(
+            ["Once upon a time there was a little fox. " * 6] * 256,
+            SamplingParams(top_k=20, max_tokens=3, ignore_eos=True),
+            use_tqdm=False,
+        )
     facts |= used(gpu, llm.config.gpu_memory_utilization)
     with NOTES.during("start"):
         facts |= {"second": second_llm()}

@@ -56,7 +56,9 @@ class GpuTensor(Tensor):
         return False
 
     def numpy(self, *args, **kwargs):
-        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first.")
+        raise TypeError(
+            "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+        )
 
     def tolist(self):
         NOTES.wait(f"tolist of {tuple(self.shape)}")
@@ -118,7 +120,9 @@ class Watch(TorchDispatchMode):
             for tensor in tensors:
                 if type(tensor) is not GpuTensor and tensor.dim():
                     if name not in HOST_INDICES:
-                        raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! ({name})")
+                        raise RuntimeError(
+                            f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! ({name})"
+                        )
                     NOTES.wait(f"{name} copies {nbytes(tensor)} bytes of host memory to the device")
             if func._schema.is_mutable:
                 for tensor in ours[:1] if name.endswith("_") else ours:
@@ -139,7 +143,12 @@ class Watch(TorchDispatchMode):
             return meta
         with torch._C._InferenceMode(False):  # else a view of a tensor from outside could not be one
             out = Tensor._make_wrapper_subclass(
-                GpuTensor, meta.shape, strides=meta.stride(), storage_offset=meta.storage_offset(), dtype=meta.dtype, device=CUDA
+                GpuTensor,
+                meta.shape,
+                strides=meta.stride(),
+                storage_offset=meta.storage_offset(),
+                dtype=meta.dtype,
+                device=CUDA,
             )
         out.meta, out.serial = meta, self.gpu.memory.track(meta)
         if name in VIEWS and len(ours) == 1 and (value := recall(ours[0])) is not None:
@@ -152,7 +161,11 @@ class Watch(TorchDispatchMode):
         if source.device.type == target.type:
             return NotImplemented
         if target.type == "cuda":
-            out = self.wrap(torch.empty_strided(source.shape, source.stride(), dtype=kwargs.get("dtype") or source.dtype, device="meta"))
+            out = self.wrap(
+                torch.empty_strided(
+                    source.shape, source.stride(), dtype=kwargs.get("dtype") or source.dtype, device="meta"
+                )
+            )
             self.upload(source, out, kwargs.get("non_blocking", False))
             return out
         out = torch.empty(source.shape, dtype=kwargs.get("dtype") or source.dtype)
@@ -246,7 +259,11 @@ class Watch(TorchDispatchMode):
 def decomposes(func) -> bool:
     """Whether it is made of other operations, which are seen one by one then."""
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
-    return func.namespace == "aten" and func.overloadpacket.__name__ not in KEPT and func.has_kernel_for_dispatch_key(composite)
+    return (
+        func.namespace == "aten"
+        and func.overloadpacket.__name__ not in KEPT
+        and func.has_kernel_for_dispatch_key(composite)
+    )
 
 
 def to_meta(value):

@@ -29,7 +29,9 @@ def recall(tensor: Tensor) -> Tensor | None:
 
 def remember_view(view: Tensor, base: Tensor, value: Tensor) -> None:
     """`view` is part of `base`, whose elements lie side by side as those of `value` do."""
-    if view.meta.untyped_storage()._cdata != base.meta.untyped_storage()._cdata or not (value.is_contiguous() and base.is_contiguous()):
+    if view.meta.untyped_storage()._cdata != base.meta.untyped_storage()._cdata or not (
+        value.is_contiguous() and base.is_contiguous()
+    ):
         return
     if view.dtype is not base.dtype:
         if view.is_contiguous() and view.dim() == base.dim() and nbytes(view) == nbytes(base):

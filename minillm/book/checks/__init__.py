@@ -10,6 +10,7 @@ A chapter's checkers are in `minillm.book.checks.chNN`:
 
 and a graded cell says `check_top_p(top_p_filter, "example")`.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -43,6 +44,7 @@ class Checker:
         def register(function: Callable[[Case], None]) -> Callable[[Case], None]:
             self.parts[name] = function
             return function
+
         return register
 
     def __call__(self, student: object, part: str, seed: int | None = None) -> None:
@@ -62,7 +64,7 @@ class Checker:
             if isinstance(student, type) and isinstance(error.obj, student):
                 case.fail(f"{student.__name__} has no {error.name!r}; the statement asks for it", cause=error)
             case.fail(_cannot_go_on(error), cause=error)
-        except Exception as error:   # the checker tripped over what the student's code returned
+        except Exception as error:  # the checker tripped over what the student's code returned
             case.fail(_cannot_go_on(error), cause=error)
         if not case.comparisons:
             raise RuntimeError(f"the checker {self.name}: {part} compared nothing")

@@ -1,4 +1,5 @@
 """One run of one check: calls the student's code, compares, and says what went wrong first. Built in chapter 00."""
+
 from __future__ import annotations
 
 import contextlib
@@ -58,8 +59,16 @@ class Case:
         self.comparisons += 1
         self._report(first_difference(got, expected), what, hint)
 
-    def close(self, got: Any, expected: Any, what: str = "the result", *, atol: float = 1e-5, rtol: float = 1e-5,
-              hint: str | None = None) -> None:
+    def close(
+        self,
+        got: Any,
+        expected: Any,
+        what: str = "the result",
+        *,
+        atol: float = 1e-5,
+        rtol: float = 1e-5,
+        hint: str | None = None,
+    ) -> None:
         """As `equal`, with floats within `atol + rtol * |expected|`."""
         self.comparisons += 1
         self._report(first_difference(got, expected, atol, rtol), what, hint)
@@ -78,7 +87,9 @@ class Case:
         if not bool(condition):
             self.fail(message, hint=hint)
 
-    def raises(self, kind: type[Exception], function: Callable, *args: Any, hint: str | None = None, **kwargs: Any) -> Exception:
+    def raises(
+        self, kind: type[Exception], function: Callable, *args: Any, hint: str | None = None, **kwargs: Any
+    ) -> Exception:
         """`function(*args)` raises `kind`, as the statement asks; returns what it raised."""
         self.comparisons += 1
         name = getattr(function, "__qualname__", None) or type(function).__name__
@@ -92,7 +103,9 @@ class Case:
         except NotImplementedError as error:
             self.fail(f"{name} is not written yet: it raises NotImplementedError", cause=error, hint="")
         except Exception as error:
-            self.fail(f"{name} raised {type(error).__name__}: {error}; expected {kind.__name__}", cause=error, hint=hint)
+            self.fail(
+                f"{name} raised {type(error).__name__}: {error}; expected {kind.__name__}", cause=error, hint=hint
+            )
         self.fail(f"{name} returned {short(result)}; expected it to raise {kind.__name__}", hint=hint)
 
     @contextlib.contextmanager
@@ -121,7 +134,9 @@ class Case:
         lines = [f"{self.title}: {message}"]
         if self._calls:
             earlier = len(self._calls) - 4
-            shown = ([f"... {earlier} earlier call{'s' if earlier > 1 else ''}"] if earlier > 0 else []) + self._calls[-4:]
+            shown = ([f"... {earlier} earlier call{'s' if earlier > 1 else ''}"] if earlier > 0 else []) + self._calls[
+                -4:
+            ]
             lines += [f"  {'called:' if i == 0 else '':<9} {call}" for i, call in enumerate(shown)]
         hint = self.hint if hint is None else hint
         lines += [f"  {'hint:':<9} {hint}"] if hint else []
@@ -132,8 +147,11 @@ class Case:
             return
         place = f" at {difference.place}" if difference.place else ""
         wrong = f"{what} {_is_or_are(what)} wrong{place}"
-        lines = [f"{wrong}: {difference.problem}" if difference.problem else wrong,
-                 f"  {'expected:':<9} {difference.expected}", f"  {'got:':<9} {difference.got}"]
+        lines = [
+            f"{wrong}: {difference.problem}" if difference.problem else wrong,
+            f"  {'expected:':<9} {difference.expected}",
+            f"  {'got:':<9} {difference.got}",
+        ]
         self.fail("\n".join(lines), hint=hint)
 
     def _torch(self):
@@ -157,6 +175,12 @@ def _data(value: Any) -> Any:
 
 def _is_or_are(what: str) -> str:
     """The verb for "the logits after an empty output" and for "the mask [row, token]"; a name such as num_tokens is one thing."""
-    head = re.split(r"[\[,]| \(| (?:of|in|for|with|after|before|at|where|when|that|to) ", what.rsplit("\n", 1)[-1].strip())[0].strip()
+    head = re.split(
+        r"[\[,]| \(| (?:of|in|for|with|after|before|at|where|when|that|to) ", what.rsplit("\n", 1)[-1].strip()
+    )[0].strip()
     word = head.rsplit(" ", 1)[-1]
-    return "are" if word.isalpha() and word.endswith("s") and not word.endswith("ss") and word not in _NEVER_PLURAL else "is"
+    return (
+        "are"
+        if word.isalpha() and word.endswith("s") and not word.endswith("ss") and word not in _NEVER_PLURAL
+        else "is"
+    )

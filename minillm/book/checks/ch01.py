@@ -4,6 +4,7 @@ The references are loops over rows and tokens in float64: slow, and easy to beli
 thresholds halfway between two possible sums, so that rounding never decides. Ties are judged on any machine alike:
 one call runs with every sort that promises nothing about ties turned against the student.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -20,16 +21,23 @@ _STABLE = "Ties go to the smaller token id: sort with stable=True. Other sorts a
 _UNDERFLOW = "Its probability is too small for float32, and rounds to 0; its logit is finite, and that is what counts."
 
 check_top_p_mask = Checker(
-    "top_p_mask", hint="A token stays while the probability ranked before it is under p; ties go to the smaller id.",
-    forbid=("minillm.sampling.filters.top_p_filter",))
+    "top_p_mask",
+    hint="A token stays while the probability ranked before it is under p; ties go to the smaller id.",
+    forbid=("minillm.sampling.filters.top_p_filter",),
+)
 check_gumbel_top_k = Checker(
-    "gumbel_top_k", hint="Scores are logits / temperature - log(-log(u)); a row at temperature 0 has no noise.",
-    forbid=("minillm.sampling.noise.gumbel_noise",))
+    "gumbel_top_k",
+    hint="Scores are logits / temperature - log(-log(u)); a row at temperature 0 has no noise.",
+    forbid=("minillm.sampling.noise.gumbel_noise",),
+)
 check_young_penalty = Checker(
-    "young_penalty", hint="Mark the tokens first (last `window` of the output, not in the prompt), then change each once.",
-    forbid=("minillm.sampling.filters.apply_penalties",))
+    "young_penalty",
+    hint="Mark the tokens first (last `window` of the output, not in the prompt), then change each once.",
+    forbid=("minillm.sampling.filters.apply_penalties",),
+)
 check_typical_mask = Checker(
-    "typical_mask", hint="Rank by the distance between surprisal and entropy, then keep as in top-p.")
+    "typical_mask", hint="Rank by the distance between surprisal and entropy, then keep as in top-p."
+)
 
 
 @check_top_p_mask.part("example")
@@ -42,25 +50,64 @@ def _top_p_example(case: Case) -> None:
 @check_top_p_mask.part("edges")
 def _top_p_edges(case: Case) -> None:
     equal, two = torch.zeros(1, 4), torch.tensor([[True, True, False, False]])
-    _mask_equal(case, case.call(equal, torch.tensor([0.45]), 1), two, "the mask of four equal logits for p = 0.45", {
-        "The token that carries the sum across p stays in: keep while the sum before it is under p.": [True, False, False, False],
-        "Ties go to the smaller token id.": [False, False, True, True]})
-    _mask_equal(case, case.call(equal, torch.tensor([0.5]), 1), two, "the mask of four equal logits for p = 0.5", {
-        "Two of these tokens hold exactly 0.5, and that is enough: keep where the sum before is less than p, not where it equals p.":
-            [True, True, True, False]})
+    _mask_equal(
+        case,
+        case.call(equal, torch.tensor([0.45]), 1),
+        two,
+        "the mask of four equal logits for p = 0.45",
+        {
+            "The token that carries the sum across p stays in: keep while the sum before it is under p.": [
+                True,
+                False,
+                False,
+                False,
+            ],
+            "Ties go to the smaller token id.": [False, False, True, True],
+        },
+    )
+    _mask_equal(
+        case,
+        case.call(equal, torch.tensor([0.5]), 1),
+        two,
+        "the mask of four equal logits for p = 0.5",
+        {
+            "Two of these tokens hold exactly 0.5, and that is enough: keep where the sum before is less than p, not where it equals p.": [
+                True,
+                True,
+                True,
+                False,
+            ]
+        },
+    )
     case.equal(case.call(equal, torch.tensor([1.0]), 1), torch.ones(1, 4, dtype=torch.bool), "the mask for p = 1")
     _many_ties(case, torch.zeros(1, 96), torch.tensor([0.455]), 1)
     spread = torch.tensor([[30.0, 0.0, -1.0, -2.0, -60.0]])
-    case.equal(case.call(spread, torch.tensor([1.0]), 1), torch.ones(1, 5, dtype=torch.bool), "the mask for p = 1",
-               hint="In float32 the sum may reach 1 before the last token: p = 1 keeps every token all the same.")
-    case.equal(case.call(spread, torch.tensor([0.5]), 3), torch.tensor([[True, True, True, False, False]]),
-               "the mask with min_keep=3", hint="min_keep counts ranked tokens, from the most probable down.")
-    case.equal(case.call(torch.tensor([[0.0, -200.0]]), torch.tensor([1.0]), 1), torch.ones(1, 2, dtype=torch.bool),
-               "the mask of logits 0 and -200 for p = 1", hint=_UNDERFLOW)
+    case.equal(
+        case.call(spread, torch.tensor([1.0]), 1),
+        torch.ones(1, 5, dtype=torch.bool),
+        "the mask for p = 1",
+        hint="In float32 the sum may reach 1 before the last token: p = 1 keeps every token all the same.",
+    )
+    case.equal(
+        case.call(spread, torch.tensor([0.5]), 3),
+        torch.tensor([[True, True, True, False, False]]),
+        "the mask with min_keep=3",
+        hint="min_keep counts ranked tokens, from the most probable down.",
+    )
+    case.equal(
+        case.call(torch.tensor([[0.0, -200.0]]), torch.tensor([1.0]), 1),
+        torch.ones(1, 2, dtype=torch.bool),
+        "the mask of logits 0 and -200 for p = 1",
+        hint=_UNDERFLOW,
+    )
     holes = torch.tensor([[-INF, 1.0, -INF, 0.0]])
     for p, keep in ((1.0, 1), (0.1, 4)):
-        case.equal(case.call(holes, torch.tensor([p]), keep), torch.tensor([[False, True, False, True]]),
-                   f"the mask with -inf logits, p={p}, min_keep={keep}", hint="A token with logit -inf is never kept.")
+        case.equal(
+            case.call(holes, torch.tensor([p]), keep),
+            torch.tensor([[False, True, False, True]]),
+            f"the mask with -inf logits, p={p}, min_keep={keep}",
+            hint="A token with logit -inf is never kept.",
+        )
 
 
 @check_top_p_mask.part("random")
@@ -89,46 +136,73 @@ def _gumbel_example(case: Case) -> None:
 def _gumbel_edges(case: Case) -> None:
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0]])
     wild = torch.tensor([[1 - 2**-24, 0.5, 0.5, 0.5]])
-    case.equal(case.call(logits, wild, torch.zeros(1), 3), torch.tensor([[1, 2, 3]]), "the tokens at temperature 0",
-               hint="At temperature 0 there is no noise, and ties go to the smaller id.")
+    case.equal(
+        case.call(logits, wild, torch.zeros(1), 3),
+        torch.tensor([[1, 2, 3]]),
+        "the tokens at temperature 0",
+        hint="At temperature 0 there is no noise, and ties go to the smaller id.",
+    )
     cold = case.call(torch.tensor([[0.0, 0.0, -0.01]]), torch.tensor([[0.1, 0.9, 0.5]]), torch.zeros(1), 3)
-    case.equal(cold, torch.tensor([[0, 1, 2]]), "the tokens at temperature 0",
-               hint="Temperature 0 is a case of its own. However small a number you divide by in its place, the noise decides between equal logits.")
+    case.equal(
+        cold,
+        torch.tensor([[0, 1, 2]]),
+        "the tokens at temperature 0",
+        hint="Temperature 0 is a case of its own. However small a number you divide by in its place, the noise decides between equal logits.",
+    )
     mixed = case.call(logits.expand(2, 4).clone(), wild.expand(2, 4).clone(), torch.tensor([0.0, 1.0]), 1)
     case.equal(mixed, torch.tensor([[1], [0]]), "a greedy row beside one that draws")
     holes = torch.tensor([[-INF, 0.0, -INF, -2.0]])
     for temperature in (0.0, 0.7):
         got = case.call(holes, torch.tensor([[1 - 2**-24, 0.5, 0.9, 1e-30]]), torch.tensor([temperature]), 2)
-        case.equal(got, torch.tensor([[1, 3]]), f"the tokens with -inf logits at temperature {temperature}",
-                   hint="A token with logit -inf is never drawn, however large its noise.")
+        case.equal(
+            got,
+            torch.tensor([[1, 3]]),
+            f"the tokens with -inf logits at temperature {temperature}",
+            hint="A token with logit -inf is never drawn, however large its noise.",
+        )
     tie = case.call(torch.zeros(1, 3), torch.full((1, 3), 0.3), torch.ones(1), 3)
     case.equal(tie, torch.tensor([[0, 1, 2]]), "the order of equal scores", hint=_STABLE)
     for temperature in (0.0, 1.0):
         for mode in (contextlib.nullcontext(), _OtherTies()):
             with mode:
                 ties = case.call(torch.zeros(1, 96), torch.full((1, 96), 0.3), torch.tensor([temperature]), 40)
-            case.equal(ties, torch.arange(40)[None], f"the order of 40 of 96 equal scores at temperature {temperature}", hint=_STABLE)
+            case.equal(
+                ties,
+                torch.arange(40)[None],
+                f"the order of 40 of 96 equal scores at temperature {temperature}",
+                hint=_STABLE,
+            )
     tails = torch.tensor([[1e-30, 1e-20, 1e-9, 0.5, 1 - 1e-5, 1 - 2**-24]])
-    case.equal(case.call(torch.zeros(1, 6), tails, torch.ones(1), 6), torch.tensor([[5, 4, 3, 2, 1, 0]]),
-               "the tokens for u from 1e-30 to 1 - 2**-24, all logits equal,",
-               hint="u comes as near to 0 and to 1 as float32 allows, and is neither: take the logarithms of u as it stands.")
+    case.equal(
+        case.call(torch.zeros(1, 6), tails, torch.ones(1), 6),
+        torch.tensor([[5, 4, 3, 2, 1, 0]]),
+        "the tokens for u from 1e-30 to 1 - 2**-24, all logits equal,",
+        hint="u comes as near to 0 and to 1 as float32 allows, and is neither: take the logarithms of u as it stands.",
+    )
 
 
 @check_gumbel_top_k.part("random")
 def _gumbel_random(case: Case) -> None:
     for _ in range(20):
         rows, vocab, k = case.randint(1, 9), case.randint(8, 60), case.randint(1, 6)
-        logits, temperature = case.randn(rows, vocab) * 2, torch.tensor([case.rng.choice((0.0, 0.3, 1.0, 1.7)) for _ in range(rows)])
+        logits, temperature = (
+            case.randn(rows, vocab) * 2,
+            torch.tensor([case.rng.choice((0.0, 0.3, 1.0, 1.7)) for _ in range(rows)]),
+        )
         uniform = _uniform(case, rows, vocab)
         expected = [_gumbel_reference(*row, k) for row in zip(logits.tolist(), uniform.tolist(), temperature.tolist())]
-        case.equal(case.call(logits, uniform, temperature, k), torch.tensor(expected), "the tokens [row, order of drawing]")
+        case.equal(
+            case.call(logits, uniform, temperature, k), torch.tensor(expected), "the tokens [row, order of drawing]"
+        )
     num_draws, p = 20_000, torch.tensor([0.5, 0.25, 0.15, 0.1])
     drawn = case.call(p.log().expand(num_draws, 4).clone(), _uniform(case, num_draws, 4), torch.ones(num_draws), 2)
     for first in range(4):
         share = float((drawn[:, 0] == first).float().mean())
-        case.true(abs(share - float(p[first])) < 5 * math.sqrt(0.25 / num_draws),
-                  f"the first token does not follow the softmax: token {first} was drawn in {share:.3f} of "
-                  f"{num_draws:,} rows, expected {float(p[first]):.3f}")
+        case.true(
+            abs(share - float(p[first])) < 5 * math.sqrt(0.25 / num_draws),
+            f"the first token does not follow the softmax: token {first} was drawn in {share:.3f} of "
+            f"{num_draws:,} rows, expected {float(p[first]):.3f}",
+        )
     case.true((drawn[:, 0] != drawn[:, 1]).all(), "the same token was drawn twice in one row")
 
 
@@ -136,29 +210,78 @@ def _gumbel_random(case: Case) -> None:
 def _penalty_example(case: Case) -> None:
     logits = torch.tensor([[2.0, 2.0, -2.0, 1.0]])
     got = case.call(logits, [[3]], [[0, 0, 2, 3]], torch.tensor([2.0]), 10)
-    case.close(got, torch.tensor([[1.0, 2.0, -4.0, 1.0]]), "the logits [row, token]",
-               hint="Token 0 occurred twice and is halved once; token 2 is negative; token 3 stands in the prompt.")
+    case.close(
+        got,
+        torch.tensor([[1.0, 2.0, -4.0, 1.0]]),
+        "the logits [row, token]",
+        hint="Token 0 occurred twice and is halved once; token 2 is negative; token 3 stands in the prompt.",
+    )
 
 
 @check_young_penalty.part("edges")
 def _penalty_edges(case: Case) -> None:
     logits = torch.tensor([[2.0, 2.0, -2.0, 0.0]])
 
-    def judge(prompt: list[int], output: list[int], penalty: float, window: int, expected: list[float], what: str, hint: str | None = None) -> None:
+    def judge(
+        prompt: list[int],
+        output: list[int],
+        penalty: float,
+        window: int,
+        expected: list[float],
+        what: str,
+        hint: str | None = None,
+    ) -> None:
         got = case.call(logits, [prompt], [output], torch.tensor([penalty]), window)
         case.close(got, torch.tensor([expected]), f"the logits {what}", hint=hint)
         case.is_a(got, torch.float32, "the result")
 
     judge([1], [], 2.0, 4, [2.0, 2.0, -2.0, 0.0], "after an empty output")
     judge([], [0, 1, 2, 3], 1.0, 4, [2.0, 2.0, -2.0, 0.0], "with penalty 1")
-    judge([], [2], 2.0, 4, [2.0, 2.0, -4.0, 0.0], "after a token with a negative logit",
-          "Half of -2 is -1, and more likely than before: a logit that is not positive is multiplied.")
-    judge([], [2, 0, 1], 2.0, 1, [2.0, 1.0, -2.0, 0.0], "with window=1", "Only the last `window` tokens of the output count.")
-    judge([], [1, 0, 1], 2.0, 1, [2.0, 1.0, -2.0, 0.0], "with window=1, the last token a repeated one,",
-          "The window counts tokens of the output, repeated ones as well: cut first, then make a set.")
-    judge([0], [1, 0], 2.0, 1, [2.0, 2.0, -2.0, 0.0], "with window=1, the last token one of the prompt,",
-          "The window counts tokens of the output, those of the prompt as well: cut first, then leave the prompt out.")
-    judge([0, 2], [0, 2, 0, 2], 5.0, 4, [2.0, 2.0, -2.0, 0.0], "when the output only repeats the prompt", "A token of the prompt is never punished.")
+    judge(
+        [],
+        [2],
+        2.0,
+        4,
+        [2.0, 2.0, -4.0, 0.0],
+        "after a token with a negative logit",
+        "Half of -2 is -1, and more likely than before: a logit that is not positive is multiplied.",
+    )
+    judge(
+        [],
+        [2, 0, 1],
+        2.0,
+        1,
+        [2.0, 1.0, -2.0, 0.0],
+        "with window=1",
+        "Only the last `window` tokens of the output count.",
+    )
+    judge(
+        [],
+        [1, 0, 1],
+        2.0,
+        1,
+        [2.0, 1.0, -2.0, 0.0],
+        "with window=1, the last token a repeated one,",
+        "The window counts tokens of the output, repeated ones as well: cut first, then make a set.",
+    )
+    judge(
+        [0],
+        [1, 0],
+        2.0,
+        1,
+        [2.0, 2.0, -2.0, 0.0],
+        "with window=1, the last token one of the prompt,",
+        "The window counts tokens of the output, those of the prompt as well: cut first, then leave the prompt out.",
+    )
+    judge(
+        [0, 2],
+        [0, 2, 0, 2],
+        5.0,
+        4,
+        [2.0, 2.0, -2.0, 0.0],
+        "when the output only repeats the prompt",
+        "A token of the prompt is never punished.",
+    )
     judge([], [0, 2], 0.5, 4, [4.0, 2.0, -1.0, 0.0], "with a penalty under 1 (a reward)")
     two = case.call(logits.expand(2, 4).clone(), [[0], []], [[1], [1]], torch.tensor([2.0, 4.0]), 3)
     case.close(two, torch.tensor([[2.0, 1.0, -2.0, 0.0], [2.0, 0.5, -2.0, 0.0]]), "two rows with their own penalties")
@@ -185,30 +308,59 @@ def _typical_example(case: Case) -> None:
     # Row 1: entropy 1.23, surprisals 0.51 and four times 2.30: here the most likely token is the most typical one.
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.05, 0.05], [0.6, 0.1, 0.1, 0.1, 0.1]]).log()
     got = case.call(logits, torch.tensor([0.35, 0.35]))
-    case.equal(got, torch.tensor([[False, True, True, False, False], [True, False, False, False, False]]), "the mask [row, token]")
+    case.equal(
+        got,
+        torch.tensor([[False, True, True, False, False], [True, False, False, False, False]]),
+        "the mask [row, token]",
+    )
 
 
 @check_typical_mask.part("edges")
 def _typical_edges(case: Case) -> None:
     two = torch.tensor([[True, True, False, False]])
     for mass in (0.45, 0.5):
-        _mask_equal(case, case.call(torch.zeros(1, 4), torch.tensor([mass])), two, f"the mask of four equal logits for mass = {mass}", {
-            "The token that carries the sum across the mass stays in.": [True, False, False, False],
-            "All distances are equal: ties go to the smaller token id.": [False, False, True, True],
-            "Two of these tokens hold exactly 0.5, and that is enough: keep where the sum before is less than mass, not where it equals mass.":
-                [True, True, True, False]})
+        _mask_equal(
+            case,
+            case.call(torch.zeros(1, 4), torch.tensor([mass])),
+            two,
+            f"the mask of four equal logits for mass = {mass}",
+            {
+                "The token that carries the sum across the mass stays in.": [True, False, False, False],
+                "All distances are equal: ties go to the smaller token id.": [False, False, True, True],
+                "Two of these tokens hold exactly 0.5, and that is enough: keep where the sum before is less than mass, not where it equals mass.": [
+                    True,
+                    True,
+                    True,
+                    False,
+                ],
+            },
+        )
     _many_ties(case, torch.zeros(1, 96), torch.tensor([0.455]))
     holes = torch.tensor([[-INF, 0.0, 0.0, -INF]])
-    case.equal(case.call(holes, torch.tensor([1.0])), torch.tensor([[False, True, True, False]]), "the mask with -inf logits",
-               hint="0 · log 0 counts as 0 in the entropy; in floating point it is NaN.")
+    case.equal(
+        case.call(holes, torch.tensor([1.0])),
+        torch.tensor([[False, True, True, False]]),
+        "the mask with -inf logits",
+        hint="0 · log 0 counts as 0 in the entropy; in floating point it is NaN.",
+    )
     mixed = torch.tensor([[0.4, 0.3, 0.2, 0.05, 0.05, 0.0]]).log()
-    case.equal(case.call(mixed, torch.tensor([0.35])), torch.tensor([[False, True, True, False, False, False]]),
-               "the mask of the example with a -inf logit beside it", hint="0 · log 0 counts as 0 in the entropy; in floating point it is NaN.")
+    case.equal(
+        case.call(mixed, torch.tensor([0.35])),
+        torch.tensor([[False, True, True, False, False, False]]),
+        "the mask of the example with a -inf logit beside it",
+        hint="0 · log 0 counts as 0 in the entropy; in floating point it is NaN.",
+    )
     sure = torch.tensor([[50.0, 0.0, -1.0]])
-    case.equal(case.call(sure, torch.tensor([0.01])), torch.tensor([[True, False, False]]), "the mask of a row that is sure")
+    case.equal(
+        case.call(sure, torch.tensor([0.01])), torch.tensor([[True, False, False]]), "the mask of a row that is sure"
+    )
     case.equal(case.call(sure, torch.tensor([1.0])), torch.ones(1, 3, dtype=torch.bool), "the mask for mass = 1")
-    case.equal(case.call(torch.tensor([[0.0, -200.0]]), torch.tensor([1.0])), torch.ones(1, 2, dtype=torch.bool),
-               "the mask of logits 0 and -200 for mass = 1", hint=_UNDERFLOW)
+    case.equal(
+        case.call(torch.tensor([[0.0, -200.0]]), torch.tensor([1.0])),
+        torch.ones(1, 2, dtype=torch.bool),
+        "the mask of logits 0 and -200 for mass = 1",
+        hint=_UNDERFLOW,
+    )
 
 
 @check_typical_mask.part("random")
@@ -239,7 +391,9 @@ def _many_ties(case: Case, logits: Tensor, threshold: Tensor, *rest: int) -> Non
     for mode in (contextlib.nullcontext(), _OtherTies()):
         with mode:
             got = case.call(logits, threshold, *rest)
-        case.equal(got, expected, f"the mask of {logits.shape[1]} equal logits for {float(threshold):.3f}", hint=_STABLE)
+        case.equal(
+            got, expected, f"the mask of {logits.shape[1]} equal logits for {float(threshold):.3f}", hint=_STABLE
+        )
 
 
 class _OtherTies(TorchDispatchMode):

@@ -2,6 +2,7 @@
 
 Each comparison knows the likeliest mistakes: it computes what they would give, and names the one that was returned.
 """
+
 from __future__ import annotations
 
 import math
@@ -22,9 +23,12 @@ def rotary_close(case: Case, x: Tensor, positions: Tensor, theta: float, expecte
     expected = rotated(x, positions, theta) if expected is None else expected
     halves = x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
     guesses = {
-        "This is the half-split layout of Hugging Face checkpoints; here neighbours 2i and 2i+1 form a pair.":
-            _apart(rotated(halves, positions, theta)),
-        "The pairs are turned as they should, and then all first members put before all second ones: they must alternate.": _apart(expected),
+        "This is the half-split layout of Hugging Face checkpoints; here neighbours 2i and 2i+1 form a pair.": _apart(
+            rotated(halves, positions, theta)
+        ),
+        "The pairs are turned as they should, and then all first members put before all second ones: they must alternate.": _apart(
+            expected
+        ),
         "The pairs turn clockwise: check the signs, (a cos - b sin, b cos + a sin).": rotated(x, -positions, theta),
     }
     got, what = case.call(x, positions, theta), "the rotated vectors [token, head, dimension]"
@@ -45,26 +49,49 @@ def _apart(x: Tensor) -> Tensor:
     return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
 
 
-def attention_case(case: Case, queries: int, seq_len: int, heads: int, kv_heads: int, head_dim: int) -> tuple[Tensor, ...]:
+def attention_case(
+    case: Case, queries: int, seq_len: int, heads: int, kv_heads: int, head_dim: int
+) -> tuple[Tensor, ...]:
     allowed = case.randn(queries, seq_len) > 0
     allowed[torch.arange(queries), case.randint(0, seq_len, queries)] = True
-    return case.randn(queries, heads, head_dim), case.randn(seq_len, kv_heads, head_dim), case.randn(seq_len, kv_heads, head_dim), allowed
+    return (
+        case.randn(queries, heads, head_dim),
+        case.randn(seq_len, kv_heads, head_dim),
+        case.randn(seq_len, kv_heads, head_dim),
+        allowed,
+    )
 
 
-def gqa_close(case: Case, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, expected: Tensor | None = None,
-              what: str = "the output [query, head, dimension]", hint: str | None = None) -> None:
+def gqa_close(
+    case: Case,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    allowed: Tensor,
+    expected: Tensor | None = None,
+    what: str = "the output [query, head, dimension]",
+    hint: str | None = None,
+) -> None:
     """Calls the student's attention and compares it, head by head."""
     group, kv_heads, size = q.shape[1] // k.shape[1], k.shape[1], q.shape[2]
     got = case.call(q, k, v, allowed)
     expected = attend(q, k, v, allowed) if expected is None else expected
     guesses = {
-        f"This deals the heads in consecutive groups; here they are dealt round: head h reads KV head h % {kv_heads}, not h // {group}.":
-            attend(q, k, v, allowed, kv_head=lambda head: head // group),
-        f"The scores were not scaled: divide them by sqrt(head_dim), here by {size ** 0.5:.3g}.": attend(q, k, v, allowed, divisor=1.0),
-        f"The scores were divided by head_dim = {size}: divide them by its square root, {size ** 0.5:.3g}.":
-            attend(q, k, v, allowed, divisor=float(size)),
-        "The mask is the wrong way round: True means that the query may look, so -inf goes where allowed is False.": attend(q, k, v, ~allowed),
-        "These are the values for attention over all keys: the mask was not applied.": attend(q, k, v, torch.ones_like(allowed)),
+        f"This deals the heads in consecutive groups; here they are dealt round: head h reads KV head h % {kv_heads}, not h // {group}.": attend(
+            q, k, v, allowed, kv_head=lambda head: head // group
+        ),
+        f"The scores were not scaled: divide them by sqrt(head_dim), here by {size**0.5:.3g}.": attend(
+            q, k, v, allowed, divisor=1.0
+        ),
+        f"The scores were divided by head_dim = {size}: divide them by its square root, {size**0.5:.3g}.": attend(
+            q, k, v, allowed, divisor=float(size)
+        ),
+        "The mask is the wrong way round: True means that the query may look, so -inf goes where allowed is False.": attend(
+            q, k, v, ~allowed
+        ),
+        "These are the values for attention over all keys: the mask was not applied.": attend(
+            q, k, v, torch.ones_like(allowed)
+        ),
     }
     if isinstance(got, Tensor) and got.isnan().any():
         hint = "NaN comes from a softmax in which every score is -inf or one is inf: mask the scores before the softmax, where allowed is False."
@@ -72,8 +99,14 @@ def gqa_close(case: Case, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, expe
     case.is_a(got, torch.float32, "the result")
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, divisor: float | None = None,
-           kv_head: Callable[[int], int] | None = None) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    allowed: Tensor,
+    divisor: float | None = None,
+    kv_head: Callable[[int], int] | None = None,
+) -> Tensor:
     """One head at a time, in float64."""
     heads = []
     for head in range(q.shape[1]):
@@ -85,9 +118,21 @@ def attend(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, divisor: float | No
 
 def _likeliest(got: object, expected: Tensor, guesses: dict[str, Tensor], atol: float) -> str | None:
     """The hint whose values were returned, unless they are right."""
-    if not isinstance(got, Tensor) or got.shape != expected.shape or got.is_complex() or torch.allclose(got.float(), expected, rtol=1e-4, atol=atol):
+    if (
+        not isinstance(got, Tensor)
+        or got.shape != expected.shape
+        or got.is_complex()
+        or torch.allclose(got.float(), expected, rtol=1e-4, atol=atol)
+    ):
         return None
-    return next((hint for hint, guess in guesses.items() if torch.allclose(got.float(), guess, rtol=1e-4, atol=atol, equal_nan=True)), None)
+    return next(
+        (
+            hint
+            for hint, guess in guesses.items()
+            if torch.allclose(got.float(), guess, rtol=1e-4, atol=atol, equal_nan=True)
+        ),
+        None,
+    )
 
 
 class _Watch(TorchDispatchMode):
@@ -100,7 +145,11 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         self.operations.add(function.name())
-        there = {t.untyped_storage().data_ptr() for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        there = {
+            t.untyped_storage().data_ptr()
+            for t in torch.utils._pytree.tree_leaves((args, kwargs))
+            if isinstance(t, Tensor)
+        }
         for tensor in torch.utils._pytree.tree_leaves(out):
             if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in there:
                 elements = tensor.untyped_storage().nbytes() // tensor.element_size()
@@ -120,13 +169,17 @@ def no_copy(case: Case, queries: int, seq_len: int, heads: int, kv_heads: int, h
 
     watched.__qualname__ = getattr(case.student, "__qualname__", "gqa_attention")
     case.run(watched, q, k, v, allowed)
-    case.true(not any("scaled_dot_product" in name for name in watch.operations),
-              "torch's own attention was called; write the two products and the softmax yourself")
+    case.true(
+        not any("scaled_dot_product" in name for name in watch.operations),
+        "torch's own attention was called; write the two products and the softmax yourself",
+    )
     limit = max(k.numel(), q.numel(), heads * queries * seq_len)
-    case.true(watch.largest <= limit,
-              f"{watch.operation} made a tensor of {watch.largest:,} elements; K has {k.numel():,}, the scores "
-              f"{heads * queries * seq_len:,}, and K repeated for every query head would have {heads * seq_len * head_dim:,}",
-              hint="Broadcasting in `@` copies too: put the query heads of a group side by side, as more rows of one product.")
+    case.true(
+        watch.largest <= limit,
+        f"{watch.operation} made a tensor of {watch.largest:,} elements; K has {k.numel():,}, the scores "
+        f"{heads * queries * seq_len:,}, and K repeated for every query head would have {heads * seq_len * head_dim:,}",
+        hint="Broadcasting in `@` copies too: put the query heads of a group side by side, as more rows of one product.",
+    )
 
 
 def bias_equal(case: Case, query_lens: list[int], seq_lens: list[int], window: int | None) -> None:
@@ -138,13 +191,21 @@ def bias_equal(case: Case, query_lens: list[int], seq_lens: list[int], window: i
         for key in range(max(seq_lens)):
             visible = key <= position and (window is None or key >= position - window)
             value = float(got[row, key])
-            case.true(value == (0.0 if visible else -INF),
-                      f"row {row} (sequence {sequence}, position {position}), key {key} with window={window}: the bias is "
-                      f"{value}, expected {0.0 if visible else -INF}: the query may {'' if visible else 'not '}see this key")
+            case.true(
+                value == (0.0 if visible else -INF),
+                f"row {row} (sequence {sequence}, position {position}), key {key} with window={window}: the bias is "
+                f"{value}, expected {0.0 if visible else -INF}: the query may {'' if visible else 'not '}see this key",
+            )
 
 
-def flops(c: ModelConfig, query_lens: list[int], seq_lens: list[int], num_logits: int, mlp_products: int = 3,
-          every_key: bool = False) -> tuple[int, int, int]:
+def flops(
+    c: ModelConfig,
+    query_lens: list[int],
+    seq_lens: list[int],
+    num_logits: int,
+    mlp_products: int = 3,
+    every_key: bool = False,
+) -> tuple[int, int, int]:
     """FLOPs of the weights, of the visible scores, of the logits: layer by layer, query by query, key by key."""
     weights = pairs = 0
     for window in c.layer_windows:
@@ -158,7 +219,9 @@ def flops(c: ModelConfig, query_lens: list[int], seq_lens: list[int], num_logits
     return 2 * weights, 2 * pairs * 2 * c.num_heads * c.head_dim, 2 * num_logits * c.hidden_size * c.vocab_size
 
 
-def flops_equal(case: Case, c: ModelConfig, query_lens: list[int], seq_lens: list[int], num_logits: int, hint: str = "") -> None:
+def flops_equal(
+    case: Case, c: ModelConfig, query_lens: list[int], seq_lens: list[int], num_logits: int, hint: str = ""
+) -> None:
     """Calls the student's counter; a count that is off by one of the usual omissions is told so."""
     step = (c, query_lens, seq_lens, num_logits)
     weights, scores, logits = flops(*step)
@@ -167,17 +230,27 @@ def flops_equal(case: Case, c: ModelConfig, query_lens: list[int], seq_lens: lis
     guesses = {
         "The MLP of these models has three products: gate_proj, up_proj and down_proj.": total - one_projection,
         "A multiply-add is two FLOPs.": total // 2,
-        "Each visible pair costs twice: a product for the score, and one for the weighted sum of V.": total - scores // 2,
-        "A query sees no key behind its own position: count p + 1 keys for position p.": total - scores + flops(*step, every_key=True)[1],
-        "Logits are computed for num_logits rows, whatever number of tokens comes in.":
-            total - logits + 2 * sum(query_lens) * c.hidden_size * c.vocab_size,
-        "o_proj is a product too, [hidden_size, num_heads · head_dim].":
-            total - 2 * sum(query_lens) * len(c.layer_windows) * c.hidden_size * c.num_heads * c.head_dim,
+        "Each visible pair costs twice: a product for the score, and one for the weighted sum of V.": total
+        - scores // 2,
+        "A query sees no key behind its own position: count p + 1 keys for position p.": total
+        - scores
+        + flops(*step, every_key=True)[1],
+        "Logits are computed for num_logits rows, whatever number of tokens comes in.": total
+        - logits
+        + 2 * sum(query_lens) * c.hidden_size * c.vocab_size,
+        "o_proj is a product too, [hidden_size, num_heads · head_dim].": total
+        - 2 * sum(query_lens) * len(c.layer_windows) * c.hidden_size * c.num_heads * c.head_dim,
     }
-    told = next((told for told, guess in guesses.items() if guess != total and isinstance(got, (int, float)) and got == guess), hint)
-    case.equal(got, total,
-               f"the FLOPs of query_lens={query_lens}, seq_lens={seq_lens}, num_logits={num_logits} (hidden_size={c.hidden_size}, "
-               f"intermediate_size={c.intermediate_size}, {c.num_heads} heads, {c.num_kv_heads} KV heads, head_dim={c.head_dim}, "
-               f"vocab_size={c.vocab_size}, layer_windows={c.layer_windows})",
-               hint=f"{told} Expected: weights {weights:,}, scores and sums {scores:,}, logits {logits:,}.".strip())
+    told = next(
+        (told for told, guess in guesses.items() if guess != total and isinstance(got, (int, float)) and got == guess),
+        hint,
+    )
+    case.equal(
+        got,
+        total,
+        f"the FLOPs of query_lens={query_lens}, seq_lens={seq_lens}, num_logits={num_logits} (hidden_size={c.hidden_size}, "
+        f"intermediate_size={c.intermediate_size}, {c.num_heads} heads, {c.num_kv_heads} KV heads, head_dim={c.head_dim}, "
+        f"vocab_size={c.vocab_size}, layer_windows={c.layer_windows})",
+        hint=f"{told} Expected: weights {weights:,}, scores and sums {scores:,}, logits {logits:,}.".strip(),
+    )
     case.is_a(got, int, "the result")

@@ -2,6 +2,7 @@
 
 The caches are driven in `ch03_drives`, the references are in `ch03_oracle`.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,23 +14,34 @@ from minillm.book.checks.ch03_drives import drive_doubling, drive_rewind, drive_
 from minillm.book.checks.ch03_oracle import Recorder, said
 from minillm.book.chips import Html, table
 
-_BACKENDS = ("minillm.model.attention.causal_attention", "minillm.kv_cache.contiguous.ContiguousKVCache",
-             "minillm.kv_cache.contiguous.ContiguousAttention")
+_BACKENDS = (
+    "minillm.model.attention.causal_attention",
+    "minillm.kv_cache.contiguous.ContiguousKVCache",
+    "minillm.kv_cache.contiguous.ContiguousAttention",
+)
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 check_cache_bytes = Checker(
-    "cache_bytes", hint="Sum over the layers: 2 · KV heads · head size · bytes per number · positions that this layer keeps.",
-    forbid=("minillm.model.config.ModelConfig",))
+    "cache_bytes",
+    hint="Sum over the layers: 2 · KV heads · head size · bytes per number · positions that this layer keeps.",
+    forbid=("minillm.model.config.ModelConfig",),
+)
 check_doubling_cache = Checker(
-    "doubling_cache", hint="keys and values are [num_kv_heads, capacity, head_dim]; query i of a chunk of m stands at position length - m + i.",
-    forbid=_BACKENDS)
+    "doubling_cache",
+    hint="keys and values are [num_kv_heads, capacity, head_dim]; query i of a chunk of m stands at position length - m + i.",
+    forbid=_BACKENDS,
+)
 check_ring_cache = Checker(
-    "ring_cache", hint="Position p lives in slot p % window; a query at position p sees the positions from p - window + 1 to p.",
-    forbid=_BACKENDS)
+    "ring_cache",
+    hint="Position p lives in slot p % window; a query at position p sees the positions from p - window + 1 to p.",
+    forbid=_BACKENDS,
+)
 check_repair_positions = Checker("repair_positions", hint="A token's position is the number of tokens before it.")
 check_rewindable_ring = Checker(
-    "rewindable_ring", hint="Position p lives in slot p % (window + slack); the farthest point ever reached says what has been overwritten.",
-    forbid=_BACKENDS)
+    "rewindable_ring",
+    hint="Position p lives in slot p % (window + slack); the farthest point ever reached says what has been overwritten.",
+    forbid=_BACKENDS,
+)
 
 
 @check_cache_bytes.part("example")
@@ -38,8 +50,16 @@ def _bytes_example(case: Case) -> None:
     got = case.call(llama_2_7b, 1)
     case.equal(got, 524_288, "the size for one token of Llama-2-7B")
     case.is_a(got, int, "the size")
-    gpt_oss = {"num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "hidden_size": 2880,
-               "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 12, "dtype": "bfloat16"}
+    gpt_oss = {
+        "num_hidden_layers": 24,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "hidden_size": 2880,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+        "dtype": "bfloat16",
+    }
     case.equal(case.call(gpt_oss, 8192), 12 * 2 * 8 * 64 * 2 * (128 + 8192), "the size for 8,192 tokens of gpt-oss-20b")
 
 
@@ -49,19 +69,43 @@ def _bytes_edges(case: Case) -> None:
     one = 3 * 2 * 6 * 8 * 2
     case.equal(case.call(base, 0), 0, "the size for no tokens")
     for entry in ("num_key_value_heads", "head_dim", "layer_types"):
-        with case.hinting(f"{entry} is null in this file, so it is there and is None: that means the same as a missing entry."):
+        with case.hinting(
+            f"{entry} is null in this file, so it is there and is None: that means the same as a missing entry."
+        ):
             case.equal(case.call({entry: None} | base, 5), 5 * one, f"the size with {entry}: null")
-    case.equal(case.call(base | {"head_dim": 20}, 5), 5 * 3 * 2 * 6 * 20 * 2, "the size with a head_dim of its own",
-               hint="head_dim need not be hidden_size / num_attention_heads.")
-    case.equal(case.call(base | {"dtype": "float32"}, 5), 2 * 5 * one, "the size with dtype and torch_dtype",
-               hint="Newer files write dtype; where both stand, it counts.")
-    case.equal(case.call(base | {"dtype": "float32"}, 5, "float8_e4m3fn"), 5 * one // 2, "the size with kv_dtype='float8_e4m3fn'")
+    case.equal(
+        case.call(base | {"head_dim": 20}, 5),
+        5 * 3 * 2 * 6 * 20 * 2,
+        "the size with a head_dim of its own",
+        hint="head_dim need not be hidden_size / num_attention_heads.",
+    )
+    case.equal(
+        case.call(base | {"dtype": "float32"}, 5),
+        2 * 5 * one,
+        "the size with dtype and torch_dtype",
+        hint="Newer files write dtype; where both stand, it counts.",
+    )
+    case.equal(
+        case.call(base | {"dtype": "float32"}, 5, "float8_e4m3fn"),
+        5 * one // 2,
+        "the size with kv_dtype='float8_e4m3fn'",
+    )
     windows = base | {"sliding_window": 4, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
     for tokens in (3, 4, 5, 100):
-        case.equal(case.call(windows, tokens), one // 3 * (tokens + 2 * min(tokens, 4)), f"the size for {tokens} tokens, two layers with a window of 4")
-    case.equal(case.call(base | {"sliding_window": 4}, 100), 100 * one, "the size with a sliding_window but no layer_types",
-               hint="Without layer_types every layer is full, whatever sliding_window says.")
-    case.raises(ValueError, case.student, base, 5, "int3", hint="Raise ValueError for a dtype that is not in the table.")
+        case.equal(
+            case.call(windows, tokens),
+            one // 3 * (tokens + 2 * min(tokens, 4)),
+            f"the size for {tokens} tokens, two layers with a window of 4",
+        )
+    case.equal(
+        case.call(base | {"sliding_window": 4}, 100),
+        100 * one,
+        "the size with a sliding_window but no layer_types",
+        hint="Without layer_types every layer is full, whatever sliding_window says.",
+    )
+    case.raises(
+        ValueError, case.student, base, 5, "int3", hint="Raise ValueError for a dtype that is not in the table."
+    )
 
 
 @check_cache_bytes.part("random")
@@ -69,8 +113,12 @@ def _bytes_random(case: Case) -> None:
     for _ in range(25):
         layers, heads, head_dim = case.randint(1, 40), case.rng.choice((4, 8, 32)), case.randint(2, 130)
         dtype, override = case.rng.choice(list(_BYTES)), case.rng.choice((None, *_BYTES))
-        config = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": heads * head_dim,
-                  case.rng.choice(("dtype", "torch_dtype")): dtype}
+        config = {
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "hidden_size": heads * head_dim,
+            case.rng.choice(("dtype", "torch_dtype")): dtype,
+        }
         kv_heads, window, kinds = heads, case.randint(1, 3000), ["full_attention"] * layers
         if case.rng.random() < 0.6:
             config["num_key_value_heads"] = kv_heads = case.rng.choice((1, 2, 4))
@@ -92,8 +140,12 @@ def _doubling_example(case: Case) -> None:
     cache = case.run(case.student, 1, 2, 2)
     case.run(cache.append, torch.ones(3, 1, 2), torch.tensor([[[1.0, 10.0]], [[2.0, 20.0]], [[6.0, 60.0]]]))
     got = case.run(cache.attend, torch.zeros(3, 1, 2))
-    case.close(got, torch.tensor([[[1.0, 10.0]], [[1.5, 15.0]], [[3.0, 30.0]]]), "the output [query, head, dimension]",
-               hint="Query 0 sees value 0; query 1 the mean of values 0 and 1; query 2 the mean of all three.")
+    case.close(
+        got,
+        torch.tensor([[[1.0, 10.0]], [[1.5, 15.0]], [[3.0, 30.0]]]),
+        "the output [query, head, dimension]",
+        hint="Query 0 sees value 0; query 1 the mean of values 0 and 1; query 2 the mean of all three.",
+    )
     case.equal(list(cache.keys.shape), [1, 4, 2], "the shape of keys after 3 positions in a cache that began with 2")
 
 
@@ -125,8 +177,12 @@ def _ring_example(case: Case) -> None:
     means = []
     for value in (1.0, 2.0, 3.0, 10.0):
         means.append(float(case.run(ring.step, torch.zeros(1, 1, 1), ones, value * ones)))
-    case.close(means, [1.0, 1.5, 2.0, 5.0], "the list of outputs for queries of zeros, window 3, values 1, 2, 3, 10",
-               hint="The fourth query sees the values 2, 3 and 10.")
+    case.close(
+        means,
+        [1.0, 1.5, 2.0, 5.0],
+        "the list of outputs for queries of zeros, window 3, values 1, 2, 3, 10",
+        hint="The fourth query sees the values 2, 3 and 10.",
+    )
     case.equal(ring.positions(), [3, 1, 2], "positions() after 4 tokens", hint="Position 3 has taken slot 3 % 3 = 0.")
     case.is_a(ring.positions(), list, "what positions() returns", of=int)
     case.close(ring.values.flatten(), torch.tensor([10.0, 2.0, 3.0]), "values, slot by slot,")
@@ -164,14 +220,27 @@ def _repair_edges(case: Case) -> None:
     for seed in range(4, 12):  # an end-of-sequence id that comes up early, late, or never
         generated(case, [1, 2], 6, seed, eos_id=said([1, 2], 6, seed)[seed % 6])
     zero_comes = next(seed for seed in range(10**4) if 0 in said([1, 2], 6, seed)[:5])
-    generated(case, [1, 2], 6, zero_comes, eos_id=0, hint="0 is a token id as good as any: compare with None to see whether there is an eos_id.")
+    generated(
+        case,
+        [1, 2],
+        6,
+        zero_comes,
+        eos_id=0,
+        hint="0 is a token id as good as any: compare with None to see whether there is an eos_id.",
+    )
 
 
 @check_repair_positions.part("random")
 def _repair_random(case: Case) -> None:
     for _ in range(20):
         prompt = [case.randint(0, Recorder.VOCAB) for _ in range(case.randint(1, 12))]
-        generated(case, prompt, case.randint(0, 9), case.randint(0, 10**6), case.rng.choice((None, case.randint(0, Recorder.VOCAB))))
+        generated(
+            case,
+            prompt,
+            case.randint(0, 9),
+            case.randint(0, 10**6),
+            case.rng.choice((None, case.randint(0, Recorder.VOCAB))),
+        )
 
 
 def trace_of(generate: Callable, prompt_ids: list[int], max_tokens: int) -> Html:
@@ -192,11 +261,19 @@ def _rewind_example(case: Case) -> None:
     def step(value: float) -> float:
         return float(case.run(ring.step, torch.zeros(1, 1, 1), ones, value * ones))
 
-    case.close([step(value) for value in (1.0, 2.0, 4.0, 8.0)], [1.0, 1.5, 3.0, 6.0], "the list of outputs before the rewind, window 2")
+    case.close(
+        [step(value) for value in (1.0, 2.0, 4.0, 8.0)],
+        [1.0, 1.5, 3.0, 6.0],
+        "the list of outputs before the rewind, window 2",
+    )
     case.run(ring.rewind, 2)
     case.equal(ring.length, 2, "length after rewind(2)")
-    case.close([step(100.0), step(0.0)], [51.0, 50.0], "the list of outputs after the rewind: the values are now 1, 2, 100, 0")
-    case.raises(ValueError, ring.rewind, 3, hint="slack is 2: from the farthest point ever reached, no more than 2 tokens back.")
+    case.close(
+        [step(100.0), step(0.0)], [51.0, 50.0], "the list of outputs after the rewind: the values are now 1, 2, 100, 0"
+    )
+    case.raises(
+        ValueError, ring.rewind, 3, hint="slack is 2: from the farthest point ever reached, no more than 2 tokens back."
+    )
 
 
 @check_rewindable_ring.part("edges")

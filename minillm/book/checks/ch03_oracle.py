@@ -2,6 +2,7 @@
 
 The references keep every key and value in one growing tensor and attend in float64, one query and one head at a time.
 """
+
 from __future__ import annotations
 
 import random
@@ -33,7 +34,9 @@ class Past:
         return other
 
 
-def random_qkv(case: Case, count: int, heads: int, kv_heads: int, head_dim: int, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+def random_qkv(
+    case: Case, count: int, heads: int, kv_heads: int, head_dim: int, scale: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor]:
     """As a decoder hands them over: three views into one tensor, none of them contiguous."""
     return (case.randn(count, heads + 2 * kv_heads, head_dim) * scale).split([heads, kv_heads, kv_heads], dim=1)
 
@@ -42,7 +45,9 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def attended(case: Case, got: Tensor, q: Tensor, past: Past, window: int | None = None, before: Past | None = None) -> None:
+def attended(
+    case: Case, got: Tensor, q: Tensor, past: Past, window: int | None = None, before: Past | None = None
+) -> None:
     """As case.close against the plain loops, with a hint for the likeliest mistakes.
 
     before: the past as it was until a stored key and value were changed from outside; it may lack the newest positions.
@@ -51,27 +56,45 @@ def attended(case: Case, got: Tensor, q: Tensor, past: Past, window: int | None 
     reach, modulo = window or length, lambda head: head % past.k.shape[1]
     first = [max(0, length - count + i - reach + 1) for i in range(count)]
     last = [length - count + i for i in range(count)]
-    what = f"the output [query, head, dimension] of {counted(count, 'new token')} at length {length}" + (f", window {window}" if window else "")
+    what = f"the output [query, head, dimension] of {counted(count, 'new token')} at length {length}" + (
+        f", window {window}" if window else ""
+    )
     guesses = {
-        "These are the values for queries without a causal mask: inside the chunk, a query sees no later position.": (first, [length - 1] * count),
+        "These are the values for queries without a causal mask: inside the chunk, a query sees no later position.": (
+            first,
+            [length - 1] * count,
+        ),
         "Query i of the chunk was taken to stand at position i; it stands at length - m + i.": (first, range(count)),
         "The first queries of the chunk missed the oldest positions of their windows: gather window - 1 positions before the chunk, "
-        "and attend before you write.":
-            ([max(f, length - reach) for f in first], last),
-        "The window is one too short: a query sees itself and window - 1 positions before it.": ([min(p, max(0, p - reach + 2)) for p in last], last),
-        "The window is one too long: a query sees itself and window - 1 positions before it.": ([max(0, f - 1) for f in first], last),
+        "and attend before you write.": ([max(f, length - reach) for f in first], last),
+        "The window is one too short: a query sees itself and window - 1 positions before it.": (
+            [min(p, max(0, p - reach + 2)) for p in last],
+            last,
+        ),
+        "The window is one too long: a query sees itself and window - 1 positions before it.": (
+            [max(0, f - 1) for f in first],
+            last,
+        ),
     }
     expected = attend(q, past, first, last)
     hint = None
-    if isinstance(got, Tensor) and got.shape == expected.shape and not torch.allclose(got.float(), expected, atol=1e-4, rtol=1e-4):
+    if (
+        isinstance(got, Tensor)
+        and got.shape == expected.shape
+        and not torch.allclose(got.float(), expected, atol=1e-4, rtol=1e-4)
+    ):
         hint = "NaN: the slots that hold no valid position were read." if got.isnan().any() else None
         for told, (begin, end) in guesses.items():
-            hint = hint or (told if torch.allclose(got.float(), attend(q, past, begin, end), atol=1e-4, rtol=1e-4) else None)
+            hint = hint or (
+                told if torch.allclose(got.float(), attend(q, past, begin, end), atol=1e-4, rtol=1e-4) else None
+            )
         if before and not hint:
-            before.append(past.k[before.length:], past.v[before.length:])
+            before.append(past.k[before.length :], past.v[before.length :])
             if torch.allclose(got.float(), attend(q, before, first, last), atol=1e-4, rtol=1e-4):
-                hint = ("The check changed the last stored key and value, in keys and values, before this call, and the output does not follow: "
-                        "attend to what lies there, not to another copy.")
+                hint = (
+                    "The check changed the last stored key and value, in keys and values, before this call, and the output does not follow: "
+                    "attend to what lies there, not to another copy."
+                )
         if not hint and torch.allclose(got.float(), attend(q, past, first, last, modulo), atol=1e-4, rtol=1e-4):
             hint = "Query head h reads KV head h // (num_heads // num_kv_heads), not h % num_kv_heads."
     case.close(got, expected, what, atol=1e-4, rtol=1e-4, hint=hint)
@@ -83,7 +106,7 @@ def attend(q: Tensor, past: Past, first, last, kv_head: Callable[[int], int] | N
     for i, (begin, end) in enumerate(zip(first, last)):
         for head in range(q.shape[1]):
             kv = kv_head(head) if kv_head else head // group
-            keys, values = past.k[begin:end + 1, kv].double(), past.v[begin:end + 1, kv].double()
+            keys, values = past.k[begin : end + 1, kv].double(), past.v[begin : end + 1, kv].double()
             weights = (keys @ q[i, head].double() / q.shape[2] ** 0.5).softmax(0)
             out[i, head] = weights @ values
     return out
@@ -118,7 +141,9 @@ class Recorder:
     def __call__(self, token_ids: list[int], start: int) -> Tensor:
         token_ids = [int(token) for token in token_ids]
         if len(self.calls) == self.max_calls:
-            raise RuntimeError(f"decode has been called {self.max_calls} times: the loop does not end. Does it count the tokens that it chose?")
+            raise RuntimeError(
+                f"decode has been called {self.max_calls} times: the loop does not end. Does it count the tokens that it chose?"
+            )
         self.calls.append((start, token_ids, max(self.slots, default=-1) + 1))
         self.slots |= {start + i: token for i, token in enumerate(token_ids)}
         return self.logits([self.slots.get(p) for p in range(start + len(token_ids))])
@@ -134,6 +159,6 @@ class Recorder:
 def said(prompt: list[int], max_tokens: int, seed: int, eos_id: int | None = None) -> list[int]:
     """What the model says greedily: the whole text anew for each token."""
     text, model = list(prompt), Recorder(seed)
-    while len(text) < len(prompt) + max_tokens and (eos_id is None or eos_id not in text[len(prompt):]):
+    while len(text) < len(prompt) + max_tokens and (eos_id is None or eos_id not in text[len(prompt) :]):
         text.append(int(model.logits(text).argmax()))
-    return text[len(prompt):]
+    return text[len(prompt) :]

@@ -3,6 +3,7 @@
 The plan is held against every way of cutting the sorted prompts, and on small cases against every way of
 grouping them at all; the ridge against a search that knows no algebra.
 """
+
 from __future__ import annotations
 
 import math
@@ -15,13 +16,21 @@ from torch import Tensor
 from minillm.book.checks import Case, Checker
 
 check_pack_short_first = Checker(
-    "pack_short_first", hint="Sequences stand by the number of tokens they bring, equal ones as given; only logits_indices is in the order given.")
+    "pack_short_first",
+    hint="Sequences stand by the number of tokens they bring, equal ones as given; only logits_indices is in the order given.",
+)
 check_fit_regimes = Checker(
-    "fit_regimes", hint="Every split k = 0 … n; geometric means; the error over all measurements, of max(floor, slope · B); the larger k at a tie.")
+    "fit_regimes",
+    hint="Every split k = 0 … n; geometric means; the error over all measurements, of max(floor, slope · B); the larger k at a tie.",
+)
 check_plan_batches = Checker(
-    "plan_batches", hint="Least sum of max(bend, prompts · longest); then fewest batches; then the smallest list of sizes, shortest prompts first.")
+    "plan_batches",
+    hint="Least sum of max(bend, prompts · longest); then fewest batches; then the smallest list of sizes, shortest prompts first.",
+)
 check_ridge_batch = Checker(
-    "ridge_batch", hint="B · (f · bandwidth - c · flops) ≥ w · flops, in integers; then ask whether weights and B caches fit.")
+    "ridge_batch",
+    hint="B · (f · bandwidth - c · flops) ≥ w · flops, in integers; then ask whether weights and B caches fit.",
+)
 
 _TENSORS = ("token_ids", "positions", "query_start_loc", "seq_lens", "logits_indices")
 
@@ -29,8 +38,16 @@ _TENSORS = ("token_ids", "positions", "query_start_loc", "seq_lens", "logits_ind
 @check_pack_short_first.part("example")
 def _pack_example(case: Case) -> None:
     got = case.call([[5, 9, 2], [7, 7, 7, 7, 1], [4, 8]], [0, 4, 0])
-    expected = {"order": [1, 2, 0], "token_ids": [1, 4, 8, 5, 9, 2], "positions": [4, 0, 1, 0, 1, 2], "query_start_loc": [0, 1, 3, 6],
-                "seq_lens": [5, 2, 3], "logits_indices": [5, 0, 2], "max_query_len": 3, "max_seq_len": 5}
+    expected = {
+        "order": [1, 2, 0],
+        "token_ids": [1, 4, 8, 5, 9, 2],
+        "positions": [4, 0, 1, 0, 1, 2],
+        "query_start_loc": [0, 1, 3, 6],
+        "seq_lens": [5, 2, 3],
+        "logits_indices": [5, 0, 2],
+        "max_query_len": 3,
+        "max_seq_len": 5,
+    }
     _same_batch(case, got, expected)
 
 
@@ -45,7 +62,9 @@ def _pack_edges(case: Case) -> None:
     ):
         _same_batch(case, case.call(sequences, computed), _packed(sequences, computed))
     case.raises(ValueError, case.student, [], [], hint="A batch of no sequences has nothing to compute.")
-    case.raises(ValueError, case.student, [[1, 2], [3, 4]], [0, 2], hint="Sequence 1 brings nothing: all of it is computed.")
+    case.raises(
+        ValueError, case.student, [[1, 2], [3, 4]], [0, 2], hint="Sequence 1 brings nothing: all of it is computed."
+    )
 
 
 @check_pack_short_first.part("random")
@@ -61,10 +80,16 @@ def _packed(sequences: list[list[int]], computed: list[int]) -> dict:
     brings = [ids[done:] for ids, done in zip(sequences, computed)]
     order = sorted(range(len(sequences)), key=lambda i: (len(brings[i]), i))
     starts = [sum(len(brings[i]) for i in order[:place]) for place in range(len(order) + 1)]
-    return {"order": order, "token_ids": [t for i in order for t in brings[i]],
-            "positions": [p for i in order for p in range(computed[i], len(sequences[i]))], "query_start_loc": starts,
-            "seq_lens": [len(sequences[i]) for i in order], "logits_indices": [starts[order.index(i) + 1] - 1 for i in range(len(order))],
-            "max_query_len": max(map(len, brings)), "max_seq_len": max(map(len, sequences))}
+    return {
+        "order": order,
+        "token_ids": [t for i in order for t in brings[i]],
+        "positions": [p for i in order for p in range(computed[i], len(sequences[i]))],
+        "query_start_loc": starts,
+        "seq_lens": [len(sequences[i]) for i in order],
+        "logits_indices": [starts[order.index(i) + 1] - 1 for i in range(len(order))],
+        "max_query_len": max(map(len, brings)),
+        "max_seq_len": max(map(len, sequences)),
+    }
 
 
 def _same_batch(case: Case, got: dict, expected: dict) -> None:
@@ -87,8 +112,16 @@ def _fit_example(case: Case) -> None:
 @check_fit_regimes.part("edges")
 def _fit_edges(case: Case) -> None:
     _fitted(case, [4], [0.5], (0.5, 0.0), "One measurement fits both regimes; the larger k wins.")
-    _fitted(case, [1, 2, 4, 8], [0.01] * 4, (0.01, 0.0), "All on the floor: the slope is 0, nothing says where it bends.")
-    _fitted(case, [1, 2, 4], [0.1, 0.2, 0.4], (0.1, 0.1), "k = 0 and k = 1 describe these times equally well; the larger k wins.")
+    _fitted(
+        case, [1, 2, 4, 8], [0.01] * 4, (0.01, 0.0), "All on the floor: the slope is 0, nothing says where it bends."
+    )
+    _fitted(
+        case,
+        [1, 2, 4],
+        [0.1, 0.2, 0.4],
+        (0.1, 0.1),
+        "k = 0 and k = 1 describe these times equally well; the larger k wins.",
+    )
     _fitted(case, [8, 16, 32], [0.8, 1.6, 3.2], (0.8, 0.1))
     _fitted(case, [2, 4, 8], [3.0, 2.0, 4.1], _fit([2, 4, 8], [3.0, 2.0, 4.1]))
     # Measurement 2 stands on the floor of its split, but above the line of the slope counts as well.
@@ -100,7 +133,11 @@ def _fit_edges(case: Case) -> None:
 def _fit_random(case: Case) -> None:
     for _ in range(40):
         batches = sorted(case.rng.sample(range(1, 65), case.randint(1, 9)))
-        floor, slope, noise = 10 ** case.rng.uniform(-3, 0), 10 ** case.rng.uniform(-4, -1), case.rng.choice((0.05, 0.5))
+        floor, slope, noise = (
+            10 ** case.rng.uniform(-3, 0),
+            10 ** case.rng.uniform(-4, -1),
+            case.rng.choice((0.05, 0.5)),
+        )
         seconds = [max(floor, slope * b) * math.exp(case.rng.gauss(0, noise)) for b in batches]
         _fitted(case, batches, seconds, _fit(batches, seconds))
 
@@ -109,7 +146,11 @@ def _fit(batches: list[int], seconds: list[float]) -> tuple[float, float]:
     logs, fits = [math.log(t) for t in seconds], []
     for k in range(len(batches) + 1):
         floor = sum(logs[:k]) / k if k else -math.inf
-        slope = sum(t - math.log(b) for b, t in zip(batches[k:], logs[k:])) / (len(batches) - k) if k < len(batches) else -math.inf
+        slope = (
+            sum(t - math.log(b) for b, t in zip(batches[k:], logs[k:])) / (len(batches) - k)
+            if k < len(batches)
+            else -math.inf
+        )
         error = sum((max(floor, slope + math.log(b)) - t) ** 2 for b, t in zip(batches, logs))
         fits.append((error, k, math.exp(floor), math.exp(slope)))
     least = min(fits)[0]
@@ -117,7 +158,9 @@ def _fit(batches: list[int], seconds: list[float]) -> tuple[float, float]:
     return floor, slope
 
 
-def _fitted(case: Case, batches: list[int], seconds: list[float], expected: tuple[float, float], hint: str | None = None) -> None:
+def _fitted(
+    case: Case, batches: list[int], seconds: list[float], expected: tuple[float, float], hint: str | None = None
+) -> None:
     got = case.call(batches, seconds)
     case.true(isinstance(got, tuple) and len(got) == 2, f"returned {got!r}, not the pair (floor, slope)")
     told = hint or f"batches {batches}, seconds {[round(t, 5) for t in seconds]}"
@@ -127,16 +170,34 @@ def _fitted(case: Case, batches: list[int], seconds: list[float], expected: tupl
 
 @check_plan_batches.part("example")
 def _plan_example(case: Case) -> None:
-    _planned(case, [10, 100, 11, 12], 4, 0, [[0], [2], [3], [1]], "Without a bend every prompt of its own length goes alone.")
-    _planned(case, [10, 100, 11, 12], 4, 40, [[0, 2, 3], [1]], "Three short ones together: max(40, 3 · 12) = 40, and 100 alone.")
-    _planned(case, [10, 100, 11, 12], 4, 500, [[0, 2, 3, 1]], "All of them together stay below the bend: 4 · 100 = 400.")
+    _planned(
+        case, [10, 100, 11, 12], 4, 0, [[0], [2], [3], [1]], "Without a bend every prompt of its own length goes alone."
+    )
+    _planned(
+        case,
+        [10, 100, 11, 12],
+        4,
+        40,
+        [[0, 2, 3], [1]],
+        "Three short ones together: max(40, 3 · 12) = 40, and 100 alone.",
+    )
+    _planned(
+        case, [10, 100, 11, 12], 4, 500, [[0, 2, 3, 1]], "All of them together stay below the bend: 4 · 100 = 400."
+    )
 
 
 @check_plan_batches.part("edges")
 def _plan_edges(case: Case) -> None:
     _planned(case, [], 3, 10, [], "No prompts, no batches.")
     _planned(case, [5], 1, 0, [[0]])
-    _planned(case, [7, 7, 7, 7], 3, 0, [[0], [1, 2, 3]], "Every plan costs 28; two batches are the fewest, and sizes [1, 3] come before [2, 2].")
+    _planned(
+        case,
+        [7, 7, 7, 7],
+        3,
+        0,
+        [[0], [1, 2, 3]],
+        "Every plan costs 28; two batches are the fewest, and sizes [1, 3] come before [2, 2].",
+    )
     _planned(case, [7, 7, 7, 7], 4, 0, [[0, 1, 2, 3]], "Every plan costs 28: the fewest batches win.")
     _planned(case, [3, 1, 3, 1, 3], 5, 0, [[1, 3], [0, 2, 4]], "Equal lengths stand by their index.")
     _planned(case, [9, 2, 4], 1, 5, [[1], [2], [0]], "max_prompts = 1")
@@ -144,7 +205,11 @@ def _plan_edges(case: Case) -> None:
     _planned(case, [2, 5, 6, 6, 20, 21], 3, 13, _cuts([2, 5, 6, 6, 20, 21], 3, 13))
     lengths = [1 + (i * i * 7919) % 997 for i in range(300)]
     batches = case.call(lengths, 32, 1500)
-    case.equal(sorted(i for batch in batches for i in batch), list(range(300)), "the list of all indices of a plan for 300 prompts")
+    case.equal(
+        sorted(i for batch in batches for i in batch),
+        list(range(300)),
+        "the list of all indices of a plan for 300 prompts",
+    )
     case.equal(_cost(lengths, batches, 1500), _least(lengths, 32, 1500), "the cost of the plan for 300 prompts")
 
 
@@ -176,13 +241,18 @@ def _cuts(lengths: list[int], most: int, bend: int) -> list[list[int]]:
 
 def _any_grouping(lengths: list[int], most: int, bend: int) -> int:
     """The least cost over all groupings, neighbours or not."""
+
     @lru_cache(maxsize=None)
     def least(rest: tuple[int, ...]) -> int:
         if not rest:
             return 0
         first, others = rest[0], rest[1:]
-        return min(max(bend, (count + 1) * max(first, *mates, 0)) + least(_without(others, mates))
-                   for count in range(min(most, len(rest))) for mates in combinations(others, count))
+        return min(
+            max(bend, (count + 1) * max(first, *mates, 0)) + least(_without(others, mates))
+            for count in range(min(most, len(rest)))
+            for mates in combinations(others, count)
+        )
+
     return least(tuple(sorted(lengths)))
 
 
@@ -200,34 +270,67 @@ def _least(lengths: list[int], most: int, bend: int) -> int:
     return best[-1]
 
 
-def _planned(case: Case, lengths: list[int], most: int, bend: int, expected: list[list[int]], hint: str | None = None) -> None:
+def _planned(
+    case: Case, lengths: list[int], most: int, bend: int, expected: list[list[int]], hint: str | None = None
+) -> None:
     got = case.call(lengths, most, bend)
     told = f"lengths {lengths}, max_prompts {most}, bend {bend}"
-    case.true(isinstance(got, list) and all(isinstance(batch, list) and batch for batch in got), f"returned {got!r}, not a list of lists; {told}")
-    case.equal(sorted(i for batch in got for i in batch), list(range(len(lengths))), f"the list of all indices in the plan ({told})",
-               hint="Every prompt is in exactly one batch.")
+    case.true(
+        isinstance(got, list) and all(isinstance(batch, list) and batch for batch in got),
+        f"returned {got!r}, not a list of lists; {told}",
+    )
+    case.equal(
+        sorted(i for batch in got for i in batch),
+        list(range(len(lengths))),
+        f"the list of all indices in the plan ({told})",
+        hint="Every prompt is in exactly one batch.",
+    )
     case.true(all(len(batch) <= most for batch in got), f"a batch has more than {most} prompts: {got}; {told}")
-    case.equal(_cost(lengths, got, bend), _cost(lengths, expected, bend), f"the cost of the plan {got} ({told})", hint=hint)
+    case.equal(
+        _cost(lengths, got, bend), _cost(lengths, expected, bend), f"the cost of the plan {got} ({told})", hint=hint
+    )
     case.equal(got, expected, f"the plan, among those of equal cost ({told})", hint=hint)
 
 
-_LLAMA = {"params": 8_030_261_248, "layers": 32, "heads": 32, "kv_heads": 8, "head_dim": 128, "weight_bytes": 2, "kv_bytes": 2}
+_LLAMA = {
+    "params": 8_030_261_248,
+    "layers": 32,
+    "heads": 32,
+    "kv_heads": 8,
+    "head_dim": 128,
+    "weight_bytes": 2,
+    "kv_bytes": 2,
+}
 _H100 = {"flops": 989 * 10**12, "bandwidth": 3350 * 10**9, "memory": 80 * 10**9}
 
 
 @check_ridge_batch.part("example")
 def _ridge_example(case: Case) -> None:
-    case.equal(case.call(_LLAMA, _H100, 0), 296, "the batch for Llama-3.1-8B on an H100 without any context",
-               hint="989e12 / 3350e9 = 295.2 FLOP/byte, and B rows do B FLOP with each byte of 16-bit weights: 296 is the first beyond.")
-    case.equal(case.call(_LLAMA, _H100, 1024), None, "the batch with 1,024 positions of context",
-               hint="A request alone reads 134 MB and computes too little for that: no batch will do.")
+    case.equal(
+        case.call(_LLAMA, _H100, 0),
+        296,
+        "the batch for Llama-3.1-8B on an H100 without any context",
+        hint="989e12 / 3350e9 = 295.2 FLOP/byte, and B rows do B FLOP with each byte of 16-bit weights: 296 is the first beyond.",
+    )
+    case.equal(
+        case.call(_LLAMA, _H100, 1024),
+        None,
+        "the batch with 1,024 positions of context",
+        hint="A request alone reads 134 MB and computes too little for that: no batch will do.",
+    )
 
 
 @check_ridge_batch.part("edges")
 def _ridge_edges(case: Case) -> None:
     tiny = {"params": 100, "layers": 1, "heads": 4, "kv_heads": 1, "head_dim": 5, "weight_bytes": 2, "kv_bytes": 2}
     gpu = {"flops": 7000, "bandwidth": 1000, "memory": 10**6}
-    _ridge(case, tiny, gpu, 0, "7 FLOP/byte: batch 7 stands exactly on the ridge, and that counts as waiting for arithmetic.")
+    _ridge(
+        case,
+        tiny,
+        gpu,
+        0,
+        "7 FLOP/byte: batch 7 stands exactly on the ridge, and that counts as waiting for arithmetic.",
+    )
     _ridge(case, tiny | {"kv_heads": 4}, gpu, 1)
     _ridge(case, tiny | {"weight_bytes": 1}, gpu, 0, "Half the bytes, half the batch, rounded up.")
     _ridge(case, tiny | {"kv_bytes": 1}, gpu, 3)
@@ -239,25 +342,57 @@ def _ridge_edges(case: Case) -> None:
     _ridge(case, tiny, gpu | {"memory": 199}, 0, "Not even the weights fit.")
     equal = {"params": 10, "layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 1, "weight_bytes": 1, "kv_bytes": 1}
     # 24 FLOP and 2 bytes for each request: at 12 FLOP/byte both take equally long, and the weights come on top.
-    _ridge(case, equal, {"flops": 12, "bandwidth": 1, "memory": 10**9}, 1, "Each request reads exactly as long as it computes, so the weights are never made up for.")
-    large = {"params": 10**15 + 1, "layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 1, "weight_bytes": 1, "kv_bytes": 1}
-    _ridge(case, large, {"flops": 2 * 10**15 * 10**3, "bandwidth": 10**3 - 1, "memory": 10**40}, 0, "Compare in integers: a float keeps 53 bits.")
+    _ridge(
+        case,
+        equal,
+        {"flops": 12, "bandwidth": 1, "memory": 10**9},
+        1,
+        "Each request reads exactly as long as it computes, so the weights are never made up for.",
+    )
+    large = {
+        "params": 10**15 + 1,
+        "layers": 1,
+        "heads": 1,
+        "kv_heads": 1,
+        "head_dim": 1,
+        "weight_bytes": 1,
+        "kv_bytes": 1,
+    }
+    _ridge(
+        case,
+        large,
+        {"flops": 2 * 10**15 * 10**3, "bandwidth": 10**3 - 1, "memory": 10**40},
+        0,
+        "Compare in integers: a float keeps 53 bits.",
+    )
 
 
 @check_ridge_batch.part("random")
 def _ridge_random(case: Case) -> None:
     for _ in range(60):
         kv_heads = case.rng.choice((1, 2, 4, 8))
-        model = {"params": case.randint(10**6, 10**10), "layers": case.randint(1, 80), "heads": kv_heads * case.rng.choice((1, 2, 4, 8)),
-                 "kv_heads": kv_heads, "head_dim": case.rng.choice((32, 64, 128)), "weight_bytes": case.rng.choice((1, 2, 4)),
-                 "kv_bytes": case.rng.choice((1, 2))}
-        gpu = {"flops": case.randint(10**12, 10**15), "bandwidth": case.randint(10**11, 5 * 10**12), "memory": case.randint(10**10, 10**12)}
+        model = {
+            "params": case.randint(10**6, 10**10),
+            "layers": case.randint(1, 80),
+            "heads": kv_heads * case.rng.choice((1, 2, 4, 8)),
+            "kv_heads": kv_heads,
+            "head_dim": case.rng.choice((32, 64, 128)),
+            "weight_bytes": case.rng.choice((1, 2, 4)),
+            "kv_bytes": case.rng.choice((1, 2)),
+        }
+        gpu = {
+            "flops": case.randint(10**12, 10**15),
+            "bandwidth": case.randint(10**11, 5 * 10**12),
+            "memory": case.randint(10**10, 10**12),
+        }
         _ridge(case, model, gpu, case.rng.choice((0, case.randint(1, 64), case.randint(1, 4000))))
 
 
 def _ridge(case: Case, model: dict, gpu: dict, context: int, hint: str | None = None) -> None:
     told = hint or f"model {model}, gpu {gpu}, context {context}"
-    case.equal(case.call(model, gpu, context), _search(model, gpu, context), f"the batch at context {context}", hint=told)
+    case.equal(
+        case.call(model, gpu, context), _search(model, gpu, context), f"the batch at context {context}", hint=told
+    )
 
 
 def _search(model: dict, gpu: dict, context: int) -> int | None:

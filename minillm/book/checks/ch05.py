@@ -14,21 +14,42 @@ from minillm.book.checks.ch05_oracle import Ask, admitted, call, drive, peak_by_
 from minillm.kv_cache.manager import KVCacheManager
 from minillm.sampling.params import SamplingParams
 
-__all__ = ["Job", "check_admission", "check_enough_memory", "check_repair_scheduler", "check_scheduler", "check_stop_conditions", "watch"]
+__all__ = [
+    "Job",
+    "check_admission",
+    "check_enough_memory",
+    "check_repair_scheduler",
+    "check_scheduler",
+    "check_stop_conditions",
+    "watch",
+]
 
-_POLICIES = tuple(f"minillm.engine.policies.{name}" for name in ("FCFS", "ByKey", "sjf", "priority", "Fair", "LongestPrefixMatch", "make_policy"))
+_POLICIES = tuple(
+    f"minillm.engine.policies.{name}"
+    for name in ("FCFS", "ByKey", "sjf", "priority", "Fair", "LongestPrefixMatch", "make_policy")
+)
 
 check_stop_conditions = Checker(
-    "stop_conditions", hint="Token by token: the model's end, a stop token, the limit; the first rule that applies ends it.",
-    forbid=("minillm.engine.request.Request",))
-check_admission = Checker("admission", hint="Whole if it fits; else in two parts of at least min_chunk tokens; else passed over.")
+    "stop_conditions",
+    hint="Token by token: the model's end, a stop token, the limit; the first rule that applies ends it.",
+    forbid=("minillm.engine.request.Request",),
+)
+check_admission = Checker(
+    "admission", hint="Whole if it fits; else in two parts of at least min_chunk tokens; else passed over."
+)
 check_scheduler = Checker(
-    "scheduler", hint="Running requests first; then, if nobody was preempted, those that wait.",
-    forbid=("minillm.engine.scheduler.Scheduler", *_POLICIES))
+    "scheduler",
+    hint="Running requests first; then, if nobody was preempted, those that wait.",
+    forbid=("minillm.engine.scheduler.Scheduler", *_POLICIES),
+)
 check_repair_scheduler = Checker(
-    "repair_scheduler", hint="A preempted request has more tokens than its prompt had, and all of them to compute again.",
-    forbid=("minillm.engine.scheduler.Scheduler", *_POLICIES))
-check_enough_memory = Checker("enough_memory", hint="In its last step a request of (held, left) holds held + left tokens; after it, none.")
+    "repair_scheduler",
+    hint="A preempted request has more tokens than its prompt had, and all of them to compute again.",
+    forbid=("minillm.engine.scheduler.Scheduler", *_POLICIES),
+)
+check_enough_memory = Checker(
+    "enough_memory", hint="In its last step a request of (held, left) holds held + left tokens; after it, none."
+)
 
 
 @check_stop_conditions.part("example")
@@ -51,13 +72,41 @@ def _stop_edges(case: Case) -> None:
     _takes(case, plain, None, 0, [2, 11], "a model without an end-of-sequence token")
     both = SamplingParams(max_tokens=9, stop_token_ids=[2])
     _takes(case, both, 2, 0, [2], "2 is the model's end, and a stop token too: rule 1 comes before rule 2")
-    _takes(case, SamplingParams(max_tokens=9, ignore_eos=True), 2, 0, [2, 11], "ignore_eos: the end is a token like any other")
-    _takes(case, SamplingParams(max_tokens=9, ignore_eos=True, stop_token_ids=[2]), 2, 0, [2, 11], "ignore_eos, but 2 is a stop token as well")
+    _takes(
+        case,
+        SamplingParams(max_tokens=9, ignore_eos=True),
+        2,
+        0,
+        [2, 11],
+        "ignore_eos: the end is a token like any other",
+    )
+    _takes(
+        case,
+        SamplingParams(max_tokens=9, ignore_eos=True, stop_token_ids=[2]),
+        2,
+        0,
+        [2, 11],
+        "ignore_eos, but 2 is a stop token as well",
+    )
     late = SamplingParams(max_tokens=6, min_tokens=3, stop_token_ids=[7])
     _takes(case, late, 2, 1, [7, 2], "min_tokens=3: the second output cannot end it, the third can")
     _takes(case, late, 2, 0, [2, 7, 11], "min_tokens=3: the first two cannot end it")
-    _takes(case, SamplingParams(max_tokens=3, min_tokens=3, stop_token_ids=[7]), 2, 0, [7, 7, 11], "min_tokens and max_tokens are both 3")
-    _takes(case, SamplingParams(max_tokens=3, min_tokens=3, stop_token_ids=[7]), 2, 0, [7, 7, 7], "min_tokens and max_tokens are both 3")
+    _takes(
+        case,
+        SamplingParams(max_tokens=3, min_tokens=3, stop_token_ids=[7]),
+        2,
+        0,
+        [7, 7, 11],
+        "min_tokens and max_tokens are both 3",
+    )
+    _takes(
+        case,
+        SamplingParams(max_tokens=3, min_tokens=3, stop_token_ids=[7]),
+        2,
+        0,
+        [7, 7, 7],
+        "min_tokens and max_tokens are both 3",
+    )
     _takes(case, SamplingParams(max_tokens=1, min_tokens=0), 2, 0, [11, 12], "one token is allowed")
 
 
@@ -65,8 +114,12 @@ def _stop_edges(case: Case) -> None:
 def _stop_random(case: Case) -> None:
     for _ in range(150):
         most = case.randint(1, 10)
-        params = SamplingParams(max_tokens=most, min_tokens=case.randint(0, most + 1), ignore_eos=case.rng.random() < 0.3,
-                                stop_token_ids=case.rng.sample(range(6), case.randint(0, 3)))
+        params = SamplingParams(
+            max_tokens=most,
+            min_tokens=case.randint(0, most + 1),
+            ignore_eos=case.rng.random() < 0.3,
+            stop_token_ids=case.rng.sample(range(6), case.randint(0, 3)),
+        )
         new = [case.randint(0, 9) for _ in range(case.randint(0, 7))]
         _takes(case, params, case.rng.choice((None, 0, 1, 2)), case.randint(0, most), new, "random tokens")
 
@@ -76,7 +129,11 @@ def _takes(case: Case, params: SamplingParams, eos_id: int | None, num_outputs: 
     got = case.call(params, eos_id, num_outputs, new)
     asked = f"max_tokens={params.max_tokens}, min_tokens={params.min_tokens}, stop tokens {list(params.stop_token_ids)}, ignore_eos={params.ignore_eos}"
     hint = f"Here {told}. It had {num_outputs} outputs; {asked}, eos_id={eos_id}."
-    case.true(isinstance(got, tuple) and len(got) == 3, f"the result is {got!r}, not a tuple of three", hint="(kept, finish_reason, stop_reason)")
+    case.true(
+        isinstance(got, tuple) and len(got) == 3,
+        f"the result is {got!r}, not a tuple of three",
+        hint="(kept, finish_reason, stop_reason)",
+    )
     case.equal(list(got[0]), kept, f"the list of kept tokens of {new}", hint=hint)
     case.equal(got[1], reason, f"finish_reason for {new}", hint=hint)
     case.equal(got[2], stop, f"stop_reason for {new}", hint=hint)
@@ -118,17 +175,37 @@ def _admission_random(case: Case) -> None:
 def _admits(case: Case, waiting: list[tuple[str, int]], budget: int, slots: int, min_chunk: int) -> None:
     got = case.call(waiting, budget, slots, min_chunk)
     told = f"for waiting={waiting}, budget={budget}, free_slots={slots}, min_chunk={min_chunk}"
-    case.true(isinstance(got, list) and all(len(pair) == 2 for pair in got), f"the result is {got!r}, not a list of pairs", hint="[(name, tokens), ...]")
+    case.true(
+        isinstance(got, list) and all(len(pair) == 2 for pair in got),
+        f"the result is {got!r}, not a list of pairs",
+        hint="[(name, tokens), ...]",
+    )
     size, total = dict(waiting), sum(count for _, count in got)
-    case.true(len(got) <= slots, f"{len(got)} are admitted {told}", hint="Every one that is admitted takes a slot, cut or not.")
+    case.true(
+        len(got) <= slots,
+        f"{len(got)} are admitted {told}",
+        hint="Every one that is admitted takes a slot, cut or not.",
+    )
     case.true(total <= budget, f"{total} tokens are given {told}", hint="What one gets, the next ones do not have.")
     for name, count in got:
         rest = size[name] - count
-        case.true(count > 0 and rest >= 0, f"{name} gets {count} of its {size[name]} tokens {told}", hint="Who gets nothing is not in the list.")
-        case.true(not rest or min(count, rest) >= min_chunk, f"{name} is cut into {count} and {rest} tokens {told}",
-                  hint="Neither part may be shorter than min_chunk: the one that goes now, and the rest.")
+        case.true(
+            count > 0 and rest >= 0,
+            f"{name} gets {count} of its {size[name]} tokens {told}",
+            hint="Who gets nothing is not in the list.",
+        )
+        case.true(
+            not rest or min(count, rest) >= min_chunk,
+            f"{name} is cut into {count} and {rest} tokens {told}",
+            hint="Neither part may be shorter than min_chunk: the one that goes now, and the rest.",
+        )
     hint = "Every request in its turn: all of it, else the largest part that the rule allows, else it is passed over, and the next one has its chance."
-    case.equal([tuple(pair) for pair in got], admitted(waiting, budget, slots, min_chunk), f"the list of (name, tokens) {told}\n  the list", hint=hint)
+    case.equal(
+        [tuple(pair) for pair in got],
+        admitted(waiting, budget, slots, min_chunk),
+        f"the list of (name, tokens) {told}\n  the list",
+        hint=hint,
+    )
 
 
 @check_scheduler.part("example")
@@ -152,12 +229,31 @@ def _scheduler_edges(case: Case) -> None:
     # Who runs comes before who waits.
     drive(case, [Ask("A", 3, 9), Ask("B", 9, 3, arrives=3)], seqs=4, budget=2, **plenty)
     gone = drive(case, [Ask("A", 7, 9), Ask("B", 7, 9), Ask("C", 7, 9)], seqs=3, budget=32, **tight)
-    gone += drive(case, [Ask("A", 8, 12), Ask("B", 6, 12), Ask("C", 1, 1, arrives=5), Ask("D", 2, 3, arrives=5)], seqs=4, budget=9, **tight)
-    gone += drive(case, [Ask("A", 2, 14), Ask("B", 3, 14), Ask("C", 4, 14), Ask("D", 1, 9, arrives=6)], seqs=4, budget=16, blocks=20, block_size=1)
+    gone += drive(
+        case,
+        [Ask("A", 8, 12), Ask("B", 6, 12), Ask("C", 1, 1, arrives=5), Ask("D", 2, 3, arrives=5)],
+        seqs=4,
+        budget=9,
+        **tight,
+    )
+    gone += drive(
+        case,
+        [Ask("A", 2, 14), Ask("B", 3, 14), Ask("C", 4, 14), Ask("D", 1, 9, arrives=6)],
+        seqs=4,
+        budget=16,
+        blocks=20,
+        block_size=1,
+    )
     assert gone >= 3, "the traces of the edges must preempt"
     hang_up = [Ask("A", 6, 8), Ask("B", 7, 8, aborted=3), Ask("C", 9, 8, aborted=2), Ask("D", 9, 4, aborted_inside=5)]
     drive(case, hang_up, seqs=2, budget=16, **plenty)
-    drive(case, [Ask("A", 7, 9), Ask("B", 7, 9), Ask("C", 7, 9, aborted=6), Ask("D", 4, 2, aborted_inside=1)], seqs=4, budget=32, **tight)
+    drive(
+        case,
+        [Ask("A", 7, 9), Ask("B", 7, 9), Ask("C", 7, 9, aborted=6), Ask("D", 4, 2, aborted_inside=1)],
+        seqs=4,
+        budget=32,
+        **tight,
+    )
     shared = [Ask("A", 12, 3), Ask("B", 14, 3, arrives=2), Ask("C", 13, 3, arrives=2), Ask("D", 8, 2, arrives=4)]
     drive(case, shared, seqs=4, budget=16, cached=True, **plenty)  # prompts that the cache knows already
     _finish_twice(case)
@@ -170,8 +266,12 @@ def _finish_twice(case: Case) -> None:
     call(case, scheduler.schedule, told)
     for reason in ("abort", "length"):
         call(case, scheduler.finish, "when a request is finished twice", request, reason)
-    case.equal(request.finish_reason, "abort", "finish_reason after finish(request, 'abort') and then finish(request, 'length')",
-               hint="Who has finished has finished: the second call changes nothing.")
+    case.equal(
+        request.finish_reason,
+        "abort",
+        "finish_reason after finish(request, 'abort') and then finish(request, 'length')",
+        hint="Who has finished has finished: the second call changes nothing.",
+    )
 
 
 @check_scheduler.part("random")
@@ -187,7 +287,15 @@ def _scheduler_random(case: Case) -> None:
                 setattr(asks[-1], when, asks[-1].arrives + case.randint(1, 9))
         largest = max(-(-(ask.prompt + ask.outputs + 3) // block_size) for ask in asks)
         blocks = largest + case.randint(0, largest) if trial % 3 else largest
-        drive(case, asks, blocks=blocks, block_size=block_size, seqs=case.randint(1, 6), budget=case.randint(1, 40), cached=trial % 5 == 4)
+        drive(
+            case,
+            asks,
+            blocks=blocks,
+            block_size=block_size,
+            seqs=case.randint(1, 6),
+            budget=case.randint(1, 40),
+            cached=trial % 5 == 4,
+        )
 
 
 @check_repair_scheduler.part("example")
@@ -222,46 +330,88 @@ def _repairs(case: Case, rows: Sequence[tuple[str, int, int]], memory: int, seqs
     scheduler = case.run(case.student, memory, seqs, budget)
     for job in jobs.values():
         case.run(scheduler.add, job, may_change=True)
-    told = f"(budget {budget}, memory {memory}, {seqs} slots; jobs of (prompt, max_tokens) {[(p, m) for _, p, m in rows]})"
+    told = (
+        f"(budget {budget}, memory {memory}, {seqs} slots; jobs of (prompt, max_tokens) {[(p, m) for _, p, m in rows]})"
+    )
     stands = "Nothing is computed yet."
     for step, (plan, running, waiting) in enumerate(repaired([Job(*row) for row in rows], memory, seqs, budget), 1):
         where = f"step {step} {told}"
         got = case.run(scheduler.schedule)
-        case.true(sum(got.values()) <= budget, f"{sum(got.values())} tokens are planned in {where}: {got}",
-                  hint=f"The budget holds in every step; what does not fit comes in the next one. {stands}")
-        case.true(all(count > 0 for count in got.values()), f"a job of the plan gets no token in {where}: {got}", hint="Nobody joins without a token.")
-        case.equal(got, plan, f"the plan of {where}\n  the plan",
-                   hint=f"Running jobs first, each what it lacks; new jobs whole or not at all; one that was preempted may be cut. {stands}")
+        case.true(
+            sum(got.values()) <= budget,
+            f"{sum(got.values())} tokens are planned in {where}: {got}",
+            hint=f"The budget holds in every step; what does not fit comes in the next one. {stands}",
+        )
+        case.true(
+            all(count > 0 for count in got.values()),
+            f"a job of the plan gets no token in {where}: {got}",
+            hint="Nobody joins without a token.",
+        )
+        case.equal(
+            got,
+            plan,
+            f"the plan of {where}\n  the plan",
+            hint=f"Running jobs first, each what it lacks; new jobs whole or not at all; one that was preempted may be cut. {stands}",
+        )
         case.run(scheduler.update, got, may_change=True)
         for what, right in (("running", running), ("waiting", waiting)):
             names = [job.name for job in getattr(scheduler, what)]
-            case.equal(names, [job.name for job in right], f"`{what}` after {where}\n  {what}",
-                       hint="Nobody joins without a token, nobody is lost, and a job leaves when num_tokens is num_prompt_tokens + max_tokens.")
+            case.equal(
+                names,
+                [job.name for job in right],
+                f"`{what}` after {where}\n  {what}",
+                hint="Nobody joins without a token, nobody is lost, and a job leaves when num_tokens is num_prompt_tokens + max_tokens.",
+            )
         for right in [*running, *waiting]:
             for what in ("num_tokens", "num_computed_tokens"):
-                case.equal(getattr(jobs[right.name], what), getattr(right, what), f"{what} of {right.name} after {where}\n  {what}",
-                           hint=f"A job has one more token where all those that it had are computed, and only there; a victim loses them. {stands}")
+                case.equal(
+                    getattr(jobs[right.name], what),
+                    getattr(right, what),
+                    f"{what} of {right.name} after {where}\n  {what}",
+                    hint=f"A job has one more token where all those that it had are computed, and only there; a victim loses them. {stands}",
+                )
         stands = f"Computed before it: {', '.join(f'{job.name} {job.num_computed_tokens} of {job.num_tokens}' for job in [*running, *waiting])}."
     case.true(not scheduler.running and not scheduler.waiting, f"all are done, but somebody still waits or runs {told}")
 
 
 @check_enough_memory.part("example")
 def _memory_example(case: Case) -> None:
-    case.equal(case.call([(10, 2), (4, 5)]), 18, "the peak of (10, 2) and (4, 5)", hint="In step 2 they hold 12 + 6; afterwards the second one alone, up to 9.")
+    case.equal(
+        case.call([(10, 2), (4, 5)]),
+        18,
+        "the peak of (10, 2) and (4, 5)",
+        hint="In step 2 they hold 12 + 6; afterwards the second one alone, up to 9.",
+    )
 
 
 @check_enough_memory.part("edges")
 def _memory_edges(case: Case) -> None:
-    for requests in ([], [(7, 3)], [(0, 4)], [(5, 1), (5, 1)], [(3, 6), (1, 6), (2, 6)], [(1, 9), (20, 1)], [(0, 1), (0, 2), (0, 3), (0, 4)],
-                     [(4, 5), (10, 2)], [(8, 3), (0, 10), (2, 3)], [(2, 40), (30, 1), (1, 12)]):
+    for requests in (
+        [],
+        [(7, 3)],
+        [(0, 4)],
+        [(5, 1), (5, 1)],
+        [(3, 6), (1, 6), (2, 6)],
+        [(1, 9), (20, 1)],
+        [(0, 1), (0, 2), (0, 3), (0, 4)],
+        [(4, 5), (10, 2)],
+        [(8, 3), (0, 10), (2, 3)],
+        [(2, 40), (30, 1), (1, 12)],
+    ):
         _peaks(case, requests)
-    case.equal(case.call(Patient(case, [(10, 10**6), (5, 10**6), (1000, 7)])), 2 * 10**6 + 15, "the peak with a million steps to go")
+    case.equal(
+        case.call(Patient(case, [(10, 10**6), (5, 10**6), (1000, 7)])),
+        2 * 10**6 + 15,
+        "the peak with a million steps to go",
+    )
 
 
 @check_enough_memory.part("random")
 def _memory_random(case: Case) -> None:
     for _ in range(120):
-        _peaks(case, [(case.randint(0, 30), case.randint(1, case.rng.choice((4, 25)))) for _ in range(case.randint(1, 9))])
+        _peaks(
+            case, [(case.randint(0, 30), case.randint(1, case.rng.choice((4, 25)))) for _ in range(case.randint(1, 9))]
+        )
 
 
 class Patient(list):
@@ -274,10 +424,17 @@ class Patient(list):
     def __iter__(self) -> Iterator:
         self.times += 1
         if self.times > 1000:
-            self.case.fail("you go through the requests again for every step, and there are a million steps",
-                           hint="Memory grows until somebody finishes: look only at the steps in which one does.")
+            self.case.fail(
+                "you go through the requests again for every step, and there are a million steps",
+                hint="Memory grows until somebody finishes: look only at the steps in which one does.",
+            )
         return super().__iter__()
 
 
 def _peaks(case: Case, requests: list[tuple[int, int]]) -> None:
-    case.equal(case.call(requests), peak_by_walking(requests), f"the peak of {requests}", hint="Memory grows until somebody finishes: look at the steps in which one does.")
+    case.equal(
+        case.call(requests),
+        peak_by_walking(requests),
+        f"the peak of {requests}",
+        hint="Memory grows until somebody finishes: look at the steps in which one does.",
+    )

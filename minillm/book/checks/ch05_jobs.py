@@ -23,7 +23,9 @@ class Job:
         self.num_tokens = self.num_prompt_tokens
 
 
-def repaired(jobs: Sequence[Job], memory: int, seqs: int, budget: int) -> Iterator[tuple[dict[str, int], list[Job], list[Job]]]:
+def repaired(
+    jobs: Sequence[Job], memory: int, seqs: int, budget: int
+) -> Iterator[tuple[dict[str, int], list[Job], list[Job]]]:
     """Of every step the plan, and who runs and who waits after its update."""
     waiting, running = list(jobs), []
     while waiting or running:
@@ -61,7 +63,9 @@ def watch(scheduler: Any, jobs: Sequence[Job], patience: int = 5) -> Html:
         planned = ", ".join(f"{name} {count}" for name, count in plan.items()) or "nothing"
         running = ", ".join(f"{job.name} {job.num_tokens}" for job in scheduler.running)
         waiting = ", ".join(f"{job.name} {job.num_tokens}" for job in scheduler.waiting)
-        rows.append([str(step), planned, running or "-", str(sum(job.num_tokens for job in scheduler.running)), waiting or "-"])
+        rows.append(
+            [str(step), planned, running or "-", str(sum(job.num_tokens for job in scheduler.running)), waiting or "-"]
+        )
         if idle == patience:
             rows.append(["...", "nothing, and so on for ever", "", "", ""])
             break

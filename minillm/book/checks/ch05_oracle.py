@@ -48,7 +48,9 @@ def admitted(waiting: Sequence[tuple[str, int]], budget: int, free_slots: int, m
 def peak_by_walking(requests: Sequence[tuple[int, int]]) -> int:
     """The most tokens in memory, found by walking through the steps."""
     longest = max((left for _, left in requests), default=0)
-    return max((sum(held + step for held, left in requests if left >= step) for step in range(1, longest + 1)), default=0)
+    return max(
+        (sum(held + step for held, left in requests if left >= step) for step in range(1, longest + 1)), default=0
+    )
 
 
 class ShortestFirst(FCFS):
@@ -93,7 +95,9 @@ class World:
     requests: dict[str, Request] = field(default_factory=dict)
 
 
-def drive(case: Case, asks: Sequence[Ask], *, blocks: int, block_size: int, seqs: int, budget: int, cached: bool = False) -> int:
+def drive(
+    case: Case, asks: Sequence[Ask], *, blocks: int, block_size: int, seqs: int, budget: int, cached: bool = False
+) -> int:
     """Serve `asks` with the student's scheduler and with the reference, and compare every step; how many were preempted."""
     right, theirs = (KVCacheManager(blocks, block_size, enable_prefix_caching=cached) for _ in range(2))
     reference = World(right, Scheduler(right, seqs, budget, ShortestFirst()))
@@ -117,7 +121,12 @@ def drive(case: Case, asks: Sequence[Ask], *, blocks: int, block_size: int, seqs
         _hang_up(case, asks, "aborted_inside", step, reference, student)
         _updated(case, student, output, reference.scheduler.update(expected, _said(expected, size)), size, told)
         _alike(case, student, reference, f"after {told}")
-    case.equal(theirs.pool.num_free, blocks, "the number of free blocks when everybody has finished", hint="Every block goes back: kv_cache.free(request).")
+    case.equal(
+        theirs.pool.num_free,
+        blocks,
+        "the number of free blocks when everybody has finished",
+        hint="Every block goes back: kv_cache.free(request).",
+    )
     return preempted
 
 
@@ -143,47 +152,103 @@ def _hang_up(case: Case, asks: Sequence[Ask], when: str, step: int, reference: W
 
 def _sound(case: Case, world: World, output: SchedulerOutput, told: str, budget: int, seqs: int) -> None:
     """What must hold of a step under any policy."""
-    case.true(isinstance(output, SchedulerOutput), f"schedule() returned a {type(output).__name__}, not a SchedulerOutput, in {told}")
+    case.true(
+        isinstance(output, SchedulerOutput),
+        f"schedule() returned a {type(output).__name__}, not a SchedulerOutput, in {told}",
+    )
     names = [row.request.request_id for row in output.rows]
-    case.true(len(set(names)) == len(names), f"a request has two rows in {told}: {names}", hint="One row a request and step.")
+    case.true(
+        len(set(names)) == len(names), f"a request has two rows in {told}: {names}", hint="One row a request and step."
+    )
     total = sum(row.num_tokens for row in output.rows)
-    case.true(total <= budget, f"{total} tokens are planned in {told}", hint="Every row takes its tokens from the budget, a waiting request's and a running one's alike.")
+    case.true(
+        total <= budget,
+        f"{total} tokens are planned in {told}",
+        hint="Every row takes its tokens from the budget, a waiting request's and a running one's alike.",
+    )
     running = world.scheduler.running
-    case.true(len(running) <= seqs, f"{len(running)} requests run in {told}", hint="A request may join while fewer than max_num_seqs run.")
+    case.true(
+        len(running) <= seqs,
+        f"{len(running)} requests run in {told}",
+        hint="A request may join while fewer than max_num_seqs run.",
+    )
     for row in output.rows:
         request, name = row.request, row.request.request_id
-        case.true(any(request is one for one in running), f"{name} has a row, but is not in `running`, in {told}",
-                  hint="A row is for a request that runs now, not for one that was preempted, aborted or finished.")
-        case.true(request.status is RequestStatus.RUNNING, f"{name} has a row with the status {request.status.name} in {told}",
-                  hint="Who is admitted becomes RUNNING.")
-        case.equal(row.start, request.num_computed_tokens, f"start of {name}'s row in {told}\n  start", hint="A row goes on where the computed tokens end.")
-        case.true(row.num_tokens > 0, f"{name}'s row brings {row.num_tokens} tokens in {told}", hint="A request that gets nothing has no row.")
-        case.true(row.start + row.num_tokens <= request.num_tokens, f"{name}'s row ends at {row.start + row.num_tokens}, it has {request.num_tokens} tokens, in {told}")
+        case.true(
+            any(request is one for one in running),
+            f"{name} has a row, but is not in `running`, in {told}",
+            hint="A row is for a request that runs now, not for one that was preempted, aborted or finished.",
+        )
+        case.true(
+            request.status is RequestStatus.RUNNING,
+            f"{name} has a row with the status {request.status.name} in {told}",
+            hint="Who is admitted becomes RUNNING.",
+        )
+        case.equal(
+            row.start,
+            request.num_computed_tokens,
+            f"start of {name}'s row in {told}\n  start",
+            hint="A row goes on where the computed tokens end.",
+        )
+        case.true(
+            row.num_tokens > 0,
+            f"{name}'s row brings {row.num_tokens} tokens in {told}",
+            hint="A request that gets nothing has no row.",
+        )
+        case.true(
+            row.start + row.num_tokens <= request.num_tokens,
+            f"{name}'s row ends at {row.start + row.num_tokens}, it has {request.num_tokens} tokens, in {told}",
+        )
         wanted = int(row.start + row.num_tokens == request.num_tokens)
-        case.equal(row.samples, wanted, f"samples of {name}'s row, which computes {row.start} to {row.start + row.num_tokens - 1} of {request.num_tokens} tokens, in {told}\n  samples",
-                   hint="A next token is wanted only where the row reaches the last token there is.")
+        case.equal(
+            row.samples,
+            wanted,
+            f"samples of {name}'s row, which computes {row.start} to {row.start + row.num_tokens - 1} of {request.num_tokens} tokens, in {told}\n  samples",
+            hint="A next token is wanted only where the row reaches the last token there is.",
+        )
         table = world.kv_cache.tables.get(name)
-        case.true(table is not None, f"{name} has a row but owns no blocks in {told}", hint="allocate_slots comes before the row; a newcomer's call gets `computed` as well.")
-        case.equal(list(row.block_ids), list(table), f"block_ids of {name}'s row in {told}\n  block_ids", hint="kv_cache.tables[request.request_id]")
-        case.true(len(table) * world.kv_cache.block_size >= row.start + row.num_tokens, f"{name} has {len(table)} blocks for {row.start + row.num_tokens} tokens in {told}",
-                  hint="allocate_slots(request, num_new_tokens) gets as many tokens as the row has.")
+        case.true(
+            table is not None,
+            f"{name} has a row but owns no blocks in {told}",
+            hint="allocate_slots comes before the row; a newcomer's call gets `computed` as well.",
+        )
+        case.equal(
+            list(row.block_ids),
+            list(table),
+            f"block_ids of {name}'s row in {told}\n  block_ids",
+            hint="kv_cache.tables[request.request_id]",
+        )
+        case.true(
+            len(table) * world.kv_cache.block_size >= row.start + row.num_tokens,
+            f"{name} has {len(table)} blocks for {row.start + row.num_tokens} tokens in {told}",
+            hint="allocate_slots(request, num_new_tokens) gets as many tokens as the row has.",
+        )
 
 
 def _as_planned(case: Case, output: SchedulerOutput, expected: SchedulerOutput, ran: Sequence[str], told: str) -> None:
     """The student's step is the one that the statement's rules ask for."""
     gone, should = ([request.request_id for request in out.preempted] for out in (output, expected))
-    case.equal(gone, should, f"the list of preempted requests in {told}\n  preempted",
-               hint="Only where allocate_slots says False for a running request, and as often as it does: the last of `running` goes.")
+    case.equal(
+        gone,
+        should,
+        f"the list of preempted requests in {told}\n  preempted",
+        hint="Only where allocate_slots says False for a running request, and as often as it does: the last of `running` goes.",
+    )
     got, plan = ([(row.request.request_id, row.num_tokens) for row in out.rows] for out in (output, expected))
     if gone and len(got) > len(plan):
         newcomers = sorted(set(dict(got)) - set(dict(plan)))
-        case.fail(f"{gone} preempted and {newcomers} admitted in {told}", hint="While anybody is preempted, nobody is admitted: the memory would go in circles.")
+        case.fail(
+            f"{gone} preempted and {newcomers} admitted in {told}",
+            hint="While anybody is preempted, nobody is admitted: the memory would go in circles.",
+        )
     first = [pair for pair in plan if pair[0] in ran]
     if got[: len(first)] != first:
         hint = "Running requests first, in the order in which they were admitted; each gets what it lacks, or what is left of the budget."
     else:
-        hint = ("Who joins: a preempted one at the head of the queue, else the shortest prompt, ties to who came first; it gets what it lacks, "
-                "or what is left of the budget. Who does not fit into memory ends it, nobody overtakes.")
+        hint = (
+            "Who joins: a preempted one at the head of the queue, else the shortest prompt, ties to who came first; it gets what it lacks, "
+            "or what is left of the budget. Who does not fit into memory ends it, nobody overtakes."
+        )
     case.equal(got, plan, f"the list of (request, tokens) in {told}\n  the list", hint=hint)
 
 
@@ -197,11 +262,17 @@ def _said(output: SchedulerOutput, asks: dict[str, Ask]) -> list[list[SampledTok
     return said
 
 
-def _updated(case: Case, student: World, output: SchedulerOutput, expected: list, asks: dict[str, Ask], told: str) -> None:
+def _updated(
+    case: Case, student: World, output: SchedulerOutput, expected: list, asks: dict[str, Ask], told: str
+) -> None:
     added = call(case, student.scheduler.update, f"in {told}", output, _said(output, asks))
     pairs, wanted = ([(request.request_id, token.token_id) for request, token in one] for one in (added, expected))
-    case.equal(pairs, wanted, f"what update() returns, a list of (request, token), in {told}\n  the list",
-               hint="One pair for every row that sampled, but none for a request that was aborted meanwhile.")
+    case.equal(
+        pairs,
+        wanted,
+        f"what update() returns, a list of (request, token), in {told}\n  the list",
+        hint="One pair for every row that sampled, but none for a request that was aborted meanwhile.",
+    )
 
 
 def _alike(case: Case, student: World, reference: World, told: str) -> None:
@@ -213,12 +284,25 @@ def _alike(case: Case, student: World, reference: World, told: str) -> None:
     for what, hint in _PLACES.items():
         got, wanted = ([one.request_id for one in getattr(world.scheduler, what)] for world in (student, reference))
         case.equal(got, wanted, f"`{what}` {told}\n  {what}", hint=hint)
-    case.equal(sorted(student.scheduler.requests), sorted(reference.scheduler.requests), f"the keys of `requests` {told}\n  the list",
-               hint="`requests` has everybody who has not finished.")
+    case.equal(
+        sorted(student.scheduler.requests),
+        sorted(reference.scheduler.requests),
+        f"the keys of `requests` {told}\n  the list",
+        hint="`requests` has everybody who has not finished.",
+    )
     owners, right = (sorted(world.kv_cache.tables) for world in (student, reference))
-    case.equal(owners, right, f"the list of requests that own blocks {told}\n  the list", hint="Blocks go back with kv_cache.free(request) when a request finishes, and when it is preempted.")
+    case.equal(
+        owners,
+        right,
+        f"the list of requests that own blocks {told}\n  the list",
+        hint="Blocks go back with kv_cache.free(request) when a request finishes, and when it is preempted.",
+    )
     call(case, student.kv_cache.check_integrity, told)
-    case.equal(student.kv_cache.pool.num_free, reference.kv_cache.pool.num_free, f"the number of free blocks {told}\n  the number")
+    case.equal(
+        student.kv_cache.pool.num_free,
+        reference.kv_cache.pool.num_free,
+        f"the number of free blocks {told}\n  the number",
+    )
 
 
 _RAISED = {
@@ -246,6 +330,11 @@ def _aspect(request: Request, what: str) -> object:
 def _scene(world: World) -> str:
     """Where everybody stands, in one line."""
     scheduler, pool = world.scheduler, world.kv_cache.pool
-    running = ", ".join(f"{r.request_id} ({r.num_tokens - r.num_computed_tokens} to compute)" for r in scheduler.running)
-    waiting = ", ".join(f"{r.request_id} ({'preempted, ' * (r.status is RequestStatus.PREEMPTED)}{r.num_tokens} tokens)" for r in scheduler.waiting)
+    running = ", ".join(
+        f"{r.request_id} ({r.num_tokens - r.num_computed_tokens} to compute)" for r in scheduler.running
+    )
+    waiting = ", ".join(
+        f"{r.request_id} ({'preempted, ' * (r.status is RequestStatus.PREEMPTED)}{r.num_tokens} tokens)"
+        for r in scheduler.waiting
+    )
     return f"running {running or 'nobody'}; waiting {waiting or 'nobody'}; {pool.num_free} of {pool.num_blocks} blocks free"

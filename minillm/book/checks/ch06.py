@@ -2,6 +2,7 @@
 
 The references, and the trials that drive a student's object beside them, are in `ch06_oracle` and `ch06_victims`.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,13 +16,22 @@ __all__ = ["Running", "check_choose_victims", "check_forked_tables", "check_lowe
 _PACKAGE = ("minillm.kv_cache.block_pool.BlockPool", "minillm.kv_cache.manager.KVCacheManager")
 
 check_slot_mapping = Checker(
-    "slot_mapping", hint="Position p lies in block table[p // block_size], at offset p % block_size.")
+    "slot_mapping", hint="Position p lies in block table[p // block_size], at offset p % block_size."
+)
 check_lowest_pool = Checker(
-    "lowest_pool", hint="A block is free when it has no owner, and of the free ones the lowest ids go first.", forbid=_PACKAGE)
+    "lowest_pool",
+    hint="A block is free when it has no owner, and of the free ones the lowest ids go first.",
+    forbid=_PACKAGE,
+)
 check_forked_tables = Checker(
-    "forked_tables", hint="Who is about to write into a block that has another owner writes into a copy of it.", forbid=_PACKAGE[1:])
+    "forked_tables",
+    hint="Who is about to write into a block that has another owner writes into a copy of it.",
+    forbid=_PACKAGE[1:],
+)
 check_choose_victims = Checker(
-    "choose_victims", hint="A block is free when every request that holds it has gone. Cheapest first, then the fewest, then the latest.")
+    "choose_victims",
+    hint="A block is free when every request that holds it has gone. Cheapest first, then the fewest, then the latest.",
+)
 
 
 @check_slot_mapping.part("example")
@@ -43,7 +53,15 @@ def _slots_edges(case: Case) -> None:
     _slots(case, [[1], [4]], [400, 0], [0, 1], 4)  # no token, so nothing lies beyond the table
     for tables, starts, counts in (([[4, 7]], [7], [2]), ([[1, 2, 3], [5]], [0, 4], [1, 1]), ([[]], [0], [1])):
         last = next(s + c - 1 for t, s, c in zip(tables, starts, counts) if s + c > 4 * len(t))
-        case.raises(ValueError, case.student, tables, starts, counts, 4, hint=f"No block of the table holds position {last}: a ValueError, before anything is written.")
+        case.raises(
+            ValueError,
+            case.student,
+            tables,
+            starts,
+            counts,
+            4,
+            hint=f"No block of the table holds position {last}: a ValueError, before anything is written.",
+        )
 
 
 @check_slot_mapping.part("random")
@@ -65,17 +83,31 @@ def _slots(case: Case, tables: list[list[int]], starts: list[int], counts: list[
     expected = [table[p // size] * size + p % size if table[p // size] else -1 for table, p, _ in tokens]
     got = case.call(tables, starts, counts, size)
     guesses = {
-        "Sequence i's first token of this step stands at position starts[i], not at 0.": lambda t, p, i: t[i // size] * size + i % size,
-        "A token that would fall into the null block, 0, is written nowhere: its slot is -1.": lambda t, p, i: t[p // size] * size + p % size,
-        "One block too far: position block_size - 1 is the last one of the first block.": lambda t, p, i: t[(p + 1) // size] * size + p % size,
+        "Sequence i's first token of this step stands at position starts[i], not at 0.": lambda t, p, i: (
+            t[i // size] * size + i % size
+        ),
+        "A token that would fall into the null block, 0, is written nowhere: its slot is -1.": lambda t, p, i: (
+            t[p // size] * size + p % size
+        ),
+        "One block too far: position block_size - 1 is the last one of the first block.": lambda t, p, i: (
+            t[(p + 1) // size] * size + p % size
+        ),
         "A block has block_size slots: block b begins at slot b * block_size.": lambda t, p, i: t[p // size] + p % size,
-        "Blocks are counted from 0, and block 0 has slots too: block b begins at b * block_size.": lambda t, p, i: (t[p // size] - 1) * size + p % size,
+        "Blocks are counted from 0, and block 0 has slots too: block b begins at b * block_size.": lambda t, p, i: (
+            (t[p // size] - 1) * size + p % size
+        ),
         "Every sequence has a table of its own.": lambda t, p, i: tables[0][p // size] * size + p % size,
         "That is the position. The table says where its block really lies.": lambda t, p, i: p,
     }
     hint = None
     for told, slot in guesses.items():
-        if hint is None and tokens and got != expected and isinstance(got, Sequence) and list(got) == _tried(slot, tokens):
+        if (
+            hint is None
+            and tokens
+            and got != expected
+            and isinstance(got, Sequence)
+            and list(got) == _tried(slot, tokens)
+        ):
             hint = told
     case.equal(got, expected, "the list of slots", hint=hint)
 
@@ -128,7 +160,10 @@ def _pool_edges(case: Case) -> None:
 
 
 def _pool_cost(case: Case, num_blocks: int) -> None:
-    pool, told = case.run(case.student, num_blocks), "A loop over the pool: find a structure that gives the lowest in a few steps (a heap)."
+    pool, told = (
+        case.run(case.student, num_blocks),
+        "A loop over the pool: find a structure that gives the lowest in a few steps (a heap).",
+    )
     case.run(pool.allocate, num_blocks)
     case.run(pool.free, range(num_blocks // 2, 0, -1))
     for _ in range(3):
@@ -240,7 +275,12 @@ def _forks_random(case: Case) -> None:
 
 @check_choose_victims.part("example")
 def _victims_example(case: Case) -> None:
-    running = [Running("a", "a", [1, 2, 3], 44), Running("b0", "b", [4, 5, 6], 40), Running("b1", "b", [4, 5, 7], 41), Running("c", "c", [8], 9)]
+    running = [
+        Running("a", "a", [1, 2, 3], 44),
+        Running("b0", "b", [4, 5, 6], 40),
+        Running("b1", "b", [4, 5, 7], 41),
+        Running("c", "c", [8], 9),
+    ]
     for k in range(1, 10):
         _victims(case, running, k, best_of_all(running, k))
 
@@ -284,7 +324,11 @@ def _victims(case: Case, running: list[Running], k: int, expected: list[int] | N
     wanted = None if expected is None else [names[i] for i in expected]
     if got != wanted and isinstance(got, (list, tuple)) and set(got) <= set(names) and expected is not None:
         places = sorted(names.index(name) for name in set(got))
-        freed, cost, least = len(freed_by(running, places)), sum(running[i].cost for i in places), sum(running[i].cost for i in expected)
+        freed, cost, least = (
+            len(freed_by(running, places)),
+            sum(running[i].cost for i in places),
+            sum(running[i].cost for i in expected),
+        )
         if freed < k:
             hint = f"Blocks that {list(got)} free: {freed}. One that another request holds stays, one with several owners counts once, 0 is no block."
         elif cost > least:

@@ -3,6 +3,7 @@
 `PoolTrial` and `ForkTrial` drive a student's object and a reference side by side. The reference of the forks is what
 each sequence has written: copies and writes are carried out in a dictionary of slots, and then every table is read.
 """
+
 from __future__ import annotations
 
 import sys
@@ -133,7 +134,9 @@ class PoolTrial:
             return f"Block {owned[0]} has {self.refs[owned[0]]} owner(s): a block is free when its last owner frees it."
         if sorted(got) == free[:count]:
             return "These are the right blocks, but not in ascending order."
-        return f"Free are {free[:12]}{' ...' if len(free) > 12 else ''}: the lowest ids go first, whatever was freed last."
+        return (
+            f"Free are {free[:12]}{' ...' if len(free) > 12 else ''}: the lowest ids go first, whatever was freed last."
+        )
 
 
 class ForkTrial:
@@ -154,10 +157,15 @@ class ForkTrial:
             return
         self.case.run(self.tables.fork, parent, child)
         self.texts[child] = list(self.texts[parent])
-        self.case.true(self.tables.tables[parent] is not self.tables.tables[child],
-                       f"{parent!r} and {child!r} have one and the same list for their tables",
-                       hint="Two names for one list: what one of them appends, the other one gets too. Make a copy of the list.")
-        self._compare(f"after fork({parent!r}, {child!r})", hint="A fork moves nothing and takes no block; each block has one owner more.")
+        self.case.true(
+            self.tables.tables[parent] is not self.tables.tables[child],
+            f"{parent!r} and {child!r} have one and the same list for their tables",
+            hint="Two names for one list: what one of them appends, the other one gets too. Make a copy of the list.",
+        )
+        self._compare(
+            f"after fork({parent!r}, {child!r})",
+            hint="A fork moves nothing and takes no block; each block has one owner more.",
+        )
 
     def free(self, name: str) -> None:
         self.case.run(self.tables.free, name)
@@ -185,13 +193,21 @@ class ForkTrial:
 
     def step(self) -> None:
         """Make the copies, write the tokens of this step, and read every sequence through its table."""
-        copies, size, wanted = [tuple(pair) for pair in self.case.run(self.tables.take_copies)], self.block_size, self.planned
+        copies, size, wanted = (
+            [tuple(pair) for pair in self.case.run(self.tables.take_copies)],
+            self.block_size,
+            self.planned,
+        )
         shown = ", ".join(f"{a} to {b}" for a, b in copies) or "none"
         told = "Every owner but the last one to write needs a copy of its own; all of them are in the list, in the order they were planned."
         if len(copies) > len(wanted):
             told = "A copy too many: was it planned for the last owner, or by an append that then returned False?"
-        self.case.true(len(copies) == len(wanted), f"copies from take_copies(): {len(copies)} ({shown}), needed: {len(wanted)}"
-                       + (f", for {', '.join(map(repr, wanted))}" if wanted else ""), hint=told)
+        self.case.true(
+            len(copies) == len(wanted),
+            f"copies from take_copies(): {len(copies)} ({shown}), needed: {len(wanted)}"
+            + (f", for {', '.join(map(repr, wanted))}" if wanted else ""),
+            hint=told,
+        )
         memory = self._executed(copies)
         wrong = self._misread(memory)
         hint = None
@@ -199,34 +215,76 @@ class ForkTrial:
             hint = "In the reverse order they would be right: a copy overwrites what a later one should have read."
         if wrong:
             name, got = wrong
-            self.case.equal(got, self.texts[name], f"what {name!r} reads through its table {self.tables.tables[name]} after the copies {shown},",
-                            hint=hint or "'a3' is what sequence a wrote at position 3. Each copy is made when its turn comes, then the tokens are written.")
-        self.case.equal(self.case.run(self.tables.take_copies), [], "take_copies() asked a second time", hint="Each copy is made once.")
+            self.case.equal(
+                got,
+                self.texts[name],
+                f"what {name!r} reads through its table {self.tables.tables[name]} after the copies {shown},",
+                hint=hint
+                or "'a3' is what sequence a wrote at position 3. Each copy is made when its turn comes, then the tokens are written.",
+            )
+        self.case.equal(
+            self.case.run(self.tables.take_copies),
+            [],
+            "take_copies() asked a second time",
+            hint="Each copy is made once.",
+        )
         self.memory, self.writes, self.planned = memory, {}, []
-        self.case.true(all(len(t) == -(-len(self.texts[n]) // size) for n, t in self.tables.tables.items()), "a table changed in take_copies")
+        self.case.true(
+            all(len(t) == -(-len(self.texts[n]) // size) for n, t in self.tables.tables.items()),
+            "a table changed in take_copies",
+        )
 
     def _check_ownership(self, name: str, start: int, before: list[int], shares: bool, when: str) -> None:
         table, first = self.tables.tables[name], start // self.block_size
-        self.case.equal(table[:first], before[:first], f"the full blocks of {name!r} {when}",
-                        hint="Nobody writes into a full block again: it stays shared, and is never copied.")
+        self.case.equal(
+            table[:first],
+            before[:first],
+            f"the full blocks of {name!r} {when}",
+            hint="Nobody writes into a full block again: it stays shared, and is never copied.",
+        )
         for index in range(first, len(table)):
             others = [n for n, t in self.tables.tables.items() if n != name and table[index] in t]
-            self.case.true(not others, f"{when}, {name!r} is about to write into block {table[index]}, which stands in the table of {others[:1]} too",
-                           hint="Copy on write: take a block, plan the copy, put it into this table, free the shared one.")
+            self.case.true(
+                not others,
+                f"{when}, {name!r} is about to write into block {table[index]}, which stands in the table of {others[:1]} too",
+                hint="Copy on write: take a block, plan the copy, put it into this table, free the shared one.",
+            )
         if not shares:
-            self.case.equal(table[:len(before)], before, f"the blocks {name!r} had {when}", hint="Its last block has no other owner: write in place.")
+            self.case.equal(
+                table[: len(before)],
+                before,
+                f"the blocks {name!r} had {when}",
+                hint="Its last block has no other owner: write in place.",
+            )
 
     def _compare(self, when: str, hint: str | None = None) -> None:
         names = sorted(self.texts)
         self.case.equal(sorted(self.tables.tables), names, f"the names in tables {when}", hint=hint)
-        self.case.equal([self.tables.lengths.get(n) for n in names], [len(self.texts[n]) for n in names], f"the lengths of {names} {when}", hint=hint)
+        self.case.equal(
+            [self.tables.lengths.get(n) for n in names],
+            [len(self.texts[n]) for n in names],
+            f"the lengths of {names} {when}",
+            hint=hint,
+        )
         for name in names:
-            self.case.equal(len(self.tables.tables[name]), -(-len(self.texts[name]) // self.block_size), f"the number of blocks of {name!r} {when}", hint=hint)
+            self.case.equal(
+                len(self.tables.tables[name]),
+                -(-len(self.texts[name]) // self.block_size),
+                f"the number of blocks of {name!r} {when}",
+                hint=hint,
+            )
         owned = Counter(block for table in self.tables.tables.values() for block in table)
         for block in range(1, self.pool.num_blocks + 1):
-            told = "Too many in the pool: a block that nobody will ever free. Too few: someone else will be given it." if not hint else hint
-            self.case.true(self.pool.ref_cnt[block] == owned[block],
-                           f"{when}, the pool counts {self.pool.ref_cnt[block]} owners of block {block}, the tables {owned[block]}", hint=told)
+            told = (
+                "Too many in the pool: a block that nobody will ever free. Too few: someone else will be given it."
+                if not hint
+                else hint
+            )
+            self.case.true(
+                self.pool.ref_cnt[block] == owned[block],
+                f"{when}, the pool counts {self.pool.ref_cnt[block]} owners of block {block}, the tables {owned[block]}",
+                hint=told,
+            )
 
     def _executed(self, copies: list[tuple[int, int]]) -> dict[tuple[int, int], str]:
         memory, size = dict(self.memory), self.block_size
@@ -240,7 +298,10 @@ class ForkTrial:
 
     def _misread(self, memory: dict[tuple[int, int], str]) -> tuple[str, list[str]] | None:
         for name, text in self.texts.items():
-            got = [memory.get((self.tables.tables[name][p // self.block_size], p % self.block_size), "garbage") for p in range(len(text))]
+            got = [
+                memory.get((self.tables.tables[name][p // self.block_size], p % self.block_size), "garbage")
+                for p in range(len(text))
+            ]
             if got != text:
                 return name, got
         return None

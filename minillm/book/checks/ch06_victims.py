@@ -1,4 +1,5 @@
 """References of chapter 06's last exercise: victims by trying all of them, or all of each group. Built in chapter 06."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -27,7 +28,7 @@ def random_running(case: Case, count: int) -> list[Running]:
         group, shared = f"g{len(running)}", [next(fresh) for _ in range(case.randint(0, 4))]
         for index in range(min(case.rng.choice((1, 1, 2, 3, 4)), count - len(running))):
             # One that has copied its last block.
-            kept = shared[:case.rng.choice((len(shared), case.randint(0, len(shared) + 1)))]
+            kept = shared[: case.rng.choice((len(shared), case.randint(0, len(shared) + 1)))]
             blocks = kept + [next(fresh) for _ in range(case.randint(0, 4))]
             running.append(Running(f"{group}.{index}", group, blocks, case.randint(1, 12)))
     case.rng.shuffle(running)
@@ -50,7 +51,9 @@ def rank(running: list[Running], victims: Iterable[int]) -> tuple:
 def best_of_all(running: list[Running], k: int) -> list[int] | None:
     """Every subset tried."""
     places = range(len(running))
-    enough = [s for size in range(len(running) + 1) for s in combinations(places, size) if len(freed_by(running, s)) >= k]
+    enough = [
+        s for size in range(len(running) + 1) for s in combinations(places, size) if len(freed_by(running, s)) >= k
+    ]
     return sorted(min(enough, key=lambda s: rank(running, s))) if enough else None
 
 

@@ -2,48 +2,114 @@
 
 The references, and the mistakes they can make on purpose, are in `ch07_oracle`.
 """
+
 from __future__ import annotations
 
 from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch07_oracle import CHAIN_MISTAKES, SERVE_MISTAKES, STORY, PoolDrive, chain, fewest_tokens, lives, serve, story_of
+from minillm.book.checks.ch07_oracle import (
+    CHAIN_MISTAKES,
+    SERVE_MISTAKES,
+    STORY,
+    PoolDrive,
+    chain,
+    fewest_tokens,
+    lives,
+    serve,
+    story_of,
+)
 
-__all__ = ["check_cached_pool", "check_prefix_hasher", "check_repair_cache", "check_serve_order", "check_vote", "story_of"]
+__all__ = [
+    "check_cached_pool",
+    "check_prefix_hasher",
+    "check_repair_cache",
+    "check_serve_order",
+    "check_vote",
+    "story_of",
+]
 
 check_vote = Checker(
-    "vote", hint="Count first. Log-probabilities decide between the answers with the most votes, and nowhere else.",
-    forbid=("minillm.sampling.voting.self_consistency",))
+    "vote",
+    hint="Count first. Log-probabilities decide between the answers with the most votes, and nowhere else.",
+    forbid=("minillm.sampling.voting.self_consistency",),
+)
 check_prefix_hasher = Checker(
-    "prefix_hasher", hint="hash of a block = SHA-256(its tokens, 4 bytes each, then the hash before); before the first one: SHA-256(salt).",
-    forbid=("minillm.kv_cache.prefix.hash_block", "minillm.kv_cache.prefix.root_hash", "minillm.kv_cache.prefix.extend_chain"))
+    "prefix_hasher",
+    hint="hash of a block = SHA-256(its tokens, 4 bytes each, then the hash before); before the first one: SHA-256(salt).",
+    forbid=(
+        "minillm.kv_cache.prefix.hash_block",
+        "minillm.kv_cache.prefix.root_hash",
+        "minillm.kv_cache.prefix.extend_chain",
+    ),
+)
 check_cached_pool = Checker(
-    "cached_pool", hint="Out at the front; back from the last block of a table to the first, findable ones to the end, others to the front.",
-    forbid=("minillm.kv_cache.block_pool.BlockPool",))
+    "cached_pool",
+    hint="Out at the front; back from the last block of a table to the first, findable ones to the end, others to the front.",
+    forbid=("minillm.kv_cache.block_pool.BlockPool",),
+)
 check_repair_cache = Checker(
-    "repair_cache", hint="A name may be found only while its block holds exactly the text that the name says.",
-    forbid=("minillm.kv_cache.manager.KVCacheManager", "minillm.kv_cache.block_pool.BlockPool"))
-check_serve_order = Checker("serve_order", hint="Score of who waits: cached tokens + ageing · (clock - arrival); the greatest is served.")
+    "repair_cache",
+    hint="A name may be found only while its block holds exactly the text that the name says.",
+    forbid=("minillm.kv_cache.manager.KVCacheManager", "minillm.kv_cache.block_pool.BlockPool"),
+)
+check_serve_order = Checker(
+    "serve_order", hint="Score of who waits: cached tokens + ageing · (clock - arrival); the greatest is served."
+)
 
 
 @check_vote.part("example")
 def _vote_example(case: Case) -> None:
-    case.equal(case.call([18, 20, 18, None], [-4.0, -1.0, -5.0, -0.5]), (18, 2), "the pair (answer, votes)", hint="18 has two votes, 20 has one.")
-    case.equal(case.call([18, 20, 18, 20], [-4.0, -2.0, -5.0, -6.0]), (20, 2), "the pair (answer, votes) of a tie",
-               hint="Two votes each; 20 has -8 in total, 18 has -9, and -8 is more.")
+    case.equal(
+        case.call([18, 20, 18, None], [-4.0, -1.0, -5.0, -0.5]),
+        (18, 2),
+        "the pair (answer, votes)",
+        hint="18 has two votes, 20 has one.",
+    )
+    case.equal(
+        case.call([18, 20, 18, 20], [-4.0, -2.0, -5.0, -6.0]),
+        (20, 2),
+        "the pair (answer, votes) of a tie",
+        hint="Two votes each; 20 has -8 in total, 18 has -9, and -8 is more.",
+    )
 
 
 @check_vote.part("edges")
 def _vote_edges(case: Case) -> None:
     case.equal(case.call([], []), (None, 0), "the pair (answer, votes) of no samples")
-    case.equal(case.call([None, None], [-1.0, -2.0]), (None, 0), "the pair (answer, votes) where nothing could be read", hint="None is no answer.")
-    case.equal(case.call([None, None, None, 7], [-0.1, -0.1, -0.1, -9.0]), (7, 1), "the pair (answer, votes) with three unreadable samples",
-               hint="None does not vote, however often it stands there.")
-    case.equal(case.call([0, 0, 5], [-3.0, -3.0, -1.0]), (0, 2), "the pair (answer, votes) with the answer 0",
-               hint="0 is an answer like any other; only None means that none could be read.")
-    case.equal(case.call([3, 4, 3, 4], [-1.0, -3.0, -9.0, -3.0]), (4, 2), "the pair (answer, votes) of a tie",
-               hint="The totals are -10 and -6. The single best sample, -1, does not count by itself.")
-    case.equal(case.call([3, 4, 4], [-1.0, -30.0, -30.0]), (4, 2), "the pair (answer, votes) of two improbable samples against one probable")
-    case.equal(case.call([9, 2, 2, 9], [-2.0, -1.0, -2.0, -1.0]), (2, 2), "the pair (answer, votes) of a tie with equal totals",
-               hint="Equal votes, equal totals: the smaller answer wins.")
+    case.equal(
+        case.call([None, None], [-1.0, -2.0]),
+        (None, 0),
+        "the pair (answer, votes) where nothing could be read",
+        hint="None is no answer.",
+    )
+    case.equal(
+        case.call([None, None, None, 7], [-0.1, -0.1, -0.1, -9.0]),
+        (7, 1),
+        "the pair (answer, votes) with three unreadable samples",
+        hint="None does not vote, however often it stands there.",
+    )
+    case.equal(
+        case.call([0, 0, 5], [-3.0, -3.0, -1.0]),
+        (0, 2),
+        "the pair (answer, votes) with the answer 0",
+        hint="0 is an answer like any other; only None means that none could be read.",
+    )
+    case.equal(
+        case.call([3, 4, 3, 4], [-1.0, -3.0, -9.0, -3.0]),
+        (4, 2),
+        "the pair (answer, votes) of a tie",
+        hint="The totals are -10 and -6. The single best sample, -1, does not count by itself.",
+    )
+    case.equal(
+        case.call([3, 4, 4], [-1.0, -30.0, -30.0]),
+        (4, 2),
+        "the pair (answer, votes) of two improbable samples against one probable",
+    )
+    case.equal(
+        case.call([9, 2, 2, 9], [-2.0, -1.0, -2.0, -1.0]),
+        (2, 2),
+        "the pair (answer, votes) of a tie with equal totals",
+        hint="Equal votes, equal totals: the smaller answer wins.",
+    )
     case.equal(case.call([-5, 3], [-2.0, -2.0]), (-5, 1), "the pair (answer, votes) of a tie with a negative answer")
 
 
@@ -57,7 +123,12 @@ def _vote_random(case: Case) -> None:
         totals = {a: sum(p for b, p in zip(answers, logprobs) if b == a) for a in read}
         best = min(totals, key=lambda a: (-read.count(a), -totals[a], a), default=None)
         told = ", ".join(f"{a}: {read.count(a)} votes, {totals[a]:g}" for a in sorted(totals))
-        case.equal(case.call(answers, logprobs), (best, read.count(best)), "the pair (answer, votes)", hint=f"{told or 'nothing was read'}.")
+        case.equal(
+            case.call(answers, logprobs),
+            (best, read.count(best)),
+            "the pair (answer, votes)",
+            hint=f"{told or 'nothing was read'}.",
+        )
 
 
 @check_prefix_hasher.part("example")
@@ -70,8 +141,14 @@ def _hasher_example(case: Case) -> None:
 
 @check_prefix_hasher.part("edges")
 def _hasher_edges(case: Case) -> None:
-    for token_ids, size, salt in (([7, 8, 9], 4, ""), ([7, 8, 9, 10], 4, ""), ([], 4, ""), ([0, 1023, 128_255, 2**32 - 1], 1, ""),
-                                  ([5, 5, 5, 5, 5, 5], 2, "Ana"), ([5, 5, 5, 5, 5, 5], 2, "Zoë")):
+    for token_ids, size, salt in (
+        ([7, 8, 9], 4, ""),
+        ([7, 8, 9, 10], 4, ""),
+        ([], 4, ""),
+        ([0, 1023, 128_255, 2**32 - 1], 1, ""),
+        ([5, 5, 5, 5, 5, 5], 2, "Ana"),
+        ([5, 5, 5, 5, 5, 5], 2, "Zoë"),
+    ):
         _hashes(case, case.run(case.student, size, salt), token_ids, size, salt)
     plain, ana = case.run(case.student, 2), case.run(case.student, 2, "Ana")
     text, other = [1, 2, 3, 4, 5, 6], [9, 9, 3, 4, 5, 6]
@@ -104,7 +181,11 @@ def _hasher_random(case: Case) -> None:
 
 def _hashes(case: Case, hasher: object, token_ids: list[int], size: int, salt: str) -> list[bytes]:
     got, expected = case.run(hasher.hashes, token_ids), chain(token_ids, size, salt)
-    guesses = (told for told, mistake in CHAIN_MISTAKES.items() if got != expected and got == chain(token_ids, size, salt, mistake))
+    guesses = (
+        told
+        for told, mistake in CHAIN_MISTAKES.items()
+        if got != expected and got == chain(token_ids, size, salt, mistake)
+    )
     what, hint = f"the list of hashes of {token_ids}, block_size={size}, salt={salt!r}", next(guesses, None)
     if isinstance(got, list) and all(isinstance(block_hash, bytes) for block_hash in got):
         case.equal([h.hex() for h in got], [h.hex() for h in expected], f"{what}, in hexadecimal,", hint=hint)
@@ -119,7 +200,9 @@ class Known(frozenset):
         return f"{{{', '.join(h.hex()[:4] + '…' for h in sorted(self)[:6])}}}"
 
 
-def _cached(case: Case, hasher: object, token_ids: list[int], size: int, salt: str, known: set[bytes], expected: int) -> None:
+def _cached(
+    case: Case, hasher: object, token_ids: list[int], size: int, salt: str, known: set[bytes], expected: int
+) -> None:
     got, names = case.run(hasher.cached_tokens, token_ids, Known(known)), chain(token_ids, size, salt)
     run = next((i for i, h in enumerate(names) if h not in known), len(names)) * size
     hint = None
@@ -129,10 +212,17 @@ def _cached(case: Case, hasher: object, token_ids: list[int], size: int, salt: s
         hint = "Only whole blocks are reused: if the last token must be computed, its whole block is."
     elif got == sum(h in known for h in names) * size and got > run:
         hint = "A hit ends at the first hash that is not known: keys and values behind a hole are of no use."
-    elif any(got == sum(h in known for h in chain(token_ids, size, salt, m)) * size > run for m in ("no parent", "no salt")):
+    elif any(
+        got == sum(h in known for h in chain(token_ids, size, salt, m)) * size > run for m in ("no parent", "no salt")
+    ):
         hint = "These keys and values belong to another beginning, or to another salt: the hash before, and the salt, must be in the hash."
     held = [h in known for h in names]
-    case.equal(got, expected, f"cached_tokens of {token_ids}, block_size={size}, salt={salt!r}, its full blocks known: {held},", hint=hint)
+    case.equal(
+        got,
+        expected,
+        f"cached_tokens of {token_ids}, block_size={size}, salt={salt!r}, its full blocks known: {held},",
+        hint=hint,
+    )
 
 
 @check_cached_pool.part("example")
@@ -183,7 +273,9 @@ def _pool_random(case: Case) -> None:
             kind, names = case.rng.random(), [text[: i + 1] for i in range(len(text))]
             if kind < 0.3:
                 hole = case.randint(0, 5) if case.rng.random() < 0.2 else 9
-                tables.append(drive.does("hit", [*names[:hole], "?", *names[hole:]] if hole < 9 else names[: case.randint(1, 5)]))
+                tables.append(
+                    drive.does("hit", [*names[:hole], "?", *names[hole:]] if hole < 9 else names[: case.randint(1, 5)])
+                )
             elif kind < 0.6:
                 tables.append(drive.does("allocate", case.randint(0, len(drive.right.order) + 1)))
             elif kind < 0.65:
@@ -206,21 +298,83 @@ def _repair_edges(case: Case) -> None:
     a, b = "0123456789", "01234567xyz"
     # A full hit.
     lives(case, 6, [("admit", "A", "01234567"), ("computed", "A", 8), ("release", "A"), ("admit", "B", "01234567")])
-    lives(case, 6, [("admit", "A", a), ("admit", "B", b), ("computed", "A", 10), ("computed", "B", 11), ("release", "A"), ("release", "B"),
-                     ("admit", "C", a), ("release", "C"), ("admit", "D", "something else here"), ("release", "D"), ("admit", "E", b)])
-    lives(case, 9, [("admit", "A", a), ("admit", "B", a), ("computed", "B", 10), ("computed", "A", 10), ("release", "B"), ("admit", "C", "p" * 12),
-                     ("computed", "C", 12), ("admit", "D", a), ("release", "A"), ("release", "C"), ("admit", "E", "q" * 15), ("admit", "F", a)])
-    lives(case, 4, [("admit", "A", a), ("computed", "A", 3), ("computed", "A", 7), ("computed", "A", 9), ("release", "A"),
-                     ("admit", "A", a), ("computed", "A", 10), ("admit", "B", "0123")])
-    lives(case, 9, [("admit", "A", a), ("computed", "A", 3), ("admit", "B", a), ("computed", "A", 7), ("admit", "C", a)])  # half a block
-    lives(case, 5, [("admit", "A", a), ("computed", "A", 8), ("admit", "B", b), ("release", "A"), ("admit", "C", "zzzz"), ("computed", "C", 4),
-                     ("release", "B"), ("admit", "D", b)])
+    lives(
+        case,
+        6,
+        [
+            ("admit", "A", a),
+            ("admit", "B", b),
+            ("computed", "A", 10),
+            ("computed", "B", 11),
+            ("release", "A"),
+            ("release", "B"),
+            ("admit", "C", a),
+            ("release", "C"),
+            ("admit", "D", "something else here"),
+            ("release", "D"),
+            ("admit", "E", b),
+        ],
+    )
+    lives(
+        case,
+        9,
+        [
+            ("admit", "A", a),
+            ("admit", "B", a),
+            ("computed", "B", 10),
+            ("computed", "A", 10),
+            ("release", "B"),
+            ("admit", "C", "p" * 12),
+            ("computed", "C", 12),
+            ("admit", "D", a),
+            ("release", "A"),
+            ("release", "C"),
+            ("admit", "E", "q" * 15),
+            ("admit", "F", a),
+        ],
+    )
+    lives(
+        case,
+        4,
+        [
+            ("admit", "A", a),
+            ("computed", "A", 3),
+            ("computed", "A", 7),
+            ("computed", "A", 9),
+            ("release", "A"),
+            ("admit", "A", a),
+            ("computed", "A", 10),
+            ("admit", "B", "0123"),
+        ],
+    )
+    lives(
+        case, 9, [("admit", "A", a), ("computed", "A", 3), ("admit", "B", a), ("computed", "A", 7), ("admit", "C", a)]
+    )  # half a block
+    lives(
+        case,
+        5,
+        [
+            ("admit", "A", a),
+            ("computed", "A", 8),
+            ("admit", "B", b),
+            ("release", "A"),
+            ("admit", "C", "zzzz"),
+            ("computed", "C", 4),
+            ("release", "B"),
+            ("admit", "D", b),
+        ],
+    )
 
 
 @check_repair_cache.part("random")
 def _repair_random(case: Case) -> None:
     for _ in range(20):
-        num_blocks, events, live, texts = case.randint(5, 10), [], {}, ["abcdabcdabcd", "abcdabcdxy", "pqrspqrs", "abcd", "pqrsabcdabcdabcd"]
+        num_blocks, events, live, texts = (
+            case.randint(5, 10),
+            [],
+            {},
+            ["abcdabcdabcd", "abcdabcdxy", "pqrspqrs", "abcd", "pqrsabcdabcdabcd"],
+        )
         free = num_blocks
         for number in range(30):
             text = case.rng.choice(texts)
@@ -275,21 +429,37 @@ def _order_random(case: Case) -> None:
         size, prompts = case.randint(1, 4), []
         for _ in range(case.randint(1, 9)):
             base = case.rng.choice(prompts) if prompts and case.rng.random() < 0.7 else []
-            prompts.append([*base[: case.randint(0, len(base) + 1)], *(case.randint(0, 3) for _ in range(case.randint(1, 7)))])
+            prompts.append(
+                [*base[: case.randint(0, len(base) + 1)], *(case.randint(0, 3) for _ in range(case.randint(1, 7)))]
+            )
         arrivals = [case.randint(0, case.rng.choice((1, 40))) for _ in prompts]
         capacity = max(1, *(len(prompt) // size for prompt in prompts), 1) + case.randint(0, 4)
         _served(case, prompts, arrivals, size, capacity, case.rng.choice((0, 0.25, 0.5, 1, 4)))
 
 
-def _served(case: Case, prompts: list[list[int]], arrivals: list[int], size: int, capacity: int, ageing: float) -> list[tuple]:
+def _served(
+    case: Case, prompts: list[list[int]], arrivals: list[int], size: int, capacity: int, ageing: float
+) -> list[tuple]:
     got, right = case.call(prompts, arrivals, size, capacity, ageing), serve(prompts, arrivals, size, capacity, ageing)
-    case.true(isinstance(got, list) and all(len(row) == 3 for row in got), "the result must be a list of (index, start, computed tokens)")
-    case.equal(sorted(row[0] for row in got), list(range(len(prompts))), "the sorted list of indices served", hint="Everybody is served, once.")
+    case.true(
+        isinstance(got, list) and all(len(row) == 3 for row in got),
+        "the result must be a list of (index, start, computed tokens)",
+    )
+    case.equal(
+        sorted(row[0] for row in got),
+        list(range(len(prompts))),
+        "the sorted list of indices served",
+        hint="Everybody is served, once.",
+    )
     hint = None
     for place, (mine, expected) in enumerate(zip(got, right)):
         told = f"row {place} (index, start, computed tokens) of {len(right)}; arrivals {arrivals}, block_size={size}, capacity={capacity}, ageing={ageing};"
         if tuple(mine) != expected:
-            same = (m for m, mistake in SERVE_MISTAKES.items() if got == serve(prompts, arrivals, size, capacity, ageing, mistake=mistake))
+            same = (
+                m
+                for m, mistake in SERVE_MISTAKES.items()
+                if got == serve(prompts, arrivals, size, capacity, ageing, mistake=mistake)
+            )
             hint = f"{next(same, check_serve_order.hint)} Here prompt {expected[0]} is {prompts[expected[0]]}; served before it: {[row[0] for row in right[:place]]}."
         case.equal(tuple(mine), expected, told, hint=hint)
     return got

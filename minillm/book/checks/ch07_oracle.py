@@ -3,6 +3,7 @@
 A checker lets a reference with one mistake run beside the right one. Where the student's object does exactly what the
 mistaken one does, the failure can name the mistake.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -140,7 +141,9 @@ class PoolDrive:
         self.compare(f"in a new pool of {num_blocks}", None, None)
 
     def does(self, method: str, *args: object) -> list[int]:
-        self.names += [h for h in (args[-1:] if method == "cache" else args[0] if method == "hit" else ()) if h not in self.names]
+        self.names += [
+            h for h in (args[-1:] if method == "cache" else args[0] if method == "hit" else ()) if h not in self.names
+        ]
         self.done.append(f"{method}({', '.join(map(repr, args))})")
         expected = getattr(self.right, method)(*args)
         got = self.case.run(getattr(self.pool, method), *args)
@@ -159,14 +162,21 @@ class PoolDrive:
         self.done.append(f"{method}({', '.join(map(repr, args))}) raised")
         told = "fewer blocks are free" if method == "allocate" else "one of these blocks has no owner"
         self.case.raises(ValueError, getattr(self.pool, method), *args, hint=f"{told}.")
-        self.compare(f"after {self.done[-1]}, which must change nothing,", None, None, "Check everything first; change something only then.")
+        self.compare(
+            f"after {self.done[-1]}, which must change nothing,",
+            None,
+            None,
+            "Check everything first; change something only then.",
+        )
 
     def compare(self, when: str, got: object, expected: object, hint: str | None = None) -> None:
         hint = hint or (next(iter(self.suspects), None) if self.done else None)
         if got is not None or expected is not None:
             self.case.equal(got, expected, f"what {self.done[-1].split('(')[0]} returned {when},", hint=hint)
         parts = ("free_order()", "ref_cnt", f"lookup() of {self.names}")
-        for name, mine, right in zip(parts, self.seen(self.pool, self.pool.free_order()), self.seen(self.right, self.right.order)):
+        for name, mine, right in zip(
+            parts, self.seen(self.pool, self.pool.free_order()), self.seen(self.right, self.right.order)
+        ):
             self.case.equal(mine, right, f"{name} {when}", hint=hint)
 
     def seen(self, pool: object, order: object) -> tuple:
@@ -203,8 +213,10 @@ class Names:
             self.pool += [] if self.owners[block] else [block]
 
 
-_TABLE = ("Hits first, each with one owner more, then blocks from the front of the free list; a table goes back with its last "
-          "block first. Of two copies the one named first keeps the name.")
+_TABLE = (
+    "Hits first, each with one owner more, then blocks from the front of the free list; a table goes back with its last "
+    "block first. Of two copies the one named first keeps the name."
+)
 
 
 def lives(case: Case, num_blocks: int, events: list[tuple]) -> None:
@@ -222,9 +234,17 @@ def lives(case: Case, num_blocks: int, events: list[tuple]) -> None:
         texts[request], cached[request], blocks = rest[0], expected, cache.tables[request]
         for index, block in enumerate(blocks[: got // 4]):
             lies, wanted = held.get(block), rest[0][4 * index : 4 * index + 4]
-            case.true(lies == wanted, f"{told}: block {block} is passed off as {wanted!r}, but " + (f"holds {lies!r}" if lies else "nothing was ever written there"),
-                      hint="Who wrote into that block last, and when did it get, or keep, a name that does not fit?")
-        hint = "Everything is cached, and nothing is left to compute: the last character always is." if got == len(rest[0]) else None
+            case.true(
+                lies == wanted,
+                f"{told}: block {block} is passed off as {wanted!r}, but "
+                + (f"holds {lies!r}" if lies else "nothing was ever written there"),
+                hint="Who wrote into that block last, and when did it get, or keep, a name that does not fit?",
+            )
+        hint = (
+            "Everything is cached, and nothing is left to compute: the last character always is."
+            if got == len(rest[0])
+            else None
+        )
         hint = hint or ("What was computed, and is still there, must be found." if got < expected else None)
         case.equal(got, expected, f"{told}: the number of cached characters", hint=hint)
         case.equal(list(blocks), right.tables[request], f"{told}: its table", hint=_TABLE)
@@ -236,10 +256,19 @@ def write(held: dict[int, str], blocks: list[int], text: str, count: int) -> Non
 
 
 STORY = [
-    ("admit", "Ana", "Ana: who am I?"), ("computed", "Ana", 14), ("release", "Ana"),
-    ("admit", "Bo", "Bo: my PIN: now 4711, ok"), ("computed", "Bo", 24), ("release", "Bo"),
-    ("admit", "Ana", "Ana: who am I? And where?"), ("computed", "Ana", 25), ("release", "Ana"),
-    ("admit", "Cy", "Cy and I went out"), ("computed", "Cy", 4), ("release", "Cy"), ("admit", "Di", "Cy and I went out"),
+    ("admit", "Ana", "Ana: who am I?"),
+    ("computed", "Ana", 14),
+    ("release", "Ana"),
+    ("admit", "Bo", "Bo: my PIN: now 4711, ok"),
+    ("computed", "Bo", 24),
+    ("release", "Bo"),
+    ("admit", "Ana", "Ana: who am I? And where?"),
+    ("computed", "Ana", 25),
+    ("release", "Ana"),
+    ("admit", "Cy", "Cy and I went out"),
+    ("computed", "Cy", 4),
+    ("release", "Cy"),
+    ("admit", "Di", "Cy and I went out"),
 ]
 
 
@@ -263,12 +292,23 @@ def story_of(cache_class: Callable, num_blocks: int = 7) -> Html:
     return table(rows, ["", "event", "its blocks", "said to be cached", "what lies there", ""])
 
 
-def serve(prompts: Sequence[Sequence[int]], arrivals: Sequence[int], block_size: int, capacity: int, ageing: float,
-          order: Iterable[int] | None = None, mistake: str = "") -> list[tuple[int, int, int]]:
+def serve(
+    prompts: Sequence[Sequence[int]],
+    arrivals: Sequence[int],
+    block_size: int,
+    capacity: int,
+    ageing: float,
+    order: Iterable[int] | None = None,
+    mistake: str = "",
+) -> list[tuple[int, int, int]]:
     """(index, start, computed tokens) of each prompt, by the rule of the statement, or in a given order."""
     cache: list[tuple[int, ...]] = []  # prefixes that end at a block's end, the least recently used first
     left, served, clock, given = list(range(len(prompts))), [], 0, iter(order or ())
-    ageing, ties, matters = Fraction(0 if mistake == "no ageing" else ageing), -1 if mistake != "late ties" else 1, mistake != "only ageing"
+    ageing, ties, matters = (
+        Fraction(0 if mistake == "no ageing" else ageing),
+        -1 if mistake != "late ties" else 1,
+        mistake != "only ageing",
+    )
 
     def cached(prompt: Sequence[int]) -> int:
         blocks, last = 0, len(prompt) - (mistake != "full hit")
@@ -279,10 +319,16 @@ def serve(prompts: Sequence[Sequence[int]], arrivals: Sequence[int], block_size:
     while left:
         clock = max(clock, min(arrivals[i] for i in left))
         waiting = [i for i in left if arrivals[i] <= clock or mistake == "not there yet"]
-        scores = {i: (matters * cached(prompts[i]) + ageing * (clock - arrivals[i]), ties * arrivals[i], ties * i) for i in waiting}
+        scores = {
+            i: (matters * cached(prompts[i]) + ageing * (clock - arrivals[i]), ties * arrivals[i], ties * i)
+            for i in waiting
+        }
         index = max(waiting, key=scores.get) if order is None else next(given)
         computed = len(prompts[index]) - cached(prompts[index])
-        own = [tuple(prompts[index][:end]) for end in range(block_size, len(prompts[index]) + (block_size if mistake == "partial" else 1), block_size)]
+        own = [
+            tuple(prompts[index][:end])
+            for end in range(block_size, len(prompts[index]) + (block_size if mistake == "partial" else 1), block_size)
+        ]
         kept = [key for key in cache if key not in own or mistake == "no touch"]
         new = [key for key in own if key not in kept]
         cache = kept + (new if mistake == "head first" else new[::-1])
@@ -297,4 +343,7 @@ def serve(prompts: Sequence[Sequence[int]], arrivals: Sequence[int], block_size:
 def fewest_tokens(prompts: Sequence[Sequence[int]], block_size: int, capacity: int) -> int:
     """Computed tokens of the best of all orders, when every prompt is there from the start."""
     there = [0] * len(prompts)
-    return min(sum(row[2] for row in serve(prompts, there, block_size, capacity, 0, order)) for order in permutations(range(len(prompts))))
+    return min(
+        sum(row[2] for row in serve(prompts, there, block_size, capacity, 0, order))
+        for order in permutations(range(len(prompts)))
+    )

@@ -8,9 +8,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch08_oracle import Row, best_plan, budget_trace, chunk_cost, gaps_of, judged, planned, rows_planned
+from minillm.book.checks.ch08_oracle import (
+    Row,
+    best_plan,
+    budget_trace,
+    chunk_cost,
+    gaps_of,
+    judged,
+    planned,
+    rows_planned,
+)
 
-__all__ = ["budget_trace", "check_even_chunks", "check_goodput_window", "check_itl_percentile", "check_plan_step", "check_repair_budget"]
+__all__ = [
+    "budget_trace",
+    "check_even_chunks",
+    "check_goodput_window",
+    "check_itl_percentile",
+    "check_plan_step",
+    "check_repair_budget",
+]
 
 check_goodput_window = Checker(
     "goodput_window", hint="A request belongs to the window in which it ended; every promise counts, equal keeps it.",
@@ -18,9 +34,13 @@ check_goodput_window = Checker(
 check_itl_percentile = Checker(
     "itl_percentile", hint="All gaps of all requests, sorted; the first that at least q percent do not exceed.",
     forbid=("minillm.engine.metrics.percentile", "minillm.engine.metrics.Percentiles"))  # fmt: skip
-check_plan_step = Checker("plan_step", hint="Those with one token left; then prompts under way, the least left first; then the queue.")
+check_plan_step = Checker(
+    "plan_step", hint="Those with one token left; then prompts under way, the least left first; then the queue."
+)
 check_repair_budget = Checker("repair_budget", hint="What is left can be used up, and no more than that.")
-check_even_chunks = Checker("even_chunks", hint="Within the target; then few steps; then a light heaviest step; then long chunks first.")
+check_even_chunks = Checker(
+    "even_chunks", hint="Within the target; then few steps; then a light heaviest step; then long chunks first."
+)
 
 
 @check_goodput_window.part("example")
@@ -50,7 +70,15 @@ def _goodput_edges(case: Case) -> None:
     _good(case, [(0.0, [0.5, 0.5, 0.5])], {"itl": 0.0}, 0.0, 1.0, "three tokens at once")
     case.raises(ValueError, case.student, one, {}, 2.0, 2.0, hint="A window without length.")
     case.raises(ValueError, case.student, one, {}, 3.0, 2.0, hint="A window that ends before it starts.")
-    case.raises(ValueError, case.student, one, {"ITL": 1.0}, 0.0, 1.0, hint="Known are ttft, tpot, itl and e2e; a misspelt promise is no promise.")
+    case.raises(
+        ValueError,
+        case.student,
+        one,
+        {"ITL": 1.0},
+        0.0,
+        1.0,
+        hint="Known are ttft, tpot, itl and e2e; a misspelt promise is no promise.",
+    )
 
 
 @check_goodput_window.part("random")
@@ -64,24 +92,41 @@ def _goodput_random(case: Case) -> None:
         names = case.rng.sample(("ttft", "tpot", "itl", "e2e"), case.randint(0, 4))
         targets = {name: case.randint(1, 24 if name == "e2e" else 9) / 8 for name in names}
         start = case.randint(0, 40) / 8
-        _good(case, requests, targets, start, start + case.randint(1, 30) / 8, "random requests, times in eighths of a second")
+        _good(
+            case,
+            requests,
+            targets,
+            start,
+            start + case.randint(1, 30) / 8,
+            "random requests, times in eighths of a second",
+        )
 
 
 def _good(case: Case, requests: list, targets: dict, start: float, end: float, told: str) -> None:
     got = case.call(requests, targets, start, end)
     rate, share, verdicts = judged(requests, targets, start, end)
     hint = f"Here {told}. In the window: {', '.join(verdicts) or 'nobody'}."
-    case.true(isinstance(got, tuple) and len(got) == 2, f"the result is {got!r}, not a pair", hint="(goodput, attainment)")
+    case.true(
+        isinstance(got, tuple) and len(got) == 2, f"the result is {got!r}, not a pair", hint="(goodput, attainment)"
+    )
     where = f"with targets={targets}, window {start} to {end}"
     case.close(got[0], rate, f"the goodput (requests/s) {where}", hint=hint)
-    case.true((got[1] is None) == (share is None), f"the attainment is {got[1]!r} {where}; expected {share!r}", hint=hint)
+    case.true(
+        (got[1] is None) == (share is None), f"the attainment is {got[1]!r} {where}; expected {share!r}", hint=hint
+    )
     if share is not None:
         case.close(got[1], share, f"the attainment {where}", hint=hint)
 
 
 @check_itl_percentile.part("example")
 def _itl_example(case: Case) -> None:
-    trace = [(1.0, {"A": 1}), (1.1, {"A": 1, "B": 1}), (1.2, {"A": 1, "B": 1}), (2.0, {"A": 1, "B": 1}), (2.1, {"B": 2})]
+    trace = [
+        (1.0, {"A": 1}),
+        (1.1, {"A": 1, "B": 1}),
+        (1.2, {"A": 1, "B": 1}),
+        (2.0, {"A": 1, "B": 1}),
+        (2.1, {"B": 2}),
+    ]
     for q in (1, 50, 70, 99, 100):
         _itl(case, trace, q, "two requests; the last step gives B two tokens at once")
 
@@ -90,9 +135,21 @@ def _itl_example(case: Case) -> None:
 def _itl_edges(case: Case) -> None:
     _itl(case, [], 99, "an empty trace")
     _itl(case, [(1.0, {"A": 1}), (2.0, {"B": 1})], 50, "two requests with one token each have no gap")
-    _itl(case, [(1.0, {"A": 1}), (2.0, {"B": 1}), (3.0, {"A": 1})], 100, "a step without A lies between A's tokens: its gap is 2 s")
-    _itl(case, [(1.0, {"A": 1}), (2.0, {"A": 0}), (3.5, {"A": 1})], 100, "a count of 0 is no delivery: the gap is 2.5 s")
-    _itl(case, [(1.0, {"A": 0}), (2.0, {"A": 1}), (3.0, {"A": 1})], 1, "a count of 0 before the first token is no delivery")
+    _itl(
+        case,
+        [(1.0, {"A": 1}), (2.0, {"B": 1}), (3.0, {"A": 1})],
+        100,
+        "a step without A lies between A's tokens: its gap is 2 s",
+    )
+    _itl(
+        case, [(1.0, {"A": 1}), (2.0, {"A": 0}), (3.5, {"A": 1})], 100, "a count of 0 is no delivery: the gap is 2.5 s"
+    )
+    _itl(
+        case,
+        [(1.0, {"A": 0}), (2.0, {"A": 1}), (3.0, {"A": 1})],
+        1,
+        "a count of 0 before the first token is no delivery",
+    )
     _itl(case, [(1.0, {"A": 3})], 100, "three tokens in the first delivery: two gaps of 0")
     grouped = [(1.0, {"A": 1}), (2.0, {"A": 4})]
     for q in (1, 75, 76, 100):
@@ -103,7 +160,12 @@ def _itl_edges(case: Case) -> None:
     for q in (1, 7, 14, 28, 29, 50, 55, 56, 57, 58, 99, 100):
         _itl(case, hundred, q, f"100 different gaps: P{q} is the {q}th of them in order")
     for q in (49, 50, 51):
-        _itl(case, [(0.0, {"A": 1}), (1.0, {"A": 1}), (3.0, {"A": 1})], q, "two gaps, 1 s and 2 s: half of them are at most 1 s")
+        _itl(
+            case,
+            [(0.0, {"A": 1}), (1.0, {"A": 1}), (3.0, {"A": 1})],
+            q,
+            "two gaps, 1 s and 2 s: half of them are at most 1 s",
+        )
     late = [(0.0, {"A": 1, "B": 1}), (1.0, {"B": 1}), (4.0, {"B": 1, "A": 1}), (6.0, {"A": 1})]
     for q in (25, 50, 75, 100):
         _itl(case, late, q, "A was left out of one step, B of the last")
@@ -173,29 +235,70 @@ def _plan_random(case: Case) -> None:
     for _ in range(150):
         running = [(f"r{i}", case.rng.choice((1, 1, case.randint(2, 60)))) for i in range(case.randint(0, 8))]
         waiting = [(f"w{i}", case.randint(1, 60)) for i in range(case.randint(0, 5))]
-        _plans(case, running, waiting, case.randint(0, 90), case.randint(0, 12), case.randint(16, 70), case.rng.choice((1, 4, 8, 16)))
+        _plans(
+            case,
+            running,
+            waiting,
+            case.randint(0, 90),
+            case.randint(0, 12),
+            case.randint(16, 70),
+            case.rng.choice((1, 4, 8, 16)),
+        )
     for _ in range(6):  # whole runs: everybody gets to the end
-        _runs(case, [case.randint(1, 80) for _ in range(case.randint(1, 7))], case.randint(20, 50), case.randint(1, 5), case.rng.choice((16, 30)), case.rng.choice((1, 4, 16)))
+        _runs(
+            case,
+            [case.randint(1, 80) for _ in range(case.randint(1, 7))],
+            case.randint(20, 50),
+            case.randint(1, 5),
+            case.rng.choice((16, 30)),
+            case.rng.choice((1, 4, 16)),
+        )
 
 
-def _plans(case: Case, running: list, waiting: list, budget: int, seqs: int, cap: int, grain: int) -> list[tuple[str, int]]:
+def _plans(
+    case: Case, running: list, waiting: list, budget: int, seqs: int, cap: int, grain: int
+) -> list[tuple[str, int]]:
     got = case.call(running, waiting, budget, seqs, cap, grain)
     told = f"with running={running}, waiting={waiting}, budget={budget}, max_num_seqs={seqs}, cap={cap}, grain={grain}"
-    case.true(isinstance(got, list) and all(len(pair) == 2 for pair in got), f"the result is {got!r}, not a list of pairs", hint="[(name, tokens), ...]")
+    case.true(
+        isinstance(got, list) and all(len(pair) == 2 for pair in got),
+        f"the result is {got!r}, not a list of pairs",
+        hint="[(name, tokens), ...]",
+    )
     todo, left = dict(running) | dict(waiting), budget
     for name, count in got:
-        case.true(name in todo and 0 < count <= todo[name], f"{name} gets {count} of {todo.get(name)} tokens {told}", hint="Who gets nothing is not in the list.")
-        case.true(count <= left, f"{name} gets {count} tokens where {left} are left {told}", hint="What one gets, the next ones do not have.")
+        case.true(
+            name in todo and 0 < count <= todo[name],
+            f"{name} gets {count} of {todo.get(name)} tokens {told}",
+            hint="Who gets nothing is not in the list.",
+        )
+        case.true(
+            count <= left,
+            f"{name} gets {count} tokens where {left} are left {told}",
+            hint="What one gets, the next ones do not have.",
+        )
         case.true(count <= cap, f"{name} gets {count} tokens, the cap is {cap} {told}")
-        case.true(count == todo[name] or count % grain == 0, f"{name} is cut at {count} {told}", hint=f"All {todo[name]} tokens, or a multiple of {grain}.")
+        case.true(
+            count == todo[name] or count % grain == 0,
+            f"{name} is cut at {count} {told}",
+            hint=f"All {todo[name]} tokens, or a multiple of {grain}.",
+        )
         left -= count
     names = [name for name, _ in got]
     slots = len(running) + sum(name in dict(waiting) for name in names)
-    case.true(slots <= max(seqs, len(running)), f"{slots} requests are in the batch {told}", hint="Every running request has a place, tokens or not.")
+    case.true(
+        slots <= max(seqs, len(running)),
+        f"{slots} requests are in the batch {told}",
+        hint="Every running request has a place, tokens or not.",
+    )
     served = [name for name, _ in waiting if name in names]
     case.true(served == [name for name, _ in waiting[: len(served)]], f"a waiting request overtakes: {served} {told}",
               hint="The first waiting request that gets nothing ends the planning.")  # fmt: skip
-    case.equal([tuple(pair) for pair in got], planned(running, waiting, budget, seqs, cap, grain), f"the plan {told}\n  the plan")
+    case.equal(
+        [tuple(pair) for pair in got],
+        planned(running, waiting, budget, seqs, cap, grain),
+        f"the plan {told}\n  the plan",
+    )
     return got
 
 
@@ -212,7 +315,9 @@ def _runs(case: Case, prompts: list[int], budget: int, seqs: int, cap: int, grai
         for name, todo in running:
             outputs[name] = outputs.get(name, 0) + (todo == 0)
         running = [(name, todo or 1) for name, todo in running if outputs[name] < 2]
-    case.fail(f"after {40 + 2 * sum(prompts)} steps there are still {[name for name, _ in running + waiting]} of the prompts {prompts}")
+    case.fail(
+        f"after {40 + 2 * sum(prompts)} steps there are still {[name for name, _ in running + waiting]} of the prompts {prompts}"
+    )
 
 
 @check_repair_budget.part("example")
@@ -230,26 +335,47 @@ def _budget_edges(case: Case) -> None:
     _rows(case, [("P", 9, False), ("Q", 8, False), ("R", 1, False)], 8)  # a shorter one fits after one that does not
     _rows(case, [("A", 0, True), ("P", 0, False), ("B", 2, True)], 8)
     _rows(case, [("A", 8, True), ("B", 1, True), ("P", 1, False)], 8)
-    case.raises(ValueError, case.student, [("A", 1, True)], -1, hint="A budget below 0 is somebody else's mistake, and must not be hidden.")
+    case.raises(
+        ValueError,
+        case.student,
+        [("A", 1, True)],
+        -1,
+        hint="A budget below 0 is somebody else's mistake, and must not be hidden.",
+    )
     case.raises(ValueError, case.student, [], -3, hint="Also when there is no row.")
 
 
 @check_repair_budget.part("random")
 def _budget_random(case: Case) -> None:
     for _ in range(150):
-        rows = [(f"r{i}", case.rng.choice((0, 1, 1, case.randint(2, 30))), case.rng.random() < 0.6) for i in range(case.randint(0, 8))]
+        rows = [
+            (f"r{i}", case.rng.choice((0, 1, 1, case.randint(2, 30))), case.rng.random() < 0.6)
+            for i in range(case.randint(0, 8))
+        ]
         _rows(case, rows, case.randint(0, 40))
 
 
 def _rows(case: Case, rows: list[Row], budget: int) -> None:
     got = case.call(rows, budget)
     told = f"with rows={rows}, budget={budget}"
-    case.true(isinstance(got, list) and all(len(pair) == 2 for pair in got), f"the result is {got!r}, not a list of pairs", hint="[(name, tokens), ...]")
+    case.true(
+        isinstance(got, list) and all(len(pair) == 2 for pair in got),
+        f"the result is {got!r}, not a list of pairs",
+        hint="[(name, tokens), ...]",
+    )
     wants, left = {name: (tokens, may_cut) for name, tokens, may_cut in rows}, budget
     for name, count in got:
-        case.true(count > 0, f"{name} was given {count} tokens {told}", hint="Nobody goes back, and who gets nothing is not in the list.")
+        case.true(
+            count > 0,
+            f"{name} was given {count} tokens {told}",
+            hint="Nobody goes back, and who gets nothing is not in the list.",
+        )
         case.true(count <= left, f"{name} was given {count} tokens, {left} were left {told}")
-        case.true(wants[name][1] or count == wants[name][0], f"{name} was cut to {count} of {wants[name][0]} tokens {told}", hint="all or nothing")
+        case.true(
+            wants[name][1] or count == wants[name][0],
+            f"{name} was cut to {count} of {wants[name][0]} tokens {told}",
+            hint="all or nothing",
+        )
         left -= count
     case.equal([tuple(pair) for pair in got], rows_planned(rows, budget), f"the plan {told}\n  the plan",
                hint="Each row in its turn; the next one has its chance when one gets nothing.")  # fmt: skip
@@ -270,11 +396,16 @@ def _even_edges(case: Case) -> None:
     _even(case, 10, 0, 17, 0, 0, 1)  # attention alone
     _even(case, 9, 4, 6, 6, 0, 0)  # nothing costs anything but the step
     case.raises(ValueError, case.student, 5, 2, 4, 2, 1, 0, hint="A step with one token costs 2 + 3.")
-    case.raises(ValueError, case.student, 12, 0, 12, 1, 1, 1, hint="The first tokens fit; the last one alone costs 1 + 1 + 12.")
+    case.raises(
+        ValueError, case.student, 12, 0, 12, 1, 1, 1, hint="The first tokens fit; the last one alone costs 1 + 1 + 12."
+    )
     long = case.call(100_000, 8, 60_000_000, 1_000_000, 5_000, 1)
     case.equal(sum(long), 100_000, "the sum of the chunks of a prompt of 100,000 tokens")
     costs = chunk_cost(long, 8, 1_000_000, 5_000, 1)
-    case.true(max(costs) <= 60_000_000, f"the heaviest of {len(long)} steps costs {max(costs):,}, over the target of 60,000,000")
+    case.true(
+        max(costs) <= 60_000_000,
+        f"the heaviest of {len(long)} steps costs {max(costs):,}, over the target of 60,000,000",
+    )
     case.true(max(costs) - min(costs) < 0.01 * max(costs), f"the steps of the long prompt cost from {min(costs):,} to {max(costs):,}",
               hint="With so many tokens all steps can be nearly equally heavy.")  # fmt: skip
 
@@ -291,11 +422,18 @@ def _even_random(case: Case) -> None:
 def _even(case: Case, prompt: int, streams: int, target: int, c0: int, c1: int, c2: int) -> None:
     got = case.call(prompt, streams, target, c0, c1, c2)
     told = f"for prompt={prompt}, streams={streams}, target={target}, c0={c0}, c1={c1}, c2={c2}"
-    case.true(isinstance(got, list) and sum(got) == prompt and min(got) >= 1, f"{got!r} are not chunks of {prompt} tokens")
+    case.true(
+        isinstance(got, list) and sum(got) == prompt and min(got) >= 1, f"{got!r} are not chunks of {prompt} tokens"
+    )
     best = best_plan(prompt, streams, target, c0, c1, c2)
     mine, theirs = chunk_cost(got, streams, c0, c1, c2), chunk_cost(best, streams, c0, c1, c2)
     case.true(max(mine) <= target, f"{got} costs {mine}, over the target {told}")
     case.true(len(got) <= len(best), f"{got} takes {len(got)} steps; {best} takes {len(best)} {told}")
     case.true(max(mine) <= max(theirs), f"the most expensive step of {got} costs {max(mine)}; that of {best} only {max(theirs)} {told}",
               hint="Among plans with the fewest steps, the load is to be spread.")  # fmt: skip
-    case.equal(got, best, f"the chunks {told}", hint="Among equally good plans: the first chunk as long as possible, then the second.")
+    case.equal(
+        got,
+        best,
+        f"the chunks {told}",
+        hint="Among equally good plans: the first chunk as long as possible, then the second.",
+    )

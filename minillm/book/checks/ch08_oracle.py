@@ -10,7 +10,9 @@ from minillm.book.chips import Html, table
 Row = tuple[str, int, bool]  # name, tokens, whether it may be cut
 
 
-def judged(requests: Sequence[tuple[float, list[float]]], targets: dict[str, float], start: float, end: float) -> tuple[float, float | None, list[str]]:
+def judged(
+    requests: Sequence[tuple[float, list[float]]], targets: dict[str, float], start: float, end: float
+) -> tuple[float, float | None, list[str]]:
     """(goodput, attainment, a word on each request of the window)."""
     good, verdicts = 0, []
     for index, (arrival, times) in enumerate(requests):
@@ -25,7 +27,10 @@ def judged(requests: Sequence[tuple[float, list[float]]], targets: dict[str, flo
             numbers |= {"itl": max(gaps), "tpot": sum(gaps) / len(gaps)}
         broken = [name for name in targets if numbers.get(name, 0.0) > targets[name]]
         good += not broken
-        verdicts.append(f"request {index} " + (f"breaks {' and '.join(f'{name} ({numbers[name]:.3g})' for name in broken)}" if broken else "keeps all"))
+        verdicts.append(
+            f"request {index} "
+            + (f"breaks {' and '.join(f'{name} ({numbers[name]:.3g})' for name in broken)}" if broken else "keeps all")
+        )
     return good / (end - start), good / len(verdicts) if verdicts else None, verdicts
 
 
@@ -38,7 +43,9 @@ def gaps_of(trace: Sequence[tuple[float, dict[str, int]]]) -> list[float]:
     return [later - sooner for own in times.values() for sooner, later in zip(own, own[1:])]
 
 
-def planned(running: Sequence[tuple[str, int]], waiting: Sequence[tuple[str, int]], budget: int, seqs: int, cap: int, grain: int) -> list[tuple[str, int]]:
+def planned(
+    running: Sequence[tuple[str, int]], waiting: Sequence[tuple[str, int]], budget: int, seqs: int, cap: int, grain: int
+) -> list[tuple[str, int]]:
     """The plan of the statement, rule by rule."""
     plan: list[tuple[str, int]] = []
 
@@ -102,10 +109,13 @@ def chunk_cost(chunks: Sequence[int], streams: int, c0: int, c1: int, c2: int) -
 
 def best_plan(prompt: int, streams: int, target: int, c0: int, c1: int, c2: int) -> list[int]:
     """The best of all possible plans, by looking at every one; for small prompts."""
+
     def rank(chunks: tuple[int, ...]) -> tuple:
         return len(chunks), max(chunk_cost(chunks, streams, c0, c1, c2)), [-n for n in chunks]
 
-    return list(min((plan for plan in _compositions(prompt) if max(chunk_cost(plan, streams, c0, c1, c2)) <= target), key=rank))
+    return list(
+        min((plan for plan in _compositions(prompt) if max(chunk_cost(plan, streams, c0, c1, c2)) <= target), key=rank)
+    )
 
 
 def _compositions(total: int) -> Iterator[tuple[int, ...]]:

@@ -11,16 +11,32 @@ import math
 from minillm.book.checks import Case, Checker
 from minillm.book.checks.ch09_drives import BASES, POLICIES, Pair, drive, name_of, named, serve
 from minillm.book.checks.ch09_fair import check_fair_queue
-from minillm.book.checks.ch09_oracle import BOUND, Patient, ask, given_queues, run_race, small_engine, small_trace, steps_of
+from minillm.book.checks.ch09_oracle import (
+    BOUND,
+    Patient,
+    ask,
+    given_queues,
+    run_race,
+    small_engine,
+    small_trace,
+    steps_of,
+)
 from minillm.engine.workload import to_requests
 
 __all__ = ["check_ageing_key", "check_beat_it", "check_fair_queue", "check_patient_queue", "race"]
 
-check_ageing_key = Checker("ageing_key", hint="Multiply the urgency out: which term is the same for everybody who waits?")
+check_ageing_key = Checker(
+    "ageing_key", hint="Multiply the urgency out: which term is the same for everybody who waits?"
+)
 check_patient_queue = Checker(
-    "patient_queue", forbid=POLICIES, allow=BASES,
-    hint="Put back first; then whoever was overtaken `patience` times; then the shortest. A pop overtakes those added before.")
-check_beat_it = Checker("beat_it", forbid=POLICIES, allow=BASES, hint="Help whoever is in danger, and only then; else the shortest.")
+    "patient_queue",
+    forbid=POLICIES,
+    allow=BASES,
+    hint="Put back first; then whoever was overtaken `patience` times; then the shortest. A pop overtakes those added before.",
+)
+check_beat_it = Checker(
+    "beat_it", forbid=POLICIES, allow=BASES, hint="Help whoever is in danger, and only then; else the shortest."
+)
 
 
 @check_ageing_key.part("example")
@@ -31,8 +47,20 @@ def _key_example(case: Case) -> None:
     _in_order(case, [(100.0, small, "cost 100, came at 0"), (200.0, large, "cost 200, came at 0")])
     late = _key(case, (40, 15, 9.0, 0), knobs)
     later = _key(case, (40, 15, 11.0, 0), knobs)
-    _in_order(case, [(190.0, late, "cost 100, came at 9 s"), (200.0, large, "cost 200, came at 0"), (210.0, later, "cost 100, came at 11 s")])
-    case.close(small[1], 8.0, "safe, of a cost of 100", hint="(100 - 20) / 10: a newcomer of cost 20 that comes 8 s later is exactly as urgent.")
+    _in_order(
+        case,
+        [
+            (190.0, late, "cost 100, came at 9 s"),
+            (200.0, large, "cost 200, came at 0"),
+            (210.0, later, "cost 100, came at 11 s"),
+        ],
+    )
+    case.close(
+        small[1],
+        8.0,
+        "safe, of a cost of 100",
+        hint="(100 - 20) / 10: a newcomer of cost 20 that comes 8 s later is exactly as urgent.",
+    )
     case.close(large[1], 18.0, "safe, of a cost of 200")
 
 
@@ -40,9 +68,20 @@ def _key_example(case: Case) -> None:
 def _key_edges(case: Case) -> None:
     knobs = dict(ageing=10.0, grace=2.0, cheapest=20)
     plain, second, third = (_key(case, (40, 15, at, p), knobs) for at, p in ((4.0, 0), (2.0, 1), (0.0, 2)))
-    _in_order(case, [(140.0, plain, "cost 100, came at 4 s, priority 0"), (140.0, second, "cost 100, came at 2 s, priority 1"),
-                     (140.0, third, "cost 100, came at 0 s, priority 2")])
-    case.close(third[1], 12.0, "safe, of a cost of 100 and priority 2", hint="Two levels of priority are 2 * grace = 4 seconds more.")
+    _in_order(
+        case,
+        [
+            (140.0, plain, "cost 100, came at 4 s, priority 0"),
+            (140.0, second, "cost 100, came at 2 s, priority 1"),
+            (140.0, third, "cost 100, came at 0 s, priority 2"),
+        ],
+    )
+    case.close(
+        third[1],
+        12.0,
+        "safe, of a cost of 100 and priority 2",
+        hint="Two levels of priority are 2 * grace = 4 seconds more.",
+    )
     case.equal(_key(case, (12, 2, 5.0, 0), knobs)[1], 0.0, "safe, of a cheapest request of priority 0")
     case.close(_key(case, (12, 2, 5.0, 3), knobs)[1], 6.0, "safe, of a cheapest request of priority 3")
     still = dict(ageing=0.0, grace=2.0, cheapest=20)
@@ -52,7 +91,9 @@ def _key_edges(case: Case) -> None:
         case.equal(dear[1], math.inf, "safe, of a cost of 100")
         case.equal(cheap[1], 0.0, "safe, of a cheapest request")
     for wrong in (dict(ageing=-1.0, grace=2.0), dict(ageing=10.0, grace=-2.0)):
-        case.raises(ValueError, case.student, 40, 15, 0.0, 0, *wrong.values(), 20, hint=f"{wrong}: both have to be at least 0.")
+        case.raises(
+            ValueError, case.student, 40, 15, 0.0, 0, *wrong.values(), 20, hint=f"{wrong}: both have to be at least 0."
+        )
 
 
 @check_ageing_key.part("random")
@@ -61,11 +102,23 @@ def _key_random(case: Case) -> None:
         knobs = dict(ageing=case.randint(1, 40) / 4, grace=case.randint(0, 20) / 4, cheapest=case.randint(5, 20))
         now, told = 100.0, []
         for _ in range(12):
-            prompt, most, at, level = case.randint(20, 200), case.randint(1, 60), case.randint(0, 800) / 8, case.randint(0, 4)
+            prompt, most, at, level = (
+                case.randint(20, 200),
+                case.randint(1, 60),
+                case.randint(0, 800) / 8,
+                case.randint(0, 4),
+            )
             cost, counts_from = prompt + 4 * most, at + level * knobs["grace"]
             got = _key(case, (prompt, most, at, level), knobs)
-            told.append((cost - knobs["ageing"] * (now - counts_from), got, f"cost {cost}, came at {at:g} s, priority {level}"))
-            case.close(got[1], (cost - knobs["cheapest"]) / knobs["ageing"] + level * knobs["grace"], f"safe, of ({told[-1][2]})", hint=f"{knobs}")
+            told.append(
+                (cost - knobs["ageing"] * (now - counts_from), got, f"cost {cost}, came at {at:g} s, priority {level}")
+            )
+            case.close(
+                got[1],
+                (cost - knobs["cheapest"]) / knobs["ageing"] + level * knobs["grace"],
+                f"safe, of ({told[-1][2]})",
+                hint=f"{knobs}",
+            )
         _in_order(case, sorted(told, key=lambda one: one[0]), hint=f"{knobs}")
 
 
@@ -80,9 +133,17 @@ def _in_order(case: Case, told: list, hint: str | None = None) -> None:
     for (urgent, (key, _), words), (less, (other, _), other_words) in zip(told, told[1:]):
         near = abs(key - other) <= 1e-6 * max(1.0, abs(key))
         if urgent == less:
-            case.true(near, f"the keys of ({words}) and ({other_words}) are {key:g} and {other:g}; both are as urgent at any time, so they must be equal", hint=hint)
+            case.true(
+                near,
+                f"the keys of ({words}) and ({other_words}) are {key:g} and {other:g}; both are as urgent at any time, so they must be equal",
+                hint=hint,
+            )
         else:
-            case.true(key < other and not near, f"the key of ({words}) is {key:g} and that of ({other_words}) is {other:g}; the first is more urgent by {less - urgent:g} at any time", hint=hint)
+            case.true(
+                key < other and not near,
+                f"the key of ({words}) is {key:g} and that of ({other_words}) is {other:g}; the first is more urgent by {less - urgent:g} at any time",
+                hint=hint,
+            )
 
 
 def _patient(case: Case, patience: int) -> Pair:
@@ -131,7 +192,9 @@ def _patient_edges(case: Case) -> None:
         pair.pops("short long")
     with case.hinting("A request that was aborted while it waited counts for nothing, and is never shown."):
         pair = _patient(case, 1)
-        waiting = [ask(name, prompt) for name, prompt in (("gone", 5), ("long", 60), ("also gone", 7), ("a", 20), ("b", 10))]
+        waiting = [
+            ask(name, prompt) for name, prompt in (("gone", 5), ("long", 60), ("also gone", 7), ("a", 20), ("b", 10))
+        ]
         for one in waiting:
             pair.tell("add", one)
         pair.abort(waiting[0]), pair.abort(waiting[2])
@@ -162,10 +225,16 @@ def race(queue: type, seed: int = 0) -> tuple[float, ...]:
 
 def _wins(case: Case, seed: int) -> None:
     _, sjf_mean, mean, fcfs_longest, _, longest = case.run(_racing, case.student, seed)
-    case.true(longest <= BOUND * fcfs_longest, f"on the trace {seed} somebody waits {longest:.2f} s for the first token, allowed are {BOUND * fcfs_longest:.2f}",
-              hint="Begin to help those in danger sooner: several may be in danger at a time.")
-    case.true(mean < sjf_mean, f"on the trace {seed} the mean E2E is {mean:.3f} s, sjf has {sjf_mean:.3f}",
-              hint="Which requests end soon? Count the steps that a request takes.")
+    case.true(
+        longest <= BOUND * fcfs_longest,
+        f"on the trace {seed} somebody waits {longest:.2f} s for the first token, allowed are {BOUND * fcfs_longest:.2f}",
+        hint="Begin to help those in danger sooner: several may be in danger at a time.",
+    )
+    case.true(
+        mean < sjf_mean,
+        f"on the trace {seed} the mean E2E is {mean:.3f} s, sjf has {sjf_mean:.3f}",
+        hint="Which requests end soon? Count the steps that a request takes.",
+    )
 
 
 def _racing(queue: type, seed: int) -> tuple[float, ...]:
@@ -188,8 +257,17 @@ def _beat_edges(case: Case) -> None:
         case.run(named(serve), engine, may_change=True)
         left = [one.request_id for one in requests if not one.is_finished]
         case.equal(left, [], "the list of requests that were never served")
-        case.equal([name_of(one) for one in policy], [], "what __iter__ shows at the end", hint="All have finished; nobody waits.")
-        case.true(sum(one.num_preemptions for one in requests) > 0, "nobody was preempted", hint="The trace has too little memory for that.")
+        case.equal(
+            [name_of(one) for one in policy],
+            [],
+            "what __iter__ shows at the end",
+            hint="All have finished; nobody waits.",
+        )
+        case.true(
+            sum(one.num_preemptions for one in requests) > 0,
+            "nobody was preempted",
+            hint="The trace has too little memory for that.",
+        )
 
 
 @check_beat_it.part("random")

@@ -11,7 +11,10 @@ from minillm.engine.engine import Engine
 from minillm.engine.request import Request, RequestStatus
 from minillm.engine.workload import to_requests
 
-POLICIES = tuple(f"minillm.engine.policies.{name}" for name in ("FCFS", "ByKey", "sjf", "priority", "Fair", "LongestPrefixMatch", "make_policy"))
+POLICIES = tuple(
+    f"minillm.engine.policies.{name}"
+    for name in ("FCFS", "ByKey", "sjf", "priority", "Fair", "LongestPrefixMatch", "make_policy")
+)
 BASES = ("minillm.engine.policies.KeepsNoAccount",)  # what a student's queue may derive from
 
 
@@ -28,7 +31,11 @@ class Pair:
 
     def peek(self) -> None:
         got, expected, told = self.case.run(self.mine.peek), self.reference.peek(), self.reference.told()
-        self.case.true(got is expected, f"peek returned {name_of(got)}, expected {name_of(expected)}", hint=f"{self.case.hint} There are: {told}.")
+        self.case.true(
+            got is expected,
+            f"peek returned {name_of(got)}, expected {name_of(expected)}",
+            hint=f"{self.case.hint} There are: {told}.",
+        )
 
     def pop(self) -> Request:
         self.peek()
@@ -48,27 +55,47 @@ class Pair:
 
     def all_there(self) -> None:
         got = sorted(name_of(one) for one in self.case.run(list, self.mine))
-        self.case.equal(got, sorted(name_of(one) for one in self.reference), "the list of those that wait, by __iter__,", hint=f"{self.case.hint} All that wait and are not finished, each once.")
+        self.case.equal(
+            got,
+            sorted(name_of(one) for one in self.reference),
+            "the list of those that wait, by __iter__,",
+            hint=f"{self.case.hint} All that wait and are not finished, each once.",
+        )
 
     def order(self, running: list[Request], hint: str) -> None:
         mine, expected = list(running), list(running)
         result = self.case.run(self.mine.order, mine, may_change=True)
         self.case.true(result is None, "order returned something; it sorts the list in place, and returns nothing")
         self.reference.order(expected)
-        self.case.equal([one.request_id for one in mine], [one.request_id for one in expected], "the order of running requests", hint=hint)
+        self.case.equal(
+            [one.request_id for one in mine],
+            [one.request_id for one in expected],
+            "the order of running requests",
+            hint=hint,
+        )
 
 
 def name_of(request: Request | None) -> str:
     return getattr(request, "request_id", repr(request))
 
 
-def drive(case: Case, pair: Pair, running: list[Request], turns: int, users: str, after: Callable = lambda request: None) -> None:
+def drive(
+    case: Case, pair: Pair, running: list[Request], turns: int, users: str, after: Callable = lambda request: None
+) -> None:
     """Random arrivals, admissions, preemptions, aborts."""
     waiting: list[Request] = []
     for turn in range(turns):
         what = case.rng.random()
         if what < 0.45:
-            waiting.append(ask(f"r{turn}", case.randint(1, 30), case.randint(1, 9), at=float(turn // 2), user=case.rng.choice(users)))
+            waiting.append(
+                ask(
+                    f"r{turn}",
+                    case.randint(1, 30),
+                    case.randint(1, 9),
+                    at=float(turn // 2),
+                    user=case.rng.choice(users),
+                )
+            )
             pair.tell("add", waiting[-1])
         elif what < 0.75:
             pair.peek()
@@ -89,15 +116,24 @@ def drive(case: Case, pair: Pair, running: list[Request], turns: int, users: str
     pair.peek()
 
 
-def serve(case: Case, reference: Callable, args: tuple, seed: int, users: Sequence[str], aborted: list[int], round_: int) -> None:
+def serve(
+    case: Case, reference: Callable, args: tuple, seed: int, users: Sequence[str], aborted: list[int], round_: int
+) -> None:
     """The real scheduler with both queues: the same steps, and the same counters where there are any."""
     runs = []
     for make in (reference, functools.partial(case.run, case.student, *args)):
         policy = make()
         engine = small_engine(policy)
-        counters = functools.partial(lambda p, step: {k: round(v, 6) for k, v in getattr(p, "counters", {}).items()}, policy)
-        steps = functools.partial(steps_of, engine, to_requests(small_trace(seed, users)),
-                                  lambda step: str(step // 9) if step // 9 in aborted else None, counters)
+        counters = functools.partial(
+            lambda p, step: {k: round(v, 6) for k, v in getattr(p, "counters", {}).items()}, policy
+        )
+        steps = functools.partial(
+            steps_of,
+            engine,
+            to_requests(small_trace(seed, users)),
+            lambda step: str(step // 9) if step // 9 in aborted else None,
+            counters,
+        )
         runs.append(steps() if make is reference else case.run(named(steps), engine, may_change=True))
     for index, ((expected, theirs), (got, mine)) in enumerate(zip(*runs)):
         where = f"Simulation {round_ + 1}, with the real scheduler and so little memory that it preempts."

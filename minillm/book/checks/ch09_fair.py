@@ -9,13 +9,21 @@ from minillm.book.checks.ch09_drives import BASES, POLICIES, Pair, drive, serve
 from minillm.book.checks.ch09_oracle import FairShares, ask
 from minillm.engine.request import Request
 
-check_fair_queue = Checker("fair_queue", forbid=POLICIES, allow=BASES, hint="The smallest counter first; lifted on arrival; charged by weight over share.")
+check_fair_queue = Checker(
+    "fair_queue",
+    forbid=POLICIES,
+    allow=BASES,
+    hint="The smallest counter first; lifted on arrival; charged by weight over share.",
+)
 
 
 @check_fair_queue.part("example")
 def _fair_example(case: Case) -> None:
     pair = _fair(case, {"ann": 2.0})
-    first = {name: ask(name, 10, user=user, at=at) for name, user, at in (("a1", "ann", 0.0), ("a2", "ann", 1.0), ("b1", "bob", 2.0), ("b2", "bob", 3.0))}
+    first = {
+        name: ask(name, 10, user=user, at=at)
+        for name, user, at in (("a1", "ann", 0.0), ("a2", "ann", 1.0), ("b1", "bob", 2.0), ("b2", "bob", 3.0))
+    }
     for one in first.values():
         pair.tell("add", one)
     pair.pops("a1")
@@ -29,7 +37,9 @@ def _fair_example(case: Case) -> None:
 
 @check_fair_queue.part("edges")
 def _fair_edges(case: Case) -> None:
-    with case.hinting("Lifted: to the smallest counter of the users who are present, never down, and only if none of the user's requests is present."):
+    with case.hinting(
+        "Lifted: to the smallest counter of the users who are present, never down, and only if none of the user's requests is present."
+    ):
         pair = _fair(case, {})
         eve, ann, bob = (ask(f"{user[0]}1", 30, user=user) for user in ("eve", "ann", "bob"))
         pair.tell("add", eve), pair.abort(eve)
@@ -49,7 +59,9 @@ def _fair_edges(case: Case) -> None:
         pair.pops("a1"), _charged(case, pair, ann, 9, "Nine tokens: ann is at 49.")
         pair.abort(ann), pair.abort(bob)
         pair.tell("add", ask("c1", 5, user="cem")), _counters(case, pair, "bob left last, at 40; ann had left before.")
-    with case.hinting("What lies below max_computed_tokens was paid for before the preemption. The new tokens begin there."):
+    with case.hinting(
+        "What lies below max_computed_tokens was paid for before the preemption. The new tokens begin there."
+    ):
         pair = _fair(case, {"ann": 4.0}, 3.0)
         ann = ask("a1", 8, 20, user="ann")
         pair.tell("add", ann), pair.pops("a1")
@@ -57,13 +69,26 @@ def _fair_edges(case: Case) -> None:
         _charged(case, pair, ann, 8, "The whole prompt of 8.")
         _charged(case, pair, ann, 1, "An output token of weight 3, over a share of 4.")
         ann.num_computed_tokens = 0
-        pair.tell("put_back", ann), pair.peek(), _counters(case, pair, "A preemption changes no counter."), pair.pops("a1")
-        _charged(case, pair, ann, 2, "Preempted after 9 tokens; the step computes 0 to 10, of which 9 and 10 are new, and both are output.")
+        (
+            pair.tell("put_back", ann),
+            pair.peek(),
+            _counters(case, pair, "A preemption changes no counter."),
+            pair.pops("a1"),
+        )
+        _charged(
+            case,
+            pair,
+            ann,
+            2,
+            "Preempted after 9 tokens; the step computes 0 to 10, of which 9 and 10 are new, and both are output.",
+        )
         hit = ask("a2", 20, user="ann")
         pair.tell("add", hit), pair.pops("a2")
         hit.num_computed_tokens = 16
         _charged(case, pair, hit, 4, "16 tokens came from the prefix cache; the other 4 of the prompt are new.")
-    with case.hinting("A user's own requests: the one that was put back last, then in the order of add. Ties between users: arrival_time of the next, then the name."):
+    with case.hinting(
+        "A user's own requests: the one that was put back last, then in the order of add. Ties between users: arrival_time of the next, then the name."
+    ):
         pair = _fair(case, {})
         for name, user, at in (("z1", "zoe", 1.0), ("b1", "bob", 2.0), ("a1", "ann", 2.0), ("z2", "zoe", 5.0)):
             pair.tell("add", ask(name, user=user, at=at))
@@ -86,8 +111,13 @@ def _fair_absent(case: Case) -> None:
         ann, twin, bob = ask("a1", 30, user="ann"), ask("a1_1", 30, user="ann"), ask("b1", 30, user="bob")
         pair.tell("add", ann), pair.pops("a1"), pair.tell("join", twin), pair.abort(ann)
         pair.tell("add", bob), pair.pops("b1"), _charged(case, pair, bob, 10, "Ten tokens.")
-        pair.tell("add", ask("a2", user="ann")), _counters(case, pair, "ann has a request that joined, so she is not lifted.")
-    running = [ask(name, user=user, at=at) for name, user, at in (("b1", "bob", 0.0), ("a2", "ann", 2.0), ("a1", "ann", 1.0))]
+        (
+            pair.tell("add", ask("a2", user="ann")),
+            _counters(case, pair, "ann has a request that joined, so she is not lifted."),
+        )
+    running = [
+        ask(name, user=user, at=at) for name, user, at in (("b1", "bob", 0.0), ("a2", "ann", 2.0), ("a1", "ann", 1.0))
+    ]
     pair.order(running, "By the user's counter, then by arrival_time.")
 
 
@@ -95,7 +125,14 @@ def _fair_absent(case: Case) -> None:
 def _fair_random(case: Case) -> None:
     for _ in range(15):
         pair = _fair(case, {"a": 2.0, "b": 4.0}, float(case.randint(1, 4)))
-        drive(case, pair, [], 60, "abcd", after=lambda request: _charged(case, pair, request, case.randint(1, 12), "A random charge."))
+        drive(
+            case,
+            pair,
+            [],
+            60,
+            "abcd",
+            after=lambda request: _charged(case, pair, request, case.randint(1, 12), "A random charge."),
+        )
         _counters(case, pair, "At the end of a random run.")
     for round_ in range(3):
         shares, seed = {"a": 1.0, "b": 2.0}, case.randint(0, 10**6)

@@ -82,9 +82,16 @@ class Patient(NothingToDo):
 
     def told(self) -> str:
         """Who waits, in words, for a hint."""
-        lines = [f"{one.request_id} (put back, came at {one.arrival_time:g})" for _, one in self.returned.values() if not one.is_finished]
-        lines += [f"{name} (length {one.num_prompt_tokens + one.max_tokens}, overtaken {self.overtaken[name]} times)"
-                  for name, (_, one) in self.added.items() if not one.is_finished]
+        lines = [
+            f"{one.request_id} (put back, came at {one.arrival_time:g})"
+            for _, one in self.returned.values()
+            if not one.is_finished
+        ]
+        lines += [
+            f"{name} (length {one.num_prompt_tokens + one.max_tokens}, overtaken {self.overtaken[name]} times)"
+            for name, (_, one) in self.added.items()
+            if not one.is_finished
+        ]
         return ", ".join(lines) or "nobody"
 
 
@@ -154,8 +161,10 @@ class FairShares:
 
     def told(self) -> str:
         heads = self.heads()
-        return ", ".join(f"{user}: {counter:g}" + (f", next is {heads[user][1].request_id}" if user in heads else "")
-                         for user, counter in self.counters.items())
+        return ", ".join(
+            f"{user}: {counter:g}" + (f", next is {heads[user][1].request_id}" if user in heads else "")
+            for user, counter in self.counters.items()
+        )
 
 
 def small_engine(policy, num_blocks: int = 24, seqs: int = 5) -> Engine:
@@ -169,7 +178,9 @@ def small_trace(seed: int, users: Sequence[str] = ("",), n: int = 24) -> list[Tr
     return poisson_trace(n, rate=40, input_length=50, output_length=25, max_length=180, seed=seed, users=users)
 
 
-def steps_of(engine: Engine, requests: list[Request], abort: Callable[[int], str | None], after: Callable[[int], object]) -> list[tuple]:
+def steps_of(
+    engine: Engine, requests: list[Request], abort: Callable[[int], str | None], after: Callable[[int], object]
+) -> list[tuple]:
     """Serve `requests`; for each step its summary, and what `after` says. `abort` names whom to abort before a step."""
     todo, told = sorted(requests, key=lambda request: request.arrival_time), []
     while todo or engine.has_unfinished:

@@ -15,15 +15,28 @@ from minillm.book.traffic import OutOfBounds, record_traffic
 
 __all__ = ["check_dequantize", "check_gated", "check_repair_log_softmax", "check_rotate_pairs", "watch"]
 
-_KERNELS = tuple(f"minillm.kernels.{name}" for name in (
-    "activation.silu_mul", "rotary.rotate_and_store", "softmax.softmax"))
+_KERNELS = tuple(
+    f"minillm.kernels.{name}" for name in ("activation.silu_mul", "rotary.rotate_and_store", "softmax.softmax")
+)
 _TWICE = "Two programs, or two lanes of one, store the same number: on a GPU either may come last. Whose is it? Mask the other."
 _FLOAT16 = "more than one rounding"
 
-check_gated = Checker("gated", hint="Output i of the whole tensor comes from x[2i], the gate, and x[2i + 1], the up.", forbid=_KERNELS)
-check_rotate_pairs = Checker("rotate_pairs", hint="(a, b) becomes (a cos - b sin, a sin + b cos), for neighbours in the first rotary_dim dimensions.", forbid=_KERNELS)
-check_dequantize = Checker("dequantize", hint="(q - zero) * scale, with the zero point and the scale of the weight's group.", forbid=_KERNELS)
-check_repair_log_softmax = Checker("repair_log_softmax", hint="x - max - log(sum(exp(x - max))), over the logits of the row and nothing else.", forbid=_KERNELS)
+check_gated = Checker(
+    "gated", hint="Output i of the whole tensor comes from x[2i], the gate, and x[2i + 1], the up.", forbid=_KERNELS
+)
+check_rotate_pairs = Checker(
+    "rotate_pairs",
+    hint="(a, b) becomes (a cos - b sin, a sin + b cos), for neighbours in the first rotary_dim dimensions.",
+    forbid=_KERNELS,
+)
+check_dequantize = Checker(
+    "dequantize", hint="(q - zero) * scale, with the zero point and the scale of the weight's group.", forbid=_KERNELS
+)
+check_repair_log_softmax = Checker(
+    "repair_log_softmax",
+    hint="x - max - log(sum(exp(x - max))), over the logits of the row and nothing else.",
+    forbid=_KERNELS,
+)
 
 
 @check_gated.part("example")
@@ -68,7 +81,9 @@ def _gated(case: Case, x: Tensor, limit: float) -> None:
         "The sigmoid is that of 1.702 times the gate.": lambda: gated_reference(x, limit, alpha=1.0),
     })  # fmt: skip
     seen.minimum("out", "store", hint=_TWICE)
-    seen.minimum("x", "load", hint="One load for the gates, one for the ups; what is loaded stays in the program's variables.")
+    seen.minimum(
+        "x", "load", hint="One load for the gates, one for the ups; what is loaded stays in the program's variables."
+    )
 
 
 @check_rotate_pairs.part("example")
@@ -98,7 +113,9 @@ def _rotate_edges(case: Case) -> None:
 def _rotate_random(case: Case) -> None:
     for _ in range(12):
         tokens, heads, pairs = case.randint(1, 7), case.randint(1, 9), case.randint(1, 14)
-        base = case.randn(tokens, heads + case.randint(0, 4), 2 * pairs + case.randint(0, 9)).to(case.rng.choice((torch.float32, torch.float16)))
+        base = case.randn(tokens, heads + case.randint(0, 4), 2 * pairs + case.randint(0, 9)).to(
+            case.rng.choice((torch.float32, torch.float16))
+        )
         skip = base.shape[1] - heads
         _rotates(case, base[:, skip:], [case.randint(0, 50) for _ in range(tokens)], _table(50, 2 * pairs), base=base)
 
@@ -114,7 +131,14 @@ def _rotates(case: Case, x: Tensor, places: list[int], table: Tensor, base: Tens
     base = x if base is None else base
     outside, before = torch.ones_like(base), base.clone()
     outside.as_strided(x.shape, x.stride(), x.storage_offset())[...] = 0
-    seen = Watched(case, case.student, (x, positions, table), {"x": x, "positions": positions, "table": table}, writes=("x",), reads=("x",))
+    seen = Watched(
+        case,
+        case.student,
+        (x, positions, table),
+        {"x": x, "positions": positions, "table": table},
+        writes=("x",),
+        reads=("x",),
+    )
     _close(case, x, rotated(old, positions, table), "x", {
         "Nothing has changed. The result belongs where x was: in place.": lambda: old.double(),
         "This is chapter 02's half-split layout. Here neighbours turn together: 2i and 2i + 1.": lambda: rotated(old, positions, table, neighbours=False),
@@ -123,14 +147,24 @@ def _rotates(case: Case, x: Tensor, places: list[int], table: Tensor, base: Tens
         f"Dimensions from {dim} on carry no position: they stay as they are.": lambda: torch.cat([rotated(old, positions, table)[..., :dim], x[..., dim:].double()], -1),
         "Each pair has an angle of its own.": lambda: rotated(old, positions, table[:, [0] * (dim // 2) + [dim // 2] * (dim // 2)]),
     })  # fmt: skip
-    case.equal(base * outside, before * outside, "the tensor that x is a view of", hint="Only x may change, not what lies around it.")
+    case.equal(
+        base * outside,
+        before * outside,
+        "the tensor that x is a view of",
+        hint="Only x may change, not what lies around it.",
+    )
     inside = torch.zeros(x.shape, dtype=torch.long)
     inside[..., :dim] = 1
     rest = f"Of each head the first {dim} dimensions are loaded and stored, each once; the rest is never touched."
     seen.minimum("x", "store", inside, hint=rest)
     seen.minimum("x", "load", inside, hint=rest)
     tokens_at = torch.bincount(positions, minlength=len(table))[:, None].expand(-1, dim)
-    seen.minimum("table", "load", tokens_at, hint="The row of the table is loaded once for a token, for all of its heads: what shares a row belongs to one program.")
+    seen.minimum(
+        "table",
+        "load",
+        tokens_at,
+        hint="The row of the table is loaded once for a token, for all of its heads: what shares a row belongs to one program.",
+    )
     seen.minimum("positions", "load", hint="A token's position is a single number: its program loads it once.")
 
 
@@ -172,7 +206,16 @@ def _random_weights(case: Case, rows: int, width: int, group: int) -> tuple[Tens
     return case.randint(0, 256, rows, width), case.randn(rows, groups).abs() + 0.05, case.randint(0, 256, rows, groups)
 
 
-def _dequantizes(case: Case, weights: Tensor, scales: Tensor, zeros: Tensor, group: int, *, dtype: torch.dtype = torch.float32, gap: int = 0) -> None:
+def _dequantizes(
+    case: Case,
+    weights: Tensor,
+    scales: Tensor,
+    zeros: Tensor,
+    group: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    gap: int = 0,
+) -> None:
     """gap: words between the end of one row of `packed` and the next one."""
     rows, width = weights.shape
     words = torch.full((rows, width // 4 + gap), -1, dtype=torch.int32)
@@ -182,8 +225,11 @@ def _dequantizes(case: Case, weights: Tensor, scales: Tensor, zeros: Tensor, gro
     seen = Watched(case, case.student, (packed, scales, zeros, out, group),
                    {"packed": packed, "scales": scales, "zeros": zeros, "out": out}, writes=("out",))  # fmt: skip
     sizes = {access.itemsize for access in seen.accesses("packed", "load")}
-    case.true(sizes <= {4}, f"the kernel loads packed in pieces of {', '.join(map(str, sorted(sizes)))} bytes; expected words of 4",
-              hint="To take a word apart is the exercise: packed stays int32, without .view(torch.uint8), and the kernel shifts.")
+    case.true(
+        sizes <= {4},
+        f"the kernel loads packed in pieces of {', '.join(map(str, sorted(sizes)))} bytes; expected words of 4",
+        hint="To take a word apart is the exercise: packed stays int32, without .view(torch.uint8), and the kernel shifts.",
+    )
     seen.written("out")
     _close(case, out, dequantized(unpacked(packed), scales, zeros, group), "out", {
         "The first weight is in the lowest 8 bits of its word, not in the highest.": lambda: dequantized(unpacked(packed, reverse=True), scales, zeros, group),
@@ -195,8 +241,16 @@ def _dequantizes(case: Case, weights: Tensor, scales: Tensor, zeros: Tensor, gro
         "What is shifted still has the later weights in its higher bits, and ones if it is negative: keep 8 bits, & 0xFF.":
             lambda: dequantized(unpacked(packed, all_bits=True), scales, zeros, group),
     })  # fmt: skip
-    seen.minimum("out", "store", hint=f"Perhaps the weights of the next group: a group has {group // 4} words, a block a power of two of lanes. {_TWICE}")
-    seen.minimum("packed", "load", hint="Load words, [WORDS], and spread them over [WORDS, 4] afterwards: words[:, None] moves no bytes.")
+    seen.minimum(
+        "out",
+        "store",
+        hint=f"Perhaps the weights of the next group: a group has {group // 4} words, a block a power of two of lanes. {_TWICE}",
+    )
+    seen.minimum(
+        "packed",
+        "load",
+        hint="Load words, [WORDS], and spread them over [WORDS, 4] afterwards: words[:, None] moves no bytes.",
+    )
     once = "A group's program loads this number once, as a single number, and has it for all of the group's weights."
     seen.minimum("scales", "load", hint=once)
     seen.minimum("zeros", "load", hint=once)
@@ -208,7 +262,9 @@ def _spread(per_group: Tensor, group: int, width: int) -> Tensor:
 
 @check_repair_log_softmax.part("example")
 def _repair_example(case: Case) -> None:
-    _repairs(case, torch.tensor([[1.0, 2.0, 0.5, -1.0, 0.0], [-2.0, -3.0, -2.5, -4.0, -2.0], [3.0, 0.0, 1.0, 2.0, -1.0]]))
+    _repairs(
+        case, torch.tensor([[1.0, 2.0, 0.5, -1.0, 0.0], [-2.0, -3.0, -2.5, -4.0, -2.0], [3.0, 0.0, 1.0, 2.0, -1.0]])
+    )
 
 
 @check_repair_log_softmax.part("edges")
@@ -231,7 +287,9 @@ def _repair_edges(case: Case) -> None:
 @check_repair_log_softmax.part("random")
 def _repair_random(case: Case) -> None:
     for _ in range(12):
-        logits = case.rng.choice((1, 5, 30)) * case.randn(case.randint(1, 9), case.randint(1, 140)) + case.rng.choice((0, -50, 50))
+        logits = case.rng.choice((1, 5, 30)) * case.randn(case.randint(1, 9), case.randint(1, 140)) + case.rng.choice(
+            (0, -50, 50)
+        )
         _repairs(case, logits.to(case.rng.choice((torch.float32, torch.float16))))
 
 
@@ -243,11 +301,24 @@ def _repairs(case: Case, logits: Tensor, told: str = "") -> None:
     empty = f"{lanes} lanes for {logits.shape[1]} logits: what do the other {lanes - logits.shape[1]} bring into the maximum, and into the sum?"
     wanted = logits.double().log_softmax(-1)
     if (place := first((out.isinf() & wanted.isfinite()).numpy())) is not None:
-        case.fail(f"out{list(place)} is {out[place].item()}, expected {wanted[place].item():g}{told and f': {told}'}",
-                  hint="e^89 is more than float32 holds, e^-104 is 0, and log 0 is -inf: the row's maximum must be subtracted before exp.")
-    _close(case, out, wanted, "out", {}, hint=f"{told}{': ' if told else ''}{empty if lanes > logits.shape[1] else case.hint}")
+        case.fail(
+            f"out{list(place)} is {out[place].item()}, expected {wanted[place].item():g}{told and f': {told}'}",
+            hint="e^89 is more than float32 holds, e^-104 is 0, and log 0 is -inf: the row's maximum must be subtracted before exp.",
+        )
+    _close(
+        case,
+        out,
+        wanted,
+        "out",
+        {},
+        hint=f"{told}{': ' if told else ''}{empty if lanes > logits.shape[1] else case.hint}",
+    )
     seen.minimum("out", "store", hint=_TWICE)
-    seen.minimum("logits", "load", hint=f"Columns 0 to {logits.shape[1] - 1} belong to a row, and one load has them all: they stay in the program's variables.")
+    seen.minimum(
+        "logits",
+        "load",
+        hint=f"Columns 0 to {logits.shape[1] - 1} belong to a row, and one load has them all: they stay in the program's variables.",
+    )
 
 
 def watch(launcher, logits: Tensor) -> None:
@@ -266,14 +337,20 @@ def watch(launcher, logits: Tensor) -> None:
         print(f"program {access.program[0]}  {access.kind + 's':<6}  {access.tensor:<6}  {numbers}")
     print(f"stopped: {stopped}" if stopped else "every access was inside")
     for row, total in enumerate(out.double().exp().sum(-1).tolist()):
-        print(f"row {row}: its probabilities add up to {total:.4f}" if total == total else f"row {row}: not all written")
+        print(
+            f"row {row}: its probabilities add up to {total:.4f}" if total == total else f"row {row}: not all written"
+        )
 
 
 def _close(case: Case, got: Tensor, wanted: Tensor, what: str, mistakes: dict, hint: str | None = None) -> None:
     """Compare with float64, as near as one rounding to the dtype allows; name the mistake that gives what was got."""
     half = got.dtype is torch.float16
     near = {"rtol": 5e-4, "atol": 1e-6} if half else {"rtol": 2e-5, "atol": 4e-6}
-    fits = [told for told, mistaken in mistakes.items() if torch.allclose(got.double(), mistaken(), rtol=2e-3 if half else 1e-4, atol=1e-4)]
+    fits = [
+        told
+        for told, mistaken in mistakes.items()
+        if torch.allclose(got.double(), mistaken(), rtol=2e-3 if half else 1e-4, atol=1e-4)
+    ]
     if half and torch.allclose(got.double(), wanted, rtol=2e-2, atol=2e-2):
         fits = [f"Nearly: this is {_FLOAT16}. Convert what is loaded to float32 before the arithmetic."]
     case.close(got, wanted, what, hint=fits[0] if fits else hint, **near)

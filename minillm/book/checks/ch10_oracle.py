@@ -36,12 +36,23 @@ class Watched:
             case.fail(f"{outside}", hint=STRIDE if "between the elements" in str(outside) else MASK)
         case.true(self.traffic.launches, "no Triton kernel was launched", hint=ONE_LAUNCH)
         launched = [one.name for one in self.traffic.launches]
-        case.true(len(launched) == 1, f"{len(launched)} kernels were launched, expected 1: {', '.join(launched)}", hint=ONE_LAUNCH)
+        case.true(
+            len(launched) == 1,
+            f"{len(launched)} kernels were launched, expected 1: {', '.join(launched)}",
+            hint=ONE_LAUNCH,
+        )
         for name in tensors:  # before the count of torch operations: numpy leaves no trace but this one
             if name in writes and name not in reads:
-                case.true(not self.accesses(name, "load"), f"the kernel loads numbers of {name}",
-                          hint=f"{name} holds nothing yet: each of its numbers is computed by the kernel, from what the kernel loads.")
-        case.true(not ops, f"a torch operation read or wrote numbers: {ops[0][0] if ops else ''}", hint="Views are free; all else is the kernel's work.")
+                case.true(
+                    not self.accesses(name, "load"),
+                    f"the kernel loads numbers of {name}",
+                    hint=f"{name} holds nothing yet: each of its numbers is computed by the kernel, from what the kernel loads.",
+                )
+        case.true(
+            not ops,
+            f"a torch operation read or wrote numbers: {ops[0][0] if ops else ''}",
+            hint="Views are free; all else is the kernel's work.",
+        )
         for name, tensor in before.items():
             case.equal(tensors[name], tensor, name, hint=f"{name} is read only.")
 
@@ -51,8 +62,10 @@ class Watched:
         place = first(times == 0)
         if place is not None:
             [launch] = self.traffic.launches
-            self.case.fail(f"{name}{list(place)} was never stored; the grid {launch.grid} has {launch.num_programs} program{'s' * (launch.num_programs != 1)}",
-                           hint=f"All programs together have to write all of {name}, of shape {list(times.shape)}.")
+            self.case.fail(
+                f"{name}{list(place)} was never stored; the grid {launch.grid} has {launch.num_programs} program{'s' * (launch.num_programs != 1)}",
+                hint=f"All programs together have to write all of {name}, of shape {list(times.shape)}.",
+            )
         self.case.comparisons += 1
 
     def minimum(self, name: str, kind: str, wanted: int | Tensor = 1, *, hint: str) -> None:
@@ -63,8 +76,15 @@ class Watched:
         if place is not None:
             verb = "loaded" if kind == "load" else "stored"
             programs = [access.program for access in self.accesses(name, kind) if self.covers(access, name, place)]
-            by = f", by program {' and program '.join(str(p) for p in dict.fromkeys((programs[0], programs[-1])))}" if programs else ""
-            self.case.fail(f"{name}{list(place)} was {verb} {plural(times[place])}{by}; expected {plural(wanted[place])}", hint=hint)
+            by = (
+                f", by program {' and program '.join(str(p) for p in dict.fromkeys((programs[0], programs[-1])))}"
+                if programs
+                else ""
+            )
+            self.case.fail(
+                f"{name}{list(place)} was {verb} {plural(times[place])}{by}; expected {plural(wanted[place])}",
+                hint=hint,
+            )
         self.case.comparisons += 1
 
     def times(self, name: str, kind: str) -> np.ndarray:
@@ -95,8 +115,10 @@ class Watched:
 def record(case: Case, launcher: Callable, args: tuple) -> tuple[Traffic, OutOfBounds | None, list]:
     """Call the launcher: its traffic, the access that left a tensor if one did, and the torch operations."""
     if MODE != "interpreted":
-        case.fail(f"this exercise is judged in Triton's interpreter, and here kernels are {MODE}",
-                  hint="Restart the notebook and run its first cells before anything else: they set TRITON_INTERPRET=1. Triton needs Linux.")
+        case.fail(
+            f"this exercise is judged in Triton's interpreter, and here kernels are {MODE}",
+            hint="Restart the notebook and run its first cells before anything else: they set TRITON_INTERPRET=1. Triton needs Linux.",
+        )
     outside = raised = None
 
     @functools.wraps(launcher)
@@ -115,7 +137,11 @@ def record(case: Case, launcher: Callable, args: tuple) -> tuple[Traffic, OutOfB
         case.run(recorded, *args, may_change=True)
     if raised is not None:
         told = innermost(raised)
-        case.fail(f"{launcher.__name__} raised {type(told).__name__}: {told}", hint=". ".join(filter(None, (own_line(raised), advice(told)))), cause=raised)
+        case.fail(
+            f"{launcher.__name__} raised {type(told).__name__}: {told}",
+            hint=". ".join(filter(None, (own_line(raised), advice(told)))),
+            cause=raised,
+        )
     return traffic, outside, torch_traffic.ops
 
 
@@ -209,7 +235,9 @@ def rotated(x: Tensor, positions: Tensor, table: Tensor, *, neighbours: bool = T
     """x with the first dimensions of its heads turned, in float64."""
     x, dim = x.double().clone(), table.shape[1]
     cos, sin = table.double()[positions][:, None].chunk(2, -1)  # [num_tokens, 1, num_pairs]
-    first_ones, second_ones = (slice(0, dim, 2), slice(1, dim, 2)) if neighbours else (slice(0, dim // 2), slice(dim // 2, dim))
+    first_ones, second_ones = (
+        (slice(0, dim, 2), slice(1, dim, 2)) if neighbours else (slice(0, dim // 2), slice(dim // 2, dim))
+    )
     a, b = x[..., first_ones].clone(), x[..., second_ones].clone()
     x[..., first_ones], x[..., second_ones] = a * cos - sign * b * sin, sign * a * sin + b * cos
     return x

@@ -9,25 +9,69 @@ import torch
 
 from minillm.book.checks import Case, Checker
 from minillm.book.checks.ch06_oracle import bounded
-from minillm.book.checks.ch11_launches import Matrix, judge_programs, launch, only_values, whole_numbers, whole_numbers_only
-from minillm.book.checks.ch11_oracle import (Tile, chosen_tile, multiply_adds, offsets, parts, row_by_row, silu_of_gate_times_up, slices, snake,
-                                             strips_loaded, tiled_product, walked_bytes)
+from minillm.book.checks.ch11_launches import (
+    Matrix,
+    judge_programs,
+    launch,
+    only_values,
+    whole_numbers,
+    whole_numbers_only,
+)
+from minillm.book.checks.ch11_oracle import (
+    Tile,
+    chosen_tile,
+    multiply_adds,
+    offsets,
+    parts,
+    row_by_row,
+    silu_of_gate_times_up,
+    slices,
+    snake,
+    strips_loaded,
+    tiled_product,
+    walked_bytes,
+)
 from minillm.book.checks.ch11_sums import judge_sum
 from minillm.book.traffic import record_traffic
 from minillm.kernels.language import MODE
 
-__all__ = ["check_fused_epilogue", "check_last_tile", "check_snake_order", "check_split_k", "check_tile_traffic", "row_by_row", "strips_loaded"]
+__all__ = [
+    "check_fused_epilogue",
+    "check_last_tile",
+    "check_snake_order",
+    "check_split_k",
+    "check_tile_traffic",
+    "row_by_row",
+    "strips_loaded",
+]
 
 TILE = 16  # of the kernels: the smallest that tl.dot takes
-_MATMUL = ("minillm.kernels.matmul.matmul", "minillm.kernels.matmul.matmul_kernel", "minillm.kernels.matmul.torch_matmul")
+_MATMUL = (
+    "minillm.kernels.matmul.matmul",
+    "minillm.kernels.matmul.matmul_kernel",
+    "minillm.kernels.matmul.torch_matmul",
+)
 
-check_tile_traffic = Checker("tile_traffic", hint="A is read once for every column of tiles, B once for every row of tiles; a masked lane reads nothing.")
-check_snake_order = Checker("snake_order", hint="Group after group; even groups go down, odd ones up; rows go to and fro.")
-check_split_k = Checker("split_k", hint="One program for each tile and slice stores its partial sum in float32; a second kernel adds them up.", forbid=_MATMUL)
-check_last_tile = Checker("last_tile", hint="Count by hand for k = 40: which columns of a does each turn of the loop load?", forbid=_MATMUL)
+check_tile_traffic = Checker(
+    "tile_traffic",
+    hint="A is read once for every column of tiles, B once for every row of tiles; a masked lane reads nothing.",
+)
+check_snake_order = Checker(
+    "snake_order", hint="Group after group; even groups go down, odd ones up; rows go to and fro."
+)
+check_split_k = Checker(
+    "split_k",
+    hint="One program for each tile and slice stores its partial sum in float32; a second kernel adds them up.",
+    forbid=_MATMUL,
+)
+check_last_tile = Checker(
+    "last_tile", hint="Count by hand for k = 40: which columns of a does each turn of the loop load?", forbid=_MATMUL
+)
 check_fused_epilogue = Checker(
-    "fused_epilogue", hint="Two sums in one loop, over one tile of x; the rest happens in registers, and one store ends it.",
-    forbid=(*_MATMUL, "minillm.kernels.activation.silu_mul", "minillm.kernels.activation.torch_silu_mul"))
+    "fused_epilogue",
+    hint="Two sums in one loop, over one tile of x; the rest happens in registers, and one store ends it.",
+    forbid=(*_MATMUL, "minillm.kernels.activation.silu_mul", "minillm.kernels.activation.torch_silu_mul"),
+)
 
 
 @check_tile_traffic.part("example")
@@ -38,7 +82,12 @@ def _traffic_example(case: Case) -> None:
 
 @check_tile_traffic.part("edges")
 def _traffic_edges(case: Case) -> None:
-    for m, n, k, tile in ((33, 50, 20, (16, 32, 16)), (16, 17, 64, (16, 16, 32)), (1, 40, 5, (32, 16, 16)), (64, 1, 31, (32, 16, 16))):
+    for m, n, k, tile in (
+        (33, 50, 20, (16, 32, 16)),
+        (16, 17, 64, (16, 16, 32)),
+        (1, 40, 5, (32, 16, 16)),
+        (64, 1, 31, (32, 16, 16)),
+    ):
         _interpreted(case, m, n, k, tile)
     _chooses(case, 64, 64, 64, 2, [], 1, 10**6)
     _chooses(case, 64, 64, 64, 4, [(32, 32, 16)], 2, 8_191)  # a byte short
@@ -58,31 +107,64 @@ def _traffic_random(case: Case) -> None:
     for _ in range(120):
         m, n, k = (case.randint(1, case.rng.choice((20, 300))) for _ in range(3))
         tiles = [tuple(case.rng.choice(sizes) for _ in range(3)) for _ in range(case.randint(1, 9))]
-        _chooses(case, m, n, k, case.rng.choice((1, 2, 4)), tiles, case.randint(1, 5), case.rng.choice((2_000, 10_000, 49_152, 101_376)))
+        _chooses(
+            case,
+            m,
+            n,
+            k,
+            case.rng.choice((1, 2, 4)),
+            tiles,
+            case.randint(1, 5),
+            case.rng.choice((2_000, 10_000, 49_152, 101_376)),
+        )
     _interpreted(case, case.randint(1, 70), case.randint(1, 70), case.randint(1, 70), (32, 16, 32))
 
 
-def _chooses(case: Case, m: int, n: int, k: int, itemsize: int, tiles: list[Tile], num_stages: int, shared_limit: int) -> None:
+def _chooses(
+    case: Case, m: int, n: int, k: int, itemsize: int, tiles: list[Tile], num_stages: int, shared_limit: int
+) -> None:
     expected = chosen_tile(m, n, k, itemsize, tiles, num_stages, shared_limit)
-    with case.hinting(f"{case.hint} No argument may change: tiles.sort() sorts the caller's list, sorted(tiles) makes a new one."):
+    with case.hinting(
+        f"{case.hint} No argument may change: tiles.sort() sorts the caller's list, sorted(tiles) makes a new one."
+    ):
         got = case.call(m, n, k, itemsize, tiles, num_stages, shared_limit)
     told = f"for m={m}, n={n}, k={k}, itemsize={itemsize}, num_stages={num_stages}, shared_limit={shared_limit:,}"
     if expected is None:
         need = [num_stages * (bm + bn) * bk * itemsize for bm, bn, bk in tiles]
-        case.true(got is None, f"the result is {got!r} {told}; expected None", hint=f"No tile fits: they need {need} bytes of shared memory." if need else "There is no tile to choose.")
+        case.true(
+            got is None,
+            f"the result is {got!r} {told}; expected None",
+            hint=f"No tile fits: they need {need} bytes of shared memory." if need else "There is no tile to choose.",
+        )
         return
-    case.true(isinstance(got, tuple) and len(got) == 2 and got[0] in tiles, f"the result is {got!r} {told}; expected (tile, bytes_loaded), with a tile of the list as it stands there",
-              hint=f"One of the tiles fits into shared memory: {expected[0]} needs {num_stages * (expected[0][0] + expected[0][1]) * expected[0][2] * itemsize:,} bytes.")
+    case.true(
+        isinstance(got, tuple) and len(got) == 2 and got[0] in tiles,
+        f"the result is {got!r} {told}; expected (tile, bytes_loaded), with a tile of the list as it stands there",
+        hint=f"One of the tiles fits into shared memory: {expected[0]} needs {num_stages * (expected[0][0] + expected[0][1]) * expected[0][2] * itemsize:,} bytes.",
+    )
     mine, right = got[0], expected[0]
     case.is_a(got[1], int, f"bytes_loaded {told}", hint="Bytes are whole numbers: divide with //, not with /.")
-    case.equal(got[1], walked_bytes(m, n, k, mine, itemsize), f"bytes_loaded with the tile {mine} {told}\n  bytes_loaded",
-               hint=f"The grid has {-(-m // mine[0])} rows and {-(-n // mine[1])} columns of tiles. At the edges masked lanes load nothing; each program loads all of K.")
+    case.equal(
+        got[1],
+        walked_bytes(m, n, k, mine, itemsize),
+        f"bytes_loaded with the tile {mine} {told}\n  bytes_loaded",
+        hint=f"The grid has {-(-m // mine[0])} rows and {-(-n // mine[1])} columns of tiles. At the edges masked lanes load nothing; each program loads all of K.",
+    )
     if mine != right:
         need = num_stages * (mine[0] + mine[1]) * mine[2] * itemsize
-        case.true(need <= shared_limit, f"the tile is {mine} {told}, and it needs {need:,} bytes of shared memory",
-                  hint="num_stages times a tile of A and a tile of B, each element `itemsize` bytes.")
-        facts = "; ".join(f"{t} loads {walked_bytes(m, n, k, t, itemsize):,} bytes and does {multiply_adds(m, n, k, t):,} multiply-adds" for t in (right, mine))
-        case.fail(f"the tile is {mine} {told}; expected {right}", hint=f"Fewest bytes, then fewest multiply-adds, masked lanes included, then the first: {facts}.")
+        case.true(
+            need <= shared_limit,
+            f"the tile is {mine} {told}, and it needs {need:,} bytes of shared memory",
+            hint="num_stages times a tile of A and a tile of B, each element `itemsize` bytes.",
+        )
+        facts = "; ".join(
+            f"{t} loads {walked_bytes(m, n, k, t, itemsize):,} bytes and does {multiply_adds(m, n, k, t):,} multiply-adds"
+            for t in (right, mine)
+        )
+        case.fail(
+            f"the tile is {mine} {told}; expected {right}",
+            hint=f"Fewest bytes, then fewest multiply-adds, masked lanes included, then the first: {facts}.",
+        )
     case.equal(tiles.index(mine), tiles.index(right))
 
 
@@ -95,7 +177,11 @@ def _interpreted(case: Case, m: int, n: int, k: int, tile: Tile) -> None:
     grid = (-(-m // tile[0]), -(-n // tile[1]))
     with record_traffic() as traffic:
         tiled_product[grid](a, b, out, m, n, k, TILE_M=tile[0], TILE_N=tile[1], TILE_K=tile[2])
-    case.equal(case.call(m, n, k, 4, [tile], 1, 10**9)[1], traffic.bytes_loaded, f"bytes_loaded, where the interpreter counted a kernel with m={m}, n={n}, k={k} and the tile {tile}\n  bytes_loaded")
+    case.equal(
+        case.call(m, n, k, 4, [tile], 1, 10**9)[1],
+        traffic.bytes_loaded,
+        f"bytes_loaded, where the interpreter counted a kernel with m={m}, n={n}, k={k} and the tile {tile}\n  bytes_loaded",
+    )
 
 
 @check_snake_order.part("example")
@@ -107,14 +193,34 @@ def _snake_example(case: Case) -> None:
 
 @check_snake_order.part("edges")
 def _snake_edges(case: Case) -> None:
-    for grid in ((1, 1, 1), (1, 7, 3), (7, 1, 3), (4, 6, 3), (3, 4, 1), (4, 3, 8), (4, 9, 2), (5, 7, 3), (2, 8, 4), (3, 3, 3)):
+    for grid in (
+        (1, 1, 1),
+        (1, 7, 3),
+        (7, 1, 3),
+        (4, 6, 3),
+        (3, 4, 1),
+        (4, 3, 8),
+        (4, 9, 2),
+        (5, 7, 3),
+        (2, 8, 4),
+        (3, 3, 3),
+    ):
         _snakes(case, *grid)
     # The last program of a grid of a million times a million tiles. Its groups are 3 columns wide, and the last has 1.
-    size, told = 10**6, "A program has its number and nothing else: compute its tile from that, without going through those before it."
+    size, told = (
+        10**6,
+        "A program has its number and nothing else: compute its tile from that, without going through those before it.",
+    )
     row = 0 if (size // 3) % 2 else size - 1
-    for pid, tile in ((size * size - 1, (row, size - 1)), (size * size - size, (size - 1 - row, size - 1)), (0, (0, 0))):
+    for pid, tile in (
+        (size * size - 1, (row, size - 1)),
+        (size * size - size, (size - 1 - row, size - 1)),
+        (0, (0, 0)),
+    ):
         got = bounded(case, 300, told, case.student, pid, size, size, 3)
-        case.equal(tuple(got), tile, f"the tile of program {pid:,} of {size:,} x {size:,} tiles in groups of 3\n  the tile")
+        case.equal(
+            tuple(got), tile, f"the tile of program {pid:,} of {size:,} x {size:,} tiles in groups of 3\n  the tile"
+        )
 
 
 @check_snake_order.part("random")
@@ -124,27 +230,58 @@ def _snake_random(case: Case) -> None:
 
 
 def _snakes(case: Case, tiles_m: int, tiles_n: int, group: int) -> None:
-    order, expected, told = [], snake(tiles_m, tiles_n, group), f"in a grid of {tiles_m} x {tiles_n} tiles in groups of {group}"
+    order, expected, told = (
+        [],
+        snake(tiles_m, tiles_n, group),
+        f"in a grid of {tiles_m} x {tiles_n} tiles in groups of {group}",
+    )
     owner: dict[tuple[int, int], int] = {}
     for pid, right in enumerate(expected):
         got = case.call(pid, tiles_m, tiles_n, group)
         case.true(isinstance(got, tuple) and len(got) == 2, f"the result is {got!r}, not (row, column)")
         for value in got:
-            case.is_a(value, int, f"a number of the tile of program {pid} {told}", hint="Divide with //, so that whole numbers stay whole.")
-        ragged = "The last group may be narrower than `group`: its rows have fewer tiles." if pid >= tiles_n // group * group * tiles_m else None
-        case.true(0 <= got[0] < tiles_m and 0 <= got[1] < tiles_n, f"program {pid} gets tile {got} {told}, and there is no such tile; expected {right}", hint=ragged)
-        case.true(got not in owner, f"programs {owner.get(got)} and {pid} both get tile {got} {told}; expected {right} for program {pid}",
-                  hint=ragged or "Every tile belongs to one program.")
+            case.is_a(
+                value,
+                int,
+                f"a number of the tile of program {pid} {told}",
+                hint="Divide with //, so that whole numbers stay whole.",
+            )
+        ragged = (
+            "The last group may be narrower than `group`: its rows have fewer tiles."
+            if pid >= tiles_n // group * group * tiles_m
+            else None
+        )
+        case.true(
+            0 <= got[0] < tiles_m and 0 <= got[1] < tiles_n,
+            f"program {pid} gets tile {got} {told}, and there is no such tile; expected {right}",
+            hint=ragged,
+        )
+        case.true(
+            got not in owner,
+            f"programs {owner.get(got)} and {pid} both get tile {got} {told}; expected {right} for program {pid}",
+            hint=ragged or "Every tile belongs to one program.",
+        )
         owner[got] = pid
         order.append(got)
     wrong = next((pid for pid, (got, right) in enumerate(zip(order, expected)) if got != right), None)
     if wrong is not None:
-        rooms = [room for room in range(2, tiles_m + tiles_n) if strips_loaded(order, room) > strips_loaded(expected, room)]
-        costs = [f" A cache of {room} strips loads {strips_loaded(order, room)} in your order, {strips_loaded(expected, room)} in this one." for room in rooms[:1]]
+        rooms = [
+            room for room in range(2, tiles_m + tiles_n) if strips_loaded(order, room) > strips_loaded(expected, room)
+        ]
+        costs = [
+            f" A cache of {room} strips loads {strips_loaded(order, room)} in your order, {strips_loaded(expected, room)} in this one."
+            for room in rooms[:1]
+        ]
         case.call(wrong, tiles_m, tiles_n, group)  # the last of the calls that the message shows
-        turn = "The row is right, so it is the direction: count the rows of a group in the order taken. " if order[wrong][0] == expected[wrong][0] else ""
-        case.fail(f"program {wrong} gets tile {order[wrong]} {told}; expected {expected[wrong]}, after {expected[max(wrong - 3, 0):wrong]}",
-                  hint=f"{turn}It is in group {expected[wrong][1] // group}, counted from 0. All tiles are there, each once.{''.join(costs)}")
+        turn = (
+            "The row is right, so it is the direction: count the rows of a group in the order taken. "
+            if order[wrong][0] == expected[wrong][0]
+            else ""
+        )
+        case.fail(
+            f"program {wrong} gets tile {order[wrong]} {told}; expected {expected[wrong]}, after {expected[max(wrong - 3, 0) : wrong]}",
+            hint=f"{turn}It is in group {expected[wrong][1] // group}, counted from 0. All tiles are there, each once.{''.join(costs)}",
+        )
     case.equal(strips_loaded(order, 3), strips_loaded(expected, 3))
 
 
@@ -152,7 +289,9 @@ def _snakes(case: Case, tiles_m: int, tiles_n: int, group: int) -> None:
 def _split_example(case: Case) -> None:
     first = _splits(case, 20, 18, 80, 3, whole=True)
     again, _ = launch(case, *first[0], 3)
-    case.equal(again, first[1], "the output of a second run", hint="The same sums in the same order give the same bits.")
+    case.equal(
+        again, first[1], "the output of a second run", hint="The same sums in the same order give the same bits."
+    )
 
 
 @check_split_k.part("edges")
@@ -163,8 +302,12 @@ def _split_edges(case: Case) -> None:
     _splits(case, 1, 1, 1, 4, whole=True)
     _splits(case, 16, 16, 70, 4, whole=True)  # 5 tiles of K in 4 slices: 2, 1, 1, 1
     _in_order(case, torch.float16, [2048, 1, 1], "in float16, 2048 + 1 would be 2048: round once, at the end")
-    _in_order(case, torch.float32, [4096 * 4096, 1, 1, -4096 * 4096], "so large a number swallows a 1 that is added to it")
-    _in_order(case, torch.float16, [4096 * 4096, 1, 1, -4096 * 4096], "float16 ends at 65,504: partial sums are float32")
+    _in_order(
+        case, torch.float32, [4096 * 4096, 1, 1, -4096 * 4096], "so large a number swallows a 1 that is added to it"
+    )
+    _in_order(
+        case, torch.float16, [4096 * 4096, 1, 1, -4096 * 4096], "float16 ends at 65,504: partial sums are float32"
+    )
 
 
 @check_split_k.part("random")
@@ -173,14 +316,23 @@ def _split_random(case: Case) -> None:
         _splits(case, case.randint(1, 40), case.randint(1, 40), case.randint(1, 100), case.randint(1, 6), dtype=dtype)
 
 
-def _splits(case: Case, m: int, n: int, k: int, num_splits: int, *, whole: bool = False, dtype: torch.dtype = torch.float32):
+def _splits(
+    case: Case, m: int, n: int, k: int, num_splits: int, *, whole: bool = False, dtype: torch.dtype = torch.float32
+):
     make = whole_numbers if whole else lambda case, *shape, dtype: case.randn(*shape).to(dtype)
     a, b = make(case, m, k, dtype=dtype), make(case, k, n, dtype=dtype)
     inner, told = slices(k, num_splits, TILE), f"for m={m}, n={n}, k={k}, num_splits={num_splits}"
     got, traffic = launch(case, a, b, num_splits)
-    case.equal(len(traffic.launches), 2, f"the number of launches {told}\n  the number of launches", hint="One kernel multiplies, one adds the partial sums.")
+    case.equal(
+        len(traffic.launches),
+        2,
+        f"the number of launches {told}\n  the number of launches",
+        hint="One kernel multiplies, one adds the partial sums.",
+    )
     cut = f"{told} (slices of k: {', '.join(f'{r[0]}–{r[-1]}' for r in inner)})"
-    partials = Matrix("partials", (len(inner), m, n), 4, lambda key, part: key[0] * m * n + offsets(part.rows, part.cols, n))
+    partials = Matrix(
+        "partials", (len(inner), m, n), 4, lambda key, part: key[0] * m * n + offsets(part.rows, part.cols, n)
+    )
     judge_programs(case, traffic, 0, parts(m, n, inner, TILE), _factors(m, n, k, dtype), partials, cut)
     judge_sum(case, traffic, 1, partials.shape, dtype.itemsize, told)
     only_values(case, got, (a.double() @ b.double()).to(dtype), told, exact=whole)
@@ -191,8 +343,13 @@ def _in_order(case: Case, dtype: torch.dtype, sums: list[int], told: str) -> Non
     """In which order, and in which dtype, the partial sums are added."""
     a, b, expected = _one_output(dtype, sums)
     got, _ = launch(case, a, b, len(sums))
-    only_values(case, got, expected.to(dtype), f"where the partial sums are {sums} ({str(dtype)[6:]})",
-                hint=f"From the first to the last, in float32, that gives {expected.item():g}; {told}.")
+    only_values(
+        case,
+        got,
+        expected.to(dtype),
+        f"where the partial sums are {sums} ({str(dtype)[6:]})",
+        hint=f"From the first to the last, in float32, that gives {expected.item():g}; {told}.",
+    )
 
 
 def _one_output(dtype: torch.dtype, sums: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -219,8 +376,13 @@ def _last_edges(case: Case) -> None:
     _multiplies(case, 9, 17, 40, whole=False)
     a, b, expected = _one_output(torch.float16, [2048, 1, 1])
     got, _ = launch(case, a, b)
-    only_values(case, got, expected.half(), "where the tiles of k add up to 2048, 1 and 1 (float16)",
-                hint="2049 is no float16: the sum stays in float32 through all turns of the loop, and is rounded once, by the store.")
+    only_values(
+        case,
+        got,
+        expected.half(),
+        "where the tiles of k add up to 2048, 1 and 1 (float16)",
+        hint="2049 is no float16: the sum stays in float32 through all turns of the loop, and is rounded once, by the store.",
+    )
 
 
 @check_last_tile.part("random")
@@ -233,8 +395,15 @@ def _multiplies(case: Case, m: int, n: int, k: int, dtype: torch.dtype = torch.f
     make = whole_numbers if whole else lambda case, *shape, dtype: case.randn(*shape).to(dtype)
     a, b, told = make(case, m, k, dtype=dtype), make(case, k, n, dtype=dtype), f"for m={m}, n={n}, k={k}"
     got, traffic = launch(case, a, b)
-    case.equal(len(traffic.launches), 1, f"the number of launches {told}\n  the number of launches", hint="A kernel is launched by kernel[grid](arguments), once.")
-    judge_programs(case, traffic, 0, parts(m, n, [range(k)], TILE), _factors(m, n, k, dtype), _output(m, n, dtype), told)
+    case.equal(
+        len(traffic.launches),
+        1,
+        f"the number of launches {told}\n  the number of launches",
+        hint="A kernel is launched by kernel[grid](arguments), once.",
+    )
+    judge_programs(
+        case, traffic, 0, parts(m, n, [range(k)], TILE), _factors(m, n, k, dtype), _output(m, n, dtype), told
+    )
     only_values(case, got, (a.double() @ b.double()).to(dtype), told, exact=whole)
 
 
@@ -261,11 +430,30 @@ def _fused_random(case: Case) -> None:
 def _fuses(case: Case, m: int, n: int, k: int, dtype: torch.dtype = torch.float32) -> None:
     x, weight, told = case.randn(m, k).to(dtype), case.randn(2 * n, k).to(dtype) * k**-0.5, f"for m={m}, n={n}, k={k}"
     got, traffic = launch(case, x, weight)
-    case.equal(len(traffic.launches), 1, f"the number of launches {told}\n  the number of launches", hint="Neither product is ever stored: one kernel does it all.")
-    reads = [Matrix("x", (m, k), dtype.itemsize, lambda key, part: offsets(part.rows, part.inner, k)),
-             Matrix("gate_up", (2 * n, k), dtype.itemsize, lambda key, part: offsets([*part.cols, *(n + c for c in part.cols)], part.inner, k))]
+    case.equal(
+        len(traffic.launches),
+        1,
+        f"the number of launches {told}\n  the number of launches",
+        hint="Neither product is ever stored: one kernel does it all.",
+    )
+    reads = [
+        Matrix("x", (m, k), dtype.itemsize, lambda key, part: offsets(part.rows, part.inner, k)),
+        Matrix(
+            "gate_up",
+            (2 * n, k),
+            dtype.itemsize,
+            lambda key, part: offsets([*part.cols, *(n + c for c in part.cols)], part.inner, k),
+        ),
+    ]
     judge_programs(case, traffic, 0, parts(m, n, [range(k)], TILE), reads, _output(m, n, dtype), told)
-    only_values(case, got, silu_of_gate_times_up(x, weight).to(dtype), told, exact=False, hint="silu(g) · u with g = x gateᵀ and u = x upᵀ; the gate is the first half of the rows.")
+    only_values(
+        case,
+        got,
+        silu_of_gate_times_up(x, weight).to(dtype),
+        told,
+        exact=False,
+        hint="silu(g) · u with g = x gateᵀ and u = x upᵀ; the gate is the first half of the rows.",
+    )
 
 
 def _rounds_once(case: Case, gate: list[tuple[float, float]], up: list[tuple[float, float]], told: str) -> None:
@@ -276,12 +464,20 @@ def _rounds_once(case: Case, gate: list[tuple[float, float]], up: list[tuple[flo
             x[0, column], weight[row, column] = left, right
     got, _ = launch(case, x, weight)
     g, u = (sum(left * right for left, right in terms) for terms in (gate, up))
-    only_values(case, got, silu_of_gate_times_up(x, weight).half(), f"where the gate is {g:,g} and up is {u:g}", hint=f"Round once, at the store: {told}.")
+    only_values(
+        case,
+        got,
+        silu_of_gate_times_up(x, weight).half(),
+        f"where the gate is {g:,g} and up is {u:g}",
+        hint=f"Round once, at the store: {told}.",
+    )
 
 
 def _factors(m: int, n: int, k: int, dtype: torch.dtype) -> list[Matrix]:
-    return [Matrix("a", (m, k), dtype.itemsize, lambda key, part: offsets(part.rows, part.inner, k)),
-            Matrix("b", (k, n), dtype.itemsize, lambda key, part: offsets(part.inner, part.cols, n))]
+    return [
+        Matrix("a", (m, k), dtype.itemsize, lambda key, part: offsets(part.rows, part.inner, k)),
+        Matrix("b", (k, n), dtype.itemsize, lambda key, part: offsets(part.inner, part.cols, n)),
+    ]
 
 
 def _output(m: int, n: int, dtype: torch.dtype) -> Matrix:

@@ -41,8 +41,10 @@ class _Poisoned(TorchFunctionMode):
 def launch(case: Case, *args: Any) -> tuple[Any, Any]:
     """(what the launcher returned, the traffic of its kernels); fails where it raises or changes an argument."""
     if MODE != "interpreted":
-        case.fail(f"this exercise is judged in Triton's interpreter, and here kernels are {MODE}",
-                  hint="Restart the notebook and run its first cell before anything else: it sets TRITON_INTERPRET=1. Triton needs Linux.")
+        case.fail(
+            f"this exercise is judged in Triton's interpreter, and here kernels are {MODE}",
+            hint="Restart the notebook and run its first cell before anything else: it sets TRITON_INTERPRET=1. Triton needs Linux.",
+        )
     seen, outside = [], []
 
     @functools.wraps(case.student)
@@ -63,14 +65,24 @@ def launch(case: Case, *args: Any) -> tuple[Any, Any]:
     if outside:
         raised, error = outside[0]
         if not isinstance(raised, OutOfBounds):
-            case.fail(f"{case.student.__name__} uses what Triton's interpreter cannot do: {raised}", cause=raised,
-                      hint=f"{own_line(error)}. Load by addresses and masks, as the chapter does.")
-        case.fail(f"{raised}", cause=raised, hint="A lane outside of the matrix needs a mask: that of tl.load, not a tl.where afterwards. "
-                  "If its row and its column are inside, the address was made for another shape.")
+            case.fail(
+                f"{case.student.__name__} uses what Triton's interpreter cannot do: {raised}",
+                cause=raised,
+                hint=f"{own_line(error)}. Load by addresses and masks, as the chapter does.",
+            )
+        case.fail(
+            f"{raised}",
+            cause=raised,
+            hint="A lane outside of the matrix needs a mask: that of tl.load, not a tl.where afterwards. "
+            "If its row and its column are inside, the address was made for another shape.",
+        )
     traffic, by_torch = seen
     ops = [name for name, _, _ in by_torch.ops if name not in ("fill_", "copy_")]  # ours, and the interpreter's
-    case.true(not ops, f"a torch operation read or wrote numbers: {ops[0] if ops else ''}",
-              hint="All numbers are the kernels' work. Allocate with torch.empty: every element is stored later, and zeros would be one more pass.")
+    case.true(
+        not ops,
+        f"a torch operation read or wrote numbers: {ops[0] if ops else ''}",
+        hint="All numbers are the kernels' work. Allocate with torch.empty: every element is stored later, and zeros would be one more pass.",
+    )
     return got, traffic
 
 
@@ -84,11 +96,16 @@ class Matrix:
     block: Callable[[Any, Part], numpy.ndarray]
 
 
-def judge_programs(case: Case, traffic: Any, index: int, work: dict[Any, Part], reads: Sequence[Matrix], writes: Matrix, told: str) -> None:
+def judge_programs(
+    case: Case, traffic: Any, index: int, work: dict[Any, Part], reads: Sequence[Matrix], writes: Matrix, told: str
+) -> None:
     """In launch `index` each part of `work` is one program's, which reads its blocks once, each element, and stores its own."""
     number = traffic.launches[index].num_programs
-    case.true(number == len(work), f"launch {index + 1}, {traffic.launches[index].name}, has {number} programs {told}; expected {len(work)}",
-              hint="One program for each tile of the output (and for each slice of k, where k is cut).")
+    case.true(
+        number == len(work),
+        f"launch {index + 1}, {traffic.launches[index].name}, has {number} programs {told}; expected {len(work)}",
+        hint="One program for each tile of the output (and for each slice of k, where k is cut).",
+    )
     touched = by_program(traffic, index)
     nobody_strays(case, touched, [*reads, writes], {writes.name}, told)
     parts = {numpy.sort(writes.block(key, part)).tobytes(): (key, part) for key, part in work.items()}
@@ -97,15 +114,30 @@ def judge_programs(case: Case, traffic: Any, index: int, work: dict[Any, Part], 
     owner: dict[Any, Program] = {}
     for program in sorted(touched):
         stored = elements_of(touched[program], "store", writes.name)
-        case.true(stored.size, f"program {program} stores nothing in `{writes.name}` {told}", hint="Every program has a tile of its own to store.")
+        case.true(
+            stored.size,
+            f"program {program} stores nothing in `{writes.name}` {told}",
+            hint="Every program has a tile of its own to store.",
+        )
         key, part = parts.get(numpy.sort(stored).tobytes()) or _nearest(stored, work, writes)
         where = f"program {program} {told}, whose tile is {_region(key, part)},"
         same_elements(case, stored, writes.block(key, part), writes, where, "stores", missed)
-        case.true(key not in owner, f"programs {owner.get(key)} and {program} both store {_region(key, part)} {told}",
-                  hint="Different programs have different tiles: look at what program_id gives.")
+        case.true(
+            key not in owner,
+            f"programs {owner.get(key)} and {program} both store {_region(key, part)} {told}",
+            hint="Different programs have different tiles: look at what program_id gives.",
+        )
         owner[key] = program
         for matrix in reads:
-            same_elements(case, elements_of(touched[program], "load", matrix.name), matrix.block(key, part), matrix, where, "loads", missed)
+            same_elements(
+                case,
+                elements_of(touched[program], "load", matrix.name),
+                matrix.block(key, part),
+                matrix,
+                where,
+                "loads",
+                missed,
+            )
 
 
 def by_program(traffic: Any, index: int) -> dict[Program, list]:
@@ -117,45 +149,79 @@ def by_program(traffic: Any, index: int) -> dict[Program, list]:
     return found
 
 
-def nobody_strays(case: Case, touched: dict[Program, list], matrices: Iterable[Matrix], stored: set[str], told: str) -> None:
+def nobody_strays(
+    case: Case, touched: dict[Program, list], matrices: Iterable[Matrix], stored: set[str], told: str
+) -> None:
     """Only the tensors of the statement are touched, and stores go where they should."""
     sizes = {matrix.name: matrix.itemsize for matrix in matrices}
     for program, accesses in touched.items():
         for access in accesses:
             name, size = access.tensor, access.itemsize
-            case.true(name in sizes, f"program {program} {access.kind}s `{name}` {told}; expected only {', '.join(f'`{n}`' for n in sizes)}",
-                      hint="The counting goes by the parameters' names: keep those of the statement.")
-            case.true(access.kind != "store" or name in stored, f"program {program} stores into `{name}` {told}", hint="Inputs are only read.")
-            case.true(size == sizes[name], f"an element of `{name}` has {size} bytes {told}; expected {sizes[name]}",
-                      hint="Partial sums stay in float32; what is returned has the dtype of the inputs, rounded by the store itself.")
+            case.true(
+                name in sizes,
+                f"program {program} {access.kind}s `{name}` {told}; expected only {', '.join(f'`{n}`' for n in sizes)}",
+                hint="The counting goes by the parameters' names: keep those of the statement.",
+            )
+            case.true(
+                access.kind != "store" or name in stored,
+                f"program {program} stores into `{name}` {told}",
+                hint="Inputs are only read.",
+            )
+            case.true(
+                size == sizes[name],
+                f"an element of `{name}` has {size} bytes {told}; expected {sizes[name]}",
+                hint="Partial sums stay in float32; what is returned has the dtype of the inputs, rounded by the store itself.",
+            )
 
 
-def same_elements(case: Case, got: numpy.ndarray, expected: numpy.ndarray, matrix: Matrix, where: str, verb: str, missed: str) -> None:
+def same_elements(
+    case: Case, got: numpy.ndarray, expected: numpy.ndarray, matrix: Matrix, where: str, verb: str, missed: str
+) -> None:
     """Each expected element once, and no other; tells the first that is too many, missing (with the hint `missed`) or doubled."""
     if numpy.array_equal(numpy.sort(got), numpy.sort(expected)):
         case.comparisons += 1
         return
     extra, missing = numpy.setdiff1d(got, expected), numpy.setdiff1d(expected, got)
     if extra.size:
-        case.fail(f"{where} {verb} {_named(matrix, extra)}, which is not its own ({extra.size} lanes are not)",
-                  hint="What runs over the end of a row goes on in the next one. Compare the rows, the columns and k named above with those that you compute.")
+        case.fail(
+            f"{where} {verb} {_named(matrix, extra)}, which is not its own ({extra.size} lanes are not)",
+            hint="What runs over the end of a row goes on in the next one. Compare the rows, the columns and k named above with those that you compute.",
+        )
     if missing.size:
-        case.fail(f"{where} never {verb} {_named(matrix, missing)} ({missing.size} of {expected.size} elements are missing)",
-                  hint=missed)
+        case.fail(
+            f"{where} never {verb} {_named(matrix, missing)} ({missing.size} of {expected.size} elements are missing)",
+            hint=missed,
+        )
     element, times = Counter(got.tolist()).most_common(1)[0]
-    case.fail(f"{where} {verb} {_named(matrix, numpy.array([element]))} {times} times", hint="Once is enough: what a tile needs stays in registers.")
+    case.fail(
+        f"{where} {verb} {_named(matrix, numpy.array([element]))} {times} times",
+        hint="Once is enough: what a tile needs stays in registers.",
+    )
 
 
-def only_values(case: Case, got: Any, expected: Tensor, told: str, *, exact: bool = True, hint: str | None = None) -> None:
+def only_values(
+    case: Case, got: Any, expected: Tensor, told: str, *, exact: bool = True, hint: str | None = None
+) -> None:
     """The output's type, shape and values."""
     case.is_a(got, expected.dtype, f"the output {told}")
-    poison = ("NaN is an element that nobody stored, or a masked lane that came into a sum: what it holds is undefined unless tl.load has "
-              "an `other`, 0.0. ")
-    hint = (poison if isinstance(got, Tensor) and got.isnan().any() else "") + (hint or "Tiles go into tl.dot as they were loaded. All sums are in float32, and rounded to the output's dtype once.")
+    poison = (
+        "NaN is an element that nobody stored, or a masked lane that came into a sum: what it holds is undefined unless tl.load has "
+        "an `other`, 0.0. "
+    )
+    hint = (poison if isinstance(got, Tensor) and got.isnan().any() else "") + (
+        hint
+        or "Tiles go into tl.dot as they were loaded. All sums are in float32, and rounded to the output's dtype once."
+    )
     same = isinstance(got, Tensor) and got.shape == expected.shape
     if not exact and same and torch.allclose(got, expected, rtol=3e-2, atol=3e-2):
         hint = "Nearly: some number was rounded too early. Tiles go into tl.dot as they were loaded; sums stay in float32 to the end."
-    tolerance = {} if exact else {"atol": 2e-3, "rtol": 2e-3} if expected.dtype == torch.float16 else {"atol": 1e-4, "rtol": 1e-5}
+    tolerance = (
+        {}
+        if exact
+        else {"atol": 2e-3, "rtol": 2e-3}
+        if expected.dtype == torch.float16
+        else {"atol": 1e-4, "rtol": 1e-5}
+    )
     (case.equal if exact else case.close)(got, expected, f"the output {told}\n  the output", hint=hint, **tolerance)
 
 
@@ -172,8 +238,14 @@ def whole_numbers_only(case: Case) -> None:
         return  # no text to look at: its results are judged all the same
     hint = "Divide with //, so that whole numbers stay whole. The function becomes part of a kernel, and Triton has to compile it."
     for node in ast.walk(tree):
-        case.true(not isinstance(getattr(node, "op", None), ast.Div), f"{case.student.__name__} divides with /", hint=hint)
-        case.true(not (isinstance(node, ast.Name) and node.id == "divmod"), f"{case.student.__name__} calls divmod", hint=f"// and % instead. {hint}")
+        case.true(
+            not isinstance(getattr(node, "op", None), ast.Div), f"{case.student.__name__} divides with /", hint=hint
+        )
+        case.true(
+            not (isinstance(node, ast.Name) and node.id == "divmod"),
+            f"{case.student.__name__} calls divmod",
+            hint=f"// and % instead. {hint}",
+        )
 
 
 def elements_of(accesses: list, kind: str, name: str) -> numpy.ndarray:

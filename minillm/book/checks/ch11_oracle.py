@@ -18,7 +18,11 @@ Tile = tuple[int, int, int]
 def walked_bytes(m: int, n: int, k: int, tile: Tile, itemsize: int) -> int:
     """Bytes that the programs load from device memory, one program after the other; the closed form is the reader's."""
     tile_m, tile_n, _ = tile
-    return itemsize * k * sum(min(tile_m, m - i) + min(tile_n, n - j) for i in range(0, m, tile_m) for j in range(0, n, tile_n))
+    return (
+        itemsize
+        * k
+        * sum(min(tile_m, m - i) + min(tile_n, n - j) for i in range(0, m, tile_m) for j in range(0, n, tile_n))
+    )
 
 
 def multiply_adds(m: int, n: int, k: int, tile: Tile) -> int:
@@ -29,7 +33,9 @@ def multiply_adds(m: int, n: int, k: int, tile: Tile) -> int:
     return size
 
 
-def chosen_tile(m: int, n: int, k: int, itemsize: int, tiles: Sequence[Tile], num_stages: int, shared_limit: int) -> tuple[Tile, int] | None:
+def chosen_tile(
+    m: int, n: int, k: int, itemsize: int, tiles: Sequence[Tile], num_stages: int, shared_limit: int
+) -> tuple[Tile, int] | None:
     """The first tile that nothing beats, by trying all of them."""
     best = None
     for tile in tiles:
@@ -111,8 +117,12 @@ def offsets(tall: range, wide: range, width: int) -> numpy.ndarray:
 
 def parts(m: int, n: int, inner: Sequence[range], tile: int) -> dict[tuple[int, int, int], Part]:
     """(slice, tile row, tile column) -> its work."""
-    return {(s, i // tile, j // tile): Part(range(i, min(i + tile, m)), range(j, min(j + tile, n)), part)
-            for s, part in enumerate(inner) for i in range(0, m, tile) for j in range(0, n, tile)}
+    return {
+        (s, i // tile, j // tile): Part(range(i, min(i + tile, m)), range(j, min(j + tile, n)), part)
+        for s, part in enumerate(inner)
+        for i in range(0, m, tile)
+        for j in range(0, n, tile)
+    }
 
 
 def silu_of_gate_times_up(x: Tensor, gate_up: Tensor) -> Tensor:

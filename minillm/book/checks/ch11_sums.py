@@ -19,16 +19,38 @@ def judge_sum(case: Case, traffic: Any, index: int, shape: tuple[int, int, int],
     nobody_strays(case, touched, [partials, out], {"out"}, f"in the second kernel {told}")
     every = [access for accesses in touched.values() for access in accesses]
     where = f"the second kernel {told}"
-    same_elements(case, elements_of(every, "load", "partials"), partials.block(), partials, where, "loads", "Every slice is added, the last one too.")
-    same_elements(case, elements_of(every, "store", "out"), out.block(), out, where, "stores", "Every element of the output has a total.")
+    same_elements(
+        case,
+        elements_of(every, "load", "partials"),
+        partials.block(),
+        partials,
+        where,
+        "loads",
+        "Every slice is added, the last one too.",
+    )
+    same_elements(
+        case,
+        elements_of(every, "store", "out"),
+        out.block(),
+        out,
+        where,
+        "stores",
+        "Every element of the output has a total.",
+    )
     for program, accesses in touched.items():
         before = -1
         for access in accesses:
             if access.kind != "load" or not len(access.elements):
                 continue
             found = sorted({int(e) // (m * n) for e in access.elements})
-            case.true(len(found) == 1, f"program {program} of {where} loads the slices {found} at once",
-                      hint="Load one slice after the other and add it to the sum: the order of tl.sum is nobody's promise.")
-            case.true(found[0] >= before, f"program {program} of {where} loads slice {found[0]} after slice {before}",
-                      hint="From the first slice to the last, so that every element is summed in the same order.")
+            case.true(
+                len(found) == 1,
+                f"program {program} of {where} loads the slices {found} at once",
+                hint="Load one slice after the other and add it to the sum: the order of tl.sum is nobody's promise.",
+            )
+            case.true(
+                found[0] >= before,
+                f"program {program} of {where} loads slice {found[0]} after slice {before}",
+                hint="From the first slice to the last, so that every element is summed in the same order.",
+            )
             before = found[0]

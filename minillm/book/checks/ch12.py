@@ -17,26 +17,61 @@ from minillm.book.checks.ch12_merges import merges
 from minillm.book.checks.ch12_oracle import attention, capped_attention, documents_of, levelled, sink_mask
 from minillm.book.checks.ch12_plans import Plan, plans, plans_far
 
-__all__ = ["check_capped", "check_document_kernel", "check_merge_states", "check_plan_tiles", "check_sink_window", "documents_of", "levelled", "reference"]
+__all__ = [
+    "check_capped",
+    "check_document_kernel",
+    "check_merge_states",
+    "check_plan_tiles",
+    "check_sink_window",
+    "documents_of",
+    "levelled",
+    "reference",
+]
 
 TILE_M, TILE_N = 32, 16  # of the kernels: queries of a program, keys of a step
-_FLASH = tuple(f"minillm.kernels.flash_attention.{name}" for name in ("flash_attention", "torch_flash_attention", "torch_attend"))
+_FLASH = tuple(
+    f"minillm.kernels.flash_attention.{name}" for name in ("flash_attention", "torch_flash_attention", "torch_attend")
+)
 _MERGE = tuple(f"minillm.kernels.paged_decode.{name}" for name in ("merge_splits", "torch_merge_splits"))
 _LOW = "Scores that all grow by the same amount have the same softmax. Here low ones lose: something in the kernel is compared with them that is no score."
 _LEAVES = "acc is a sum of values, and leaves float16 (65,504) where they are large: the state is float32, also between two tiles."
 _DTYPES = {torch.float32: "float32", torch.float16: "float16"}
 
-check_merge_states = Checker("merge_states", hint="Everything relative to the largest best of all parts: total and acc of a part times exp(its best - that).", forbid=_MERGE)
-check_plan_tiles = Checker("plan_tiles", hint="A tile is skipped if nobody sees any of it, whole if all see all of it. Ask the first and the last query.")
-check_document_kernel = Checker("document_kernel", hint="What is the best score of a query that has seen no key yet? And what is exp(best - best) then?", forbid=_FLASH)
-check_sink_window = Checker("sink_window", hint="Keys below both the sink and the window's first key, then the window's: no key twice.", forbid=_FLASH)
-check_capped = Checker("capped", hint="Scale, then cap, then mask, then the softmax. The rows of one token share its position, whatever their heads.", forbid=_FLASH)
+check_merge_states = Checker(
+    "merge_states",
+    hint="Everything relative to the largest best of all parts: total and acc of a part times exp(its best - that).",
+    forbid=_MERGE,
+)
+check_plan_tiles = Checker(
+    "plan_tiles",
+    hint="A tile is skipped if nobody sees any of it, whole if all see all of it. Ask the first and the last query.",
+)
+check_document_kernel = Checker(
+    "document_kernel",
+    hint="What is the best score of a query that has seen no key yet? And what is exp(best - best) then?",
+    forbid=_FLASH,
+)
+check_sink_window = Checker(
+    "sink_window",
+    hint="Keys below both the sink and the window's first key, then the window's: no key twice.",
+    forbid=_FLASH,
+)
+check_capped = Checker(
+    "capped",
+    hint="Scale, then cap, then mask, then the softmax. The rows of one token share its position, whatever their heads.",
+    forbid=_FLASH,
+)
 
 
 @check_merge_states.part("example")
 def _merge_example(case: Case) -> None:
     merges(case, torch.tensor([[1.0, 3.0, 2.0, 0.0]]), torch.tensor([[1.0], [2.0], [3.0], [4.0]]), [[0, 1], [2, 3]])
-    merges(case, torch.tensor([[2.0, 5.0, 1.0], [0.0, -1.0, 4.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), [[2], [], [0, 1]])
+    merges(
+        case,
+        torch.tensor([[2.0, 5.0, 1.0], [0.0, -1.0, 4.0]]),
+        torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]),
+        [[2], [], [0, 1]],
+    )
 
 
 @check_merge_states.part("edges")
@@ -89,7 +124,10 @@ def _plan_random(case: Case) -> None:
     for _ in range(60):
         num_queries = case.randint(1, 25)
         num_keys = num_queries + case.rng.choice((0, case.randint(0, 40)))
-        prefix, window = case.rng.choice((0, case.randint(0, num_keys + 1))), case.rng.choice((None, case.randint(1, num_keys + 4)))
+        prefix, window = (
+            case.rng.choice((0, case.randint(0, num_keys + 1))),
+            case.rng.choice((None, case.randint(1, num_keys + 4))),
+        )
         plans(case, Plan(num_queries, num_keys, case.randint(1, 9), case.randint(1, 9), prefix, window))
 
 
@@ -108,16 +146,30 @@ def _documents_edges(case: Case) -> None:
     _reads_documents(case, [3, 1, 60, 2], -300)
     _reads_documents(case, [1], -300)
     # Lower than float16 goes, and than what is often taken for "masked".
-    _reads_documents(case, [17, 30], -2.0**17, whole=True)
+    _reads_documents(case, [17, 30], -(2.0**17), whole=True)
 
 
 @check_document_kernel.part("random")
 def _documents_random(case: Case) -> None:
     for dtype in _DTYPES:
-        _reads_documents(case, [case.randint(1, 30) for _ in range(case.randint(1, 5))], case.rng.choice((-24, -12, 8)), dtype, head_dim=case.rng.choice((16, 32)))
+        _reads_documents(
+            case,
+            [case.randint(1, 30) for _ in range(case.randint(1, 5))],
+            case.rng.choice((-24, -12, 8)),
+            dtype,
+            head_dim=case.rng.choice((16, 32)),
+        )
 
 
-def _reads_documents(case: Case, lengths: list[int], level: float, dtype: torch.dtype = torch.float32, *, head_dim: int = 16, whole: bool = False) -> None:
+def _reads_documents(
+    case: Case,
+    lengths: list[int],
+    level: float,
+    dtype: torch.dtype = torch.float32,
+    *,
+    head_dim: int = 16,
+    whole: bool = False,
+) -> None:
     num_tokens, documents = sum(lengths), documents_of(lengths)
     randn = (lambda *shape: case.randint(-2, 3, *shape).float()) if whole else case.randn
     q, k, v = levelled(randn, num_tokens, head_dim, level, dtype)
@@ -125,7 +177,13 @@ def _reads_documents(case: Case, lengths: list[int], level: float, dtype: torch.
     told = f"for documents of {lengths} tokens, scores around {level:g}, {_DTYPES[dtype]}"
     every = rows_of(range(num_tokens), head_dim)
     tiles = [range(begin, min(begin + TILE_M, num_tokens)) for begin in range(0, num_tokens, TILE_M)]
-    needs = [Need(f"queries {_span(rows)}", {"q": rows_of(rows, head_dim), "k": every, "v": every, "out": rows_of(rows, head_dim)}) for rows in tiles]
+    needs = [
+        Need(
+            f"queries {_span(rows)}",
+            {"q": rows_of(rows, head_dim), "k": every, "v": every, "out": rows_of(rows, head_dim)},
+        )
+        for rows in tiles
+    ]
     _judge(case, traffic, needs, q, k, told, "Every program reads all keys and values here, once.", also=("documents",))
     mistakes = {
         "Here tokens see documents before their own.": lambda: attention(q, k, v, documents[:, None] >= documents[None, :]),
@@ -133,8 +191,16 @@ def _reads_documents(case: Case, lengths: list[int], level: float, dtype: torch.
         "Here tokens see all documents.": lambda: attention(q, k, v, documents[:, None] >= 0),
     }  # fmt: skip
     first = "NaN: a query that has seen nothing yet has the best score -inf, and -inf minus -inf is not a number. Which tile is the first that its document is in?"
-    _values(case, got, attention(q, k, v, documents[:, None] == documents[None, :]), dtype, told, mistakes if len(lengths) > 1 else {},
-            first if got.isnan().any() and len(lengths) > 1 and not whole else _LOW if level < 0 else None, loose=whole)
+    _values(
+        case,
+        got,
+        attention(q, k, v, documents[:, None] == documents[None, :]),
+        dtype,
+        told,
+        mistakes if len(lengths) > 1 else {},
+        first if got.isnan().any() and len(lengths) > 1 and not whole else _LOW if level < 0 else None,
+        loose=whole,
+    )
 
 
 @check_sink_window.part("example")
@@ -157,24 +223,54 @@ def _sink_edges(case: Case) -> None:
 def _sink_random(case: Case) -> None:
     for dtype in (torch.float32, torch.float16, torch.float32):
         num_queries = case.randint(1, 70)
-        _sinks(case, num_queries, num_queries + case.randint(0, 60), case.rng.choice((0, 4, case.randint(0, 40))), case.randint(1, 50), dtype, head_dim=case.rng.choice((16, 32, 64)))
+        _sinks(
+            case,
+            num_queries,
+            num_queries + case.randint(0, 60),
+            case.rng.choice((0, 4, case.randint(0, 40))),
+            case.randint(1, 50),
+            dtype,
+            head_dim=case.rng.choice((16, 32, 64)),
+        )
 
 
-def _sinks(case: Case, num_queries: int, num_keys: int, sink: int, window: int, dtype: torch.dtype = torch.float32, *,
-           level: float = 0.0, values: float = 1.0, head_dim: int = 16) -> None:
+def _sinks(
+    case: Case,
+    num_queries: int,
+    num_keys: int,
+    sink: int,
+    window: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    level: float = 0.0,
+    values: float = 1.0,
+    head_dim: int = 16,
+) -> None:
     q, k, v = levelled(case.randn, num_keys, head_dim, level, dtype)
     v = v if values == 1.0 else values + 1000 * v
-    q, past = q[num_keys - num_queries:].contiguous(), num_keys - num_queries
+    q, past = q[num_keys - num_queries :].contiguous(), num_keys - num_queries
     told = f"for {num_queries} queries, {num_keys} keys, sink={sink}, window={window}"
     seen = sink_mask(num_queries, num_keys, sink, window)
     got, traffic = attend(case, q, k, v, sink, window)
     needs = []
     for begin in range(0, num_queries, TILE_M):
         rows = range(begin, min(begin + TILE_M, num_queries))
-        keys = rows_of(seen[begin:rows[-1] + 1].any(0).nonzero().flatten().tolist(), head_dim)
-        needs.append(Need(f"the queries at positions {_span(range(past + rows[0], past + rows[-1] + 1))}",
-                          {"q": rows_of(rows, head_dim), "k": keys, "v": keys, "out": rows_of(rows, head_dim)}))
-    _judge(case, traffic, needs, q, k, told, f"None of its queries sees that key. The first query's window begins at its position minus {window - 1}; the sink ends before key {sink}; no one sees ahead.")
+        keys = rows_of(seen[begin : rows[-1] + 1].any(0).nonzero().flatten().tolist(), head_dim)
+        needs.append(
+            Need(
+                f"the queries at positions {_span(range(past + rows[0], past + rows[-1] + 1))}",
+                {"q": rows_of(rows, head_dim), "k": keys, "v": keys, "out": rows_of(rows, head_dim)},
+            )
+        )
+    _judge(
+        case,
+        traffic,
+        needs,
+        q,
+        k,
+        told,
+        f"None of its queries sees that key. The first query's window begins at its position minus {window - 1}; the sink ends before key {sink}; no one sees ahead.",
+    )
     position, key = torch.arange(past, num_keys)[:, None], torch.arange(num_keys)[None, :]
     mistakes = {
         "This is the window alone: the first keys are missing.": lambda: attention(q, k, v, sink_mask(num_queries, num_keys, 0, window)),
@@ -203,7 +299,15 @@ def _capped_example(case: Case) -> None:
 
 @check_capped.part("edges")
 def _capped_edges(case: Case) -> None:
-    for numbers in ((1, 1, 1, 1, 50.0), (40, 40, 1, 1, 2.0), (33, 33, 8, 1, 3.0), (17, 30, 6, 3, 30.0), (70, 70, 2, 2, 1.0), (1, 50, 8, 1, 4.0), (5, 64, 8, 2, 4.0)):
+    for numbers in (
+        (1, 1, 1, 1, 50.0),
+        (40, 40, 1, 1, 2.0),
+        (33, 33, 8, 1, 3.0),
+        (17, 30, 6, 3, 30.0),
+        (70, 70, 2, 2, 1.0),
+        (1, 50, 8, 1, 4.0),
+        (5, 64, 8, 2, 4.0),
+    ):
         _caps(case, *numbers)
     _caps(case, 20, 20, 2, 1, 5.0, level=1000)  # tanh of 200
     _caps(case, 20, 33, 2, 1, 5.0, level=-1000)
@@ -217,14 +321,44 @@ def _capped_edges(case: Case) -> None:
 def _capped_random(case: Case) -> None:
     for dtype in (torch.float32, torch.float16):
         num_queries, num_kv_heads = case.randint(1, 50), case.randint(1, 3)
-        num_heads, num_keys = num_kv_heads * case.rng.choice((1, 2, 4, 8)), num_queries + case.rng.choice((0, case.randint(1, 40)))
-        _caps(case, num_queries, num_keys, num_heads, num_kv_heads, case.rng.choice((1.0, 4.0, 50.0)), dtype, head_dim=case.rng.choice((16, 32)))
+        num_heads, num_keys = (
+            num_kv_heads * case.rng.choice((1, 2, 4, 8)),
+            num_queries + case.rng.choice((0, case.randint(1, 40))),
+        )
+        _caps(
+            case,
+            num_queries,
+            num_keys,
+            num_heads,
+            num_kv_heads,
+            case.rng.choice((1.0, 4.0, 50.0)),
+            dtype,
+            head_dim=case.rng.choice((16, 32)),
+        )
 
 
-def _caps(case: Case, num_queries: int, num_keys: int, num_heads: int, num_kv_heads: int, cap: float, dtype: torch.dtype = torch.float32, *,
-          level: float = 0.0, values: float = 1.0, head_dim: int = 16) -> None:
-    (q, _, _), (_, k, v) = (levelled(case.randn, rows, head_dim, level, dtype) for rows in (num_queries * num_heads, num_keys * num_kv_heads))
-    q, k, v = (2 * q).view(num_queries, num_heads, head_dim), k.view(num_keys, num_kv_heads, head_dim), v.view(num_keys, num_kv_heads, head_dim)
+def _caps(
+    case: Case,
+    num_queries: int,
+    num_keys: int,
+    num_heads: int,
+    num_kv_heads: int,
+    cap: float,
+    dtype: torch.dtype = torch.float32,
+    *,
+    level: float = 0.0,
+    values: float = 1.0,
+    head_dim: int = 16,
+) -> None:
+    (q, _, _), (_, k, v) = (
+        levelled(case.randn, rows, head_dim, level, dtype)
+        for rows in (num_queries * num_heads, num_keys * num_kv_heads)
+    )
+    q, k, v = (
+        (2 * q).view(num_queries, num_heads, head_dim),
+        k.view(num_keys, num_kv_heads, head_dim),
+        v.view(num_keys, num_kv_heads, head_dim),
+    )
     q[:, :, 0] /= 2
     v = v if values == 1.0 else values + 1000 * v
     told = f"for {num_queries} queries, {num_keys} keys, {num_heads} heads over {num_kv_heads}, cap={cap:g}{f', scores around {level:g}' if level else ''}"
@@ -233,11 +367,25 @@ def _caps(case: Case, num_queries: int, num_keys: int, num_heads: int, num_kv_he
     for begin in range(0, num_queries, TILE_M // group):
         tokens = range(begin, min(begin + TILE_M // group, num_queries))
         for head in range(num_kv_heads):
-            queries = rows_of([token * num_heads + head * group + i for token in tokens for i in range(group)], head_dim)
+            queries = rows_of(
+                [token * num_heads + head * group + i for token in tokens for i in range(group)], head_dim
+            )
             keys = rows_of([key * num_kv_heads + head for key in range(past + tokens[-1] + 1)], head_dim)
-            needs.append(Need(f"the tokens at positions {_span(range(past + tokens[0], past + tokens[-1] + 1))} with the heads of KV head {head}",
-                              {"q": queries, "k": keys, "v": keys, "out": queries}))
-    _judge(case, traffic, needs, q, k, told, "A program reads its own KV head, from the first key to that at its last token's position; no one sees ahead.")
+            needs.append(
+                Need(
+                    f"the tokens at positions {_span(range(past + tokens[0], past + tokens[-1] + 1))} with the heads of KV head {head}",
+                    {"q": queries, "k": keys, "v": keys, "out": queries},
+                )
+            )
+    _judge(
+        case,
+        traffic,
+        needs,
+        q,
+        k,
+        told,
+        "A program reads its own KV head, from the first key to that at its last token's position; no one sees ahead.",
+    )
     mistakes = {
         "The mask does not survive: what was -inf before the cap is -cap after it. Cap first, then mask.": lambda: _masked_first(q, k, v, cap),
         "These scores are not capped.": lambda: capped_attention(q, k, v, None),
@@ -245,8 +393,20 @@ def _caps(case: Case, num_queries: int, num_keys: int, num_heads: int, num_kv_he
         "The score that is capped is the scaled one: scale first.": lambda: capped_attention(q, k, v, cap * head_dim**-0.5),
         "A query sees no key ahead of its own position.": lambda: capped_attention(q, k, v, cap, tile=TILE_M // group),
     }  # fmt: skip
-    overflow = "NaN: is there an exponential that overflows? tanh by (e - 1) / (e + 1) becomes inf / inf. The largest score has to be taken away too: exp(200) is no float32, and exp(-500) is 0." if level else None
-    _values(case, got, capped_attention(q, k, v, cap), dtype, told, mistakes, _LEAVES if values > 1 else overflow if got.isnan().any() else None)
+    overflow = (
+        "NaN: is there an exponential that overflows? tanh by (e - 1) / (e + 1) becomes inf / inf. The largest score has to be taken away too: exp(200) is no float32, and exp(-500) is 0."
+        if level
+        else None
+    )
+    _values(
+        case,
+        got,
+        capped_attention(q, k, v, cap),
+        dtype,
+        told,
+        mistakes,
+        _LEAVES if values > 1 else overflow if got.isnan().any() else None,
+    )
 
 
 def _masked_first(q: Tensor, k: Tensor, v: Tensor, cap: float) -> Tensor:
@@ -256,24 +416,47 @@ def _masked_first(q: Tensor, k: Tensor, v: Tensor, cap: float) -> Tensor:
         last = past + min((token // (TILE_M // group) + 1) * (TILE_M // group), len(q))
         for head in range(q.shape[1]):
             scores = torch.full((-(-last // TILE_N) * TILE_N,), -cap, dtype=torch.float64)
-            scores[:past + token + 1] = cap * torch.tanh(q[token, head].double() @ k[:past + token + 1, head // group].double().T * q.shape[2] ** -0.5 / cap)
+            scores[: past + token + 1] = cap * torch.tanh(
+                q[token, head].double() @ k[: past + token + 1, head // group].double().T * q.shape[2] ** -0.5 / cap
+            )
             out[token, head] = scores.softmax(0)[:last] @ v[:last, head // group].double()
     return out
 
 
-def _judge(case: Case, traffic: Any, needs: list[Need], q: Tensor, k: Tensor, told: str, unseen: str, also: tuple[str, ...] = ()) -> None:
+def _judge(
+    case: Case,
+    traffic: Any,
+    needs: list[Need],
+    q: Tensor,
+    k: Tensor,
+    told: str,
+    unseen: str,
+    also: tuple[str, ...] = (),
+) -> None:
     shapes = {"q": tuple(q.shape), "k": tuple(k.shape), "v": tuple(k.shape), "out": tuple(q.shape)}
     judge_programs(case, traffic, needs, shapes, dict.fromkeys(shapes, q.itemsize), told, unseen, also)
 
 
-def _values(case: Case, got: Any, expected: Tensor, dtype: torch.dtype, told: str, mistakes: dict[str, Callable[[], Tensor]], hint: str | None,
-            loose: bool = False) -> None:
+def _values(
+    case: Case,
+    got: Any,
+    expected: Tensor,
+    dtype: torch.dtype,
+    told: str,
+    mistakes: dict[str, Callable[[], Tensor]],
+    hint: str | None,
+    loose: bool = False,
+) -> None:
     """The output against float64; a mistake that gives what was got names itself."""
     case.is_a(got, dtype, f"the output {told}")
     # Scores of 131,072 have few digits left behind the point, in powers of two fewer.
     near = 5e-2 if loose else 4e-3 if dtype is torch.float16 else 2e-4
     tolerance = {"atol": near, "rtol": near}
-    fits = [name for name, mistaken in mistakes.items() if got.shape == expected.shape and torch.allclose(got.double(), mistaken(), **tolerance)]
+    fits = [
+        name
+        for name, mistaken in mistakes.items()
+        if got.shape == expected.shape and torch.allclose(got.double(), mistaken(), **tolerance)
+    ]
     case.close(got, expected, f"the output {told}\n  the output", hint=fits[0] if fits else hint, **tolerance)
 
 

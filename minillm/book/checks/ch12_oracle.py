@@ -7,11 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+
 def state_of(scores: Tensor, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """(best, total, acc) of scores [num_queries, num_keys] and values [num_keys, head_dim]; of no keys: nothing seen."""
     num_queries, num_keys = scores.shape
     if not num_keys:
-        return scores.new_full((num_queries,), -torch.inf).to(dtype), torch.zeros(num_queries, dtype=dtype), torch.zeros(num_queries, values.shape[1], dtype=dtype)
+        return (
+            scores.new_full((num_queries,), -torch.inf).to(dtype),
+            torch.zeros(num_queries, dtype=dtype),
+            torch.zeros(num_queries, values.shape[1], dtype=dtype),
+        )
     best = scores.amax(1)
     weights = torch.where(best[:, None] == -torch.inf, 0.0, torch.exp(scores - best[:, None])).double()
     return best.to(dtype), weights.sum(1).to(dtype), (weights @ values).to(dtype)
@@ -23,7 +28,9 @@ def sink_mask(num_queries: int, num_keys: int, sink: int, window: int) -> Tensor
     return (key <= position) & ((key < sink) | (key > position - window))
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, *, cap: float | None = None, scale: float | None = None) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, *, cap: float | None = None, scale: float | None = None
+) -> Tensor:
     """One head in float64: q [num_queries, head_dim], k and v [num_keys, head_dim], seen [num_queries, num_keys]."""
     scores = q.double() @ k.double().T * (q.shape[1] ** -0.5 if scale is None else scale)
     if cap is not None:
@@ -39,7 +46,10 @@ def capped_attention(q: Tensor, k: Tensor, v: Tensor, cap: float | None, *, tile
     past = len(k) - len(q)
     last = past + torch.tensor([min(i // tile * tile + tile, len(q)) - 1 for i in range(len(q))])
     group, seen = q.shape[1] // k.shape[1], torch.arange(len(k))[None, :] <= last[:, None]
-    heads = [attention(q[:, head], k[:, head // group], v[:, head // group], seen, cap=cap, **how) for head in range(q.shape[1])]
+    heads = [
+        attention(q[:, head], k[:, head // group], v[:, head // group], seen, cap=cap, **how)
+        for head in range(q.shape[1])
+    ]
     return torch.stack(heads, dim=1)
 
 

@@ -21,9 +21,18 @@ def launched(case: Case, outside: dict[str, str], *args: Any) -> tuple[Any, Any]
         got, traffic = attend(case, *args)
     except CheckFailed as error:
         if isinstance(error.__cause__, OutOfBounds):
-            case.fail(f"{error.__cause__}", cause=error.__cause__, hint=next((hint for name, hint in outside.items() if f"'{name}'" in str(error.__cause__)), None))
+            case.fail(
+                f"{error.__cause__}",
+                cause=error.__cause__,
+                hint=next((hint for name, hint in outside.items() if f"'{name}'" in str(error.__cause__)), None),
+            )
         raise
-    case.equal(len(traffic.launches), 1, "the number of launches", hint="A kernel is launched by kernel[grid](arguments), once.")
+    case.equal(
+        len(traffic.launches),
+        1,
+        "the number of launches",
+        hint="A kernel is launched by kernel[grid](arguments), once.",
+    )
     return got, traffic
 
 
@@ -51,13 +60,25 @@ class Gather:
         """Each table entry, each number of each page and each output once, and nothing else."""
         sizes = {"pages": self.itemsize, "out": self.itemsize, "block_table": 4, "seq_lens": 4, "starts": 4}
         for access in traffic.accesses:
-            case.true(access.tensor in sizes, f"program {access.program} {access.kind}s `{access.tensor}`; expected only {', '.join(f'`{n}`' for n in sizes)}",
-                      hint="The counting goes by the parameters' names: keep those of the statement.")
-            case.true((access.kind == "store") == (access.tensor == "out"), f"program {access.program} {access.kind}s `{access.tensor}`", hint="Inputs are read, `out` is stored.")
-            case.true(access.itemsize == sizes[access.tensor], f"an element of `{access.tensor}` has {access.itemsize} bytes; expected {sizes[access.tensor]}",
-                      hint="What is returned has the dtype of pages.")
-        everything = {name: numpy.concatenate([elements_of([a for a in traffic.accesses if a.tensor == name], kind, name)]) for name, kind in
-                      (("block_table", "load"), ("pages", "load"), ("out", "store"))}
+            case.true(
+                access.tensor in sizes,
+                f"program {access.program} {access.kind}s `{access.tensor}`; expected only {', '.join(f'`{n}`' for n in sizes)}",
+                hint="The counting goes by the parameters' names: keep those of the statement.",
+            )
+            case.true(
+                (access.kind == "store") == (access.tensor == "out"),
+                f"program {access.program} {access.kind}s `{access.tensor}`",
+                hint="Inputs are read, `out` is stored.",
+            )
+            case.true(
+                access.itemsize == sizes[access.tensor],
+                f"an element of `{access.tensor}` has {access.itemsize} bytes; expected {sizes[access.tensor]}",
+                hint="What is returned has the dtype of pages.",
+            )
+        everything = {
+            name: numpy.concatenate([elements_of([a for a in traffic.accesses if a.tensor == name], kind, name)])
+            for name, kind in (("block_table", "load"), ("pages", "load"), ("out", "store"))
+        }
         self._entries(case, Counter(everything["block_table"].tolist()))
         self._pages(case, everything["pages"])
         self._stores(case, everything["out"])
@@ -68,11 +89,17 @@ class Gather:
             where = f"block_table[{seq}, {column}], which stands for the positions {column * self.shape[1]} to {(column + 1) * self.shape[1] - 1}"
             positions = kept(self.seq_lens[seq], self.window)
             span = f"Sequence {seq} keeps {f'the positions {positions[0]} to {positions[-1]}' if positions else 'no position'}."
-            case.true(self.entries[entry] or not found[entry], f"{where}, is loaded {self.told()}",
-                      hint=f"{span} What lies outside of the window, or behind the end, was never written, or belongs to somebody else by now.")
+            case.true(
+                self.entries[entry] or not found[entry],
+                f"{where}, is loaded {self.told()}",
+                hint=f"{span} What lies outside of the window, or behind the end, was never written, or belongs to somebody else by now.",
+            )
             case.true(found[entry] >= self.entries[entry], f"{where}, is never loaded {self.told()}", hint=span)
-            case.true(found[entry] == self.entries[entry], f"{where}, is loaded {found[entry]} times {self.told()}",
-                      hint="One load for a block serves all its slots, both keys and values, and all heads. A vector of equal addresses is as many loads.")
+            case.true(
+                found[entry] == self.entries[entry],
+                f"{where}, is loaded {found[entry]} times {self.told()}",
+                hint="One load for a block serves all its slots, both keys and values, and all heads. A vector of equal addresses is as many loads.",
+            )
 
     def _pages(self, case: Case, elements: numpy.ndarray) -> None:
         found = numpy.bincount(elements, minlength=int(numpy.prod(self.shape)))
@@ -84,26 +111,57 @@ class Gather:
         if not len(wrong):
             return
         block, offset, which, head, dim = (int(i) for i in numpy.unravel_index(int(wrong[0]), self.shape))
-        name, times, right = f"pages[{block}, {offset}, {which}, {head}, {dim}]", int(found[wrong[0]]), int(wanted[block * self.shape[1] + offset])
+        name, times, right = (
+            f"pages[{block}, {offset}, {which}, {head}, {dim}]",
+            int(found[wrong[0]]),
+            int(wanted[block * self.shape[1] + offset]),
+        )
         if not block:
-            case.fail(f"{name} is loaded {self.told()}", hint="Block 0 is the null block: there is nothing in it. Its positions are zeros in the output, and nobody reads them.")
-        owners = [(seq, table.index(block)) for seq, table in enumerate(self.tables) if block in table[:-(-self.seq_lens[seq] // self.shape[1])]]
-        place = [f"position {column * self.shape[1] + offset} of sequence {seq}, which keeps {_span(kept(self.seq_lens[seq], self.window))}" for seq, column in owners]
+            case.fail(
+                f"{name} is loaded {self.told()}",
+                hint="Block 0 is the null block: there is nothing in it. Its positions are zeros in the output, and nobody reads them.",
+            )
+        owners = [
+            (seq, table.index(block))
+            for seq, table in enumerate(self.tables)
+            if block in table[: -(-self.seq_lens[seq] // self.shape[1])]
+        ]
+        place = [
+            f"position {column * self.shape[1] + offset} of sequence {seq}, which keeps {_span(kept(self.seq_lens[seq], self.window))}"
+            for seq, column in owners
+        ]
         mine = f"It is {' and '.join(place) or 'in no table'}."
-        wide = "" if self.shape[1] & (self.shape[1] - 1) == 0 else f" A tile of slots is a power of two wide, a block has {self.shape[1]}: the lanes behind them are in the next block."
+        wide = (
+            ""
+            if self.shape[1] & (self.shape[1] - 1) == 0
+            else f" A tile of slots is a power of two wide, a block has {self.shape[1]}: the lanes behind them are in the next block."
+        )
         case.true(times or not right, f"{name} is never loaded {self.told()}", hint=mine)
-        case.true(right, f"{name} is loaded {self.told()}", hint=f"{mine} A lane outside needs a mask; if it is inside, compare the address with the layout [num_blocks, block_size, 2, num_kv_heads, head_dim].{wide}")
-        case.fail(f"{name} is loaded {times} times {self.told()}; expected {right}", hint=f"{mine} Once for each sequence that has it is enough.{wide}")
+        case.true(
+            right,
+            f"{name} is loaded {self.told()}",
+            hint=f"{mine} A lane outside needs a mask; if it is inside, compare the address with the layout [num_blocks, block_size, 2, num_kv_heads, head_dim].{wide}",
+        )
+        case.fail(
+            f"{name} is loaded {times} times {self.told()}; expected {right}",
+            hint=f"{mine} Once for each sequence that has it is enough.{wide}",
+        )
 
     def _stores(self, case: Case, elements: numpy.ndarray) -> None:
         shape = (2, self.shape[3], self.total, self.shape[4])
         found = numpy.bincount(elements, minlength=int(numpy.prod(shape)))
         wrong = numpy.flatnonzero(found != 1)
         place = [int(i) for i in numpy.unravel_index(int(wrong[0]), shape)] if len(wrong) else []
-        case.true(not len(wrong) or found[wrong[0]], f"out{place} is never stored {self.told()}",
-                  hint="Each position in a window has a row in the output, also where its block is the null block: its row is zeros, and that too is a store.")
-        case.true(not len(wrong), f"out{place} is stored {int(found[wrong[0]]) if len(wrong) else 0} times {self.told()}",
-                  hint="The row of a position is starts[sequence] + position - the window's first position; the layout is [2, num_kv_heads, total, head_dim].")
+        case.true(
+            not len(wrong) or found[wrong[0]],
+            f"out{place} is never stored {self.told()}",
+            hint="Each position in a window has a row in the output, also where its block is the null block: its row is zeros, and that too is a store.",
+        )
+        case.true(
+            not len(wrong),
+            f"out{place} is stored {int(found[wrong[0]]) if len(wrong) else 0} times {self.told()}",
+            hint="The row of a position is starts[sequence] + position - the window's first position; the layout is [2, num_kv_heads, total, head_dim].",
+        )
 
 
 def _span(positions: range) -> str:

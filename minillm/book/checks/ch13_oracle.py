@@ -33,7 +33,7 @@ def programs_of(seq_lens: Sequence[int], num_kv_heads: int, tile_n: int, num_spl
         for length in seq_lens:
             tiles = -(-length // tile_n)
             each = -(-tiles // num_splits)
-            own = len(range(tiles)[split * each:(split + 1) * each])
+            own = len(range(tiles)[split * each : (split + 1) * each])
             times += [costs.start + own * costs.tile] * num_kv_heads
     return times
 
@@ -50,16 +50,27 @@ def merge_time(num_splits: int, costs: Costs) -> int:
     return costs.launch + num_splits * costs.part if num_splits > 1 else 0
 
 
-def split_time(seq_lens: Sequence[int], num_kv_heads: int, places: int, tile_n: int, num_splits: int, costs: Costs) -> int:
+def split_time(
+    seq_lens: Sequence[int], num_kv_heads: int, places: int, tile_n: int, num_splits: int, costs: Costs
+) -> int:
     """Nanoseconds of a decode with so many splits."""
-    return last_end(programs_of(seq_lens, num_kv_heads, tile_n, num_splits, costs), places) + merge_time(num_splits, costs)
+    return last_end(programs_of(seq_lens, num_kv_heads, tile_n, num_splits, costs), places) + merge_time(
+        num_splits, costs
+    )
 
 
-def mistaken_times(seq_lens: Sequence[int], num_kv_heads: int, places: int, tile_n: int, num_splits: int, costs: Costs) -> dict[str, int]:
+def mistaken_times(
+    seq_lens: Sequence[int], num_kv_heads: int, places: int, tile_n: int, num_splits: int, costs: Costs
+) -> dict[str, int]:
     """Hint -> the time that this mistake gives."""
     times = programs_of(seq_lens, num_kv_heads, tile_n, num_splits, costs)
     merge, right = merge_time(num_splits, costs), last_end(times, places)
-    by_sequence = [times[(split * len(seq_lens) + seq) * num_kv_heads] for seq in range(len(seq_lens)) for split in range(num_splits) for _ in range(num_kv_heads)]
+    by_sequence = [
+        times[(split * len(seq_lens) + seq) * num_kv_heads]
+        for seq in range(len(seq_lens))
+        for split in range(num_splits)
+        for _ in range(num_kv_heads)
+    ]
     longest = -(-max(-(-length // tile_n) for length in seq_lens) // num_splits)
     working = [time for time in times if time > costs.start]
     even = []

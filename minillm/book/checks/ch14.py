@@ -8,16 +8,53 @@ from __future__ import annotations
 from minillm.book.checks import Case, Checker
 from minillm.book.checks.ch06_oracle import bounded
 from minillm.book.checks.ch14_buffers import Trial
-from minillm.book.checks.ch14_oracle import (Ask, Bar, FakeRunner, Reading, Row, bill, bucket_cost, buckets_forwards, buckets_of_all, made_up_trace,
-                                             one_ahead, read_trace, serve_by_the_rules)
+from minillm.book.checks.ch14_oracle import (
+    Ask,
+    Bar,
+    FakeRunner,
+    Reading,
+    Row,
+    bill,
+    bucket_cost,
+    buckets_forwards,
+    buckets_of_all,
+    made_up_trace,
+    one_ahead,
+    read_trace,
+    serve_by_the_rules,
+)
 
-__all__ = ["Ask", "Bar", "FakeRunner", "Row", "bill", "check_choose_buckets", "check_explain_trace", "check_serve_ahead", "check_static_input", "made_up_trace"]
+__all__ = [
+    "Ask",
+    "Bar",
+    "FakeRunner",
+    "Row",
+    "bill",
+    "check_choose_buckets",
+    "check_explain_trace",
+    "check_serve_ahead",
+    "check_static_input",
+    "made_up_trace",
+]
 
-check_choose_buckets = Checker("choose_buckets", hint="The best sizes up to each size, from the smallest up; each builds on a smaller one.", forbid=("minillm.engine.graphs.bucket_sizes",))
-check_static_input = Checker("static_input", hint="Two host buffers in turns; every number of the one that is next is right before the one copy.",
-                             forbid=("minillm.engine.graphs.Inputs", "minillm.engine.graphs.HostInputs"))
-check_explain_trace = Checker("explain_trace", hint="Cut the time at every start and end: between two cuts nothing changes.")
-check_serve_ahead = Checker("serve_ahead", hint="Each turn: admit, launch, wait for the step before, free.", forbid=("minillm.engine.engine.Engine",))
+check_choose_buckets = Checker(
+    "choose_buckets",
+    hint="The best sizes up to each size, from the smallest up; each builds on a smaller one.",
+    forbid=("minillm.engine.graphs.bucket_sizes",),
+)
+check_static_input = Checker(
+    "static_input",
+    hint="Two host buffers in turns; every number of the one that is next is right before the one copy.",
+    forbid=("minillm.engine.graphs.Inputs", "minillm.engine.graphs.HostInputs"),
+)
+check_explain_trace = Checker(
+    "explain_trace", hint="Cut the time at every start and end: between two cuts nothing changes."
+)
+check_serve_ahead = Checker(
+    "serve_ahead",
+    hint="Each turn: admit, launch, wait for the step before, free.",
+    forbid=("minillm.engine.engine.Engine",),
+)
 
 
 @check_choose_buckets.part("example")
@@ -45,20 +82,50 @@ def _buckets_random(case: Case) -> None:
 
 def _buckets(case: Case, counts: dict[int, int], graph: int, eager: int, large: bool = False) -> None:
     if large:
-        got = bounded(case, 4_000_000, f"There are {len(counts)} sizes here, so it cannot be every set of them. What is best up to a size does not depend on what follows.", case.student, counts, graph, eager)
+        got = bounded(
+            case,
+            4_000_000,
+            f"There are {len(counts)} sizes here, so it cannot be every set of them. What is best up to a size does not depend on what follows.",
+            case.student,
+            counts,
+            graph,
+            eager,
+        )
     else:
         got = case.call(counts, graph, eager)
     told = f"for counts={counts if len(counts) < 12 else f'{len(counts)} sizes'}, graph={graph}, eager={eager}"
-    case.true(isinstance(got, tuple) and len(got) == 2 and isinstance(got[0], list), f"the result is {got!r}, not (sizes, cost) with a list of sizes")
+    case.true(
+        isinstance(got, tuple) and len(got) == 2 and isinstance(got[0], list),
+        f"the result is {got!r}, not (sizes, cost) with a list of sizes",
+    )
     sizes, cost = got
     case.is_a(sizes, list, "sizes", of=int)
-    case.true(sizes == sorted(set(sizes)) and all(size > 0 for size in sizes), f"sizes are {sizes}; expected rising numbers from 1 on, none twice")
+    case.true(
+        sizes == sorted(set(sizes)) and all(size > 0 for size in sizes),
+        f"sizes are {sizes}; expected rising numbers from 1 on, none twice",
+    )
     right = (buckets_forwards if large else buckets_of_all)(counts, graph, eager)
     mine, best = bucket_cost(counts, sizes, graph, eager), bucket_cost(counts, right, graph, eager)
-    facts = lambda sizes: "{}: {} padded rows, {} graphs, {} steps without one".format(sizes if len(sizes) < 20 else f"{len(sizes)} sizes", *bill(counts, sizes))
-    case.equal(cost, mine, f"cost {told}, of the sizes {sizes}\n  cost", hint=f"{facts(sizes)}. A step takes the smallest graph that holds it; only those larger than all have none.")
-    case.true(mine == best, f"sizes are {sizes} {told}, which cost {mine}; expected {right}, which cost {best}", hint=f"{facts(sizes)}. {facts(right)}.")
-    case.equal(sizes, right, f"sizes {told}\n  sizes", hint=f"Both cost {best}. Fewer graphs first, then the smaller list as Python compares lists.")
+    facts = lambda sizes: "{}: {} padded rows, {} graphs, {} steps without one".format(
+        sizes if len(sizes) < 20 else f"{len(sizes)} sizes", *bill(counts, sizes)
+    )
+    case.equal(
+        cost,
+        mine,
+        f"cost {told}, of the sizes {sizes}\n  cost",
+        hint=f"{facts(sizes)}. A step takes the smallest graph that holds it; only those larger than all have none.",
+    )
+    case.true(
+        mine == best,
+        f"sizes are {sizes} {told}, which cost {mine}; expected {right}, which cost {best}",
+        hint=f"{facts(sizes)}. {facts(right)}.",
+    )
+    case.equal(
+        sizes,
+        right,
+        f"sizes {told}\n  sizes",
+        hint=f"Both cost {best}. Fewer graphs first, then the smaller list as Python compares lists.",
+    )
 
 
 @check_static_input.part("example")
@@ -111,7 +178,13 @@ def _static_random(case: Case) -> None:
             rows = []
             for _ in range(case.randint(0, size + 1)):
                 blocks = case.rng.sample(range(1, 100), case.randint(1, columns + 1))
-                rows.append(Row(case.randint(0, 1000), case.rng.choice((len(blocks) * block_size - 1, case.randint(0, len(blocks) * block_size))), blocks))
+                rows.append(
+                    Row(
+                        case.randint(0, 1000),
+                        case.rng.choice((len(blocks) * block_size - 1, case.randint(0, len(blocks) * block_size))),
+                        blocks,
+                    )
+                )
             trial.fill(rows)
         trial.finish()
 
@@ -126,16 +199,51 @@ def _trace_example(case: Case) -> None:
 @check_explain_trace.part("edges")
 def _trace_edges(case: Case) -> None:
     _explains(case, [Bar("device", "kernel", 3, 10, 20)])
-    _explains(case, [Bar("device", "a", 0, 0, 10), Bar("device", "b", 0, 4, 6), Bar("device", "c", 1, 8, 15), Bar("device", "d", 2, 30, 31)])  # two streams
+    _explains(
+        case,
+        [
+            Bar("device", "a", 0, 0, 10),
+            Bar("device", "b", 0, 4, 6),
+            Bar("device", "c", 1, 8, 15),
+            Bar("device", "d", 2, 30, 31),
+        ],
+    )  # two streams
     _explains(case, [Bar("host", "step", 0, 0, 30), Bar("host", "launch", 0, 2, 5), Bar("device", "k", 0, 4, 8), Bar("host", "wait", 0, 10, 25), Bar("host", "update", 0, 12, 20),
                      Bar("device", "k", 1, 28, 29), Bar("host", "schedule", 1, 40, 44)])  # fmt: skip
-    _explains(case, [Bar("host", "launch", 0, 0, 6), Bar("device", "k", 0, 6, 7), Bar("host", "build batch", 0, 7, 9), Bar("host", "print", 0, 9, 12), Bar("device", "k", 0, 15, 16)])
-    _explains(case, [Bar("host", "schedule", 0, 0, 50), Bar("host", "launch", 0, 0, 10), Bar("device", "k", 0, 5, 7), Bar("device", "k", 0, 60, 61), Bar("host", "wait", 0, 0, 61)])  # one moment, three bars
+    _explains(
+        case,
+        [
+            Bar("host", "launch", 0, 0, 6),
+            Bar("device", "k", 0, 6, 7),
+            Bar("host", "build batch", 0, 7, 9),
+            Bar("host", "print", 0, 9, 12),
+            Bar("device", "k", 0, 15, 16),
+        ],
+    )
+    _explains(
+        case,
+        [
+            Bar("host", "schedule", 0, 0, 50),
+            Bar("host", "launch", 0, 0, 10),
+            Bar("device", "k", 0, 5, 7),
+            Bar("device", "k", 0, 60, 61),
+            Bar("host", "wait", 0, 0, 61),
+        ],
+    )  # one moment, three bars
     _explains(case, made_up_trace(4, 1, 10**9, 10**8, 3 * 10**8, 7), large=True)
     _explains(case, made_up_trace(3, 5, 2, 2, 9)[::-1])  # bars come in any order
-    _explains(case, [Bar("host", "schedule", 2, 0, 3), Bar("device", "k", 2, 3, 5), Bar("host", "schedule", 5, 5, 9), Bar("host", "launch", 7, 9, 10),
-                     # Numbers are left out, steps 5 and 9 have nothing on the device.
-                     Bar("device", "k", 7, 10, 14), Bar("host", "update", 9, 14, 20)])
+    _explains(
+        case,
+        [
+            Bar("host", "schedule", 2, 0, 3),
+            Bar("device", "k", 2, 3, 5),
+            Bar("host", "schedule", 5, 5, 9),
+            Bar("host", "launch", 7, 9, 10),
+            # Numbers are left out, steps 5 and 9 have nothing on the device.
+            Bar("device", "k", 7, 10, 14),
+            Bar("host", "update", 9, 14, 20),
+        ],
+    )
     # Step 1 has nothing on the host.
     _explains(case, [Bar("device", "k", 1, 0, 5), Bar("host", "launch", 4, 1, 4), Bar("device", "k", 4, 5, 9)])
 
@@ -144,10 +252,21 @@ def _trace_edges(case: Case) -> None:
 def _trace_random(case: Case) -> None:
     for _ in range(25):
         numbers = (case.randint(0, 12) for _ in range(2))
-        bars = made_up_trace(case.randint(1, 5), case.randint(1, 6), case.randint(1, 10), case.randint(1, 10), *numbers, graph=case.rng.random() < 0.4)
+        bars = made_up_trace(
+            case.randint(1, 5),
+            case.randint(1, 6),
+            case.randint(1, 10),
+            case.randint(1, 10),
+            *numbers,
+            graph=case.rng.random() < 0.4,
+        )
         for bar in case.rng.sample(bars, len(bars) // 4):  # something else inside, and a second stream
             left = case.randint(bar.start, bar.end)
-            what = "kernel" if bar.lane == "device" else case.rng.choice(("launch", "wait", "schedule", "build batch", "read mail"))
+            what = (
+                "kernel"
+                if bar.lane == "device"
+                else case.rng.choice(("launch", "wait", "schedule", "build batch", "read mail"))
+            )
             inside = bar._replace(what=what, start=left, end=case.randint(left + 1, bar.end + 1))
             if all((inside.lane, inside.start, inside.end) != (other.lane, other.start, other.end) for other in bars):
                 bars.append(inside)
@@ -157,7 +276,13 @@ def _trace_random(case: Case) -> None:
 
 def _explains(case: Case, bars: list[Bar], large: bool = False) -> None:
     if large:
-        got = bounded(case, 100_000, "Microseconds cannot be counted one by one here. Cut the time at the bars' starts and ends.", case.student, bars)
+        got = bounded(
+            case,
+            100_000,
+            "Microseconds cannot be counted one by one here. Cut the time at the bars' starts and ends.",
+            case.student,
+            bars,
+        )
     else:
         got = case.call(bars)
     right = read_trace(bars)
@@ -167,7 +292,12 @@ def _explains(case: Case, bars: list[Bar], large: bool = False) -> None:
     case.close(busy, right.busy / right.span, f"busy {told}\n  busy", hint=_why_busy(bars, right, busy))
     gap_hint = f"Of {right.span} µs between the device's first start and its last end it is idle for {right.span - right.busy}. Each counts for what the host does then: the bar that began last of those that are open; and for 'other' where there is none."
     case.equal(gaps, right.gaps, f"gaps {told}\n  gaps", hint=gap_hint)
-    case.close(speedup, right.elapsed / right.ahead, f"speedup {told}\n  speedup", hint=_why_speedup(sorted({bar.step for bar in bars}), right, speedup))
+    case.close(
+        speedup,
+        right.elapsed / right.ahead,
+        f"speedup {told}\n  speedup",
+        hint=_why_speedup(sorted({bar.step for bar in bars}), right, speedup),
+    )
 
 
 def _why_busy(bars: list[Bar], right: Reading, busy: object) -> str:
@@ -210,7 +340,12 @@ def _ahead_edges(case: Case) -> None:
     _serves(case, [Ask("A", 3, 7)], 1, {"A": [1, 2, 7]})  # both reasons at once: nothing is launched too many
     _serves(case, [Ask(name, 1, 0) for name in "ABCDE"], 2, {name: [1] for name in "ABCDE"})
     _serves(case, [Ask("A", 9, 0), Ask("B", 9, 0)], 1, {"A": [1, 0], "B": [2, 0]})  # B must wait for A's blocks
-    _serves(case, [Ask("A", 3, 0), Ask("B", 3, 5), Ask("C", 3, 0), Ask("D", 2, 0)], 3, {"A": [0], "B": [5], "C": [1, 0], "D": [1, 5]})
+    _serves(
+        case,
+        [Ask("A", 3, 0), Ask("B", 3, 5), Ask("C", 3, 0), Ask("D", 2, 0)],
+        3,
+        {"A": [0], "B": [5], "C": [1, 0], "D": [1, 5]},
+    )
     # Everybody has an own stop token.
     _serves(case, [Ask("A", 6, 1), Ask("B", 6, 2)], 2, {"A": [2, 2, 1], "B": [1, 1, 1, 2]})
     # In no order of names.
@@ -220,7 +355,9 @@ def _ahead_edges(case: Case) -> None:
 @check_serve_ahead.part("random")
 def _ahead_random(case: Case) -> None:
     for _ in range(40):
-        asks = [Ask(f"r{number}", case.randint(1, 8), case.randint(0, 3)) for number in "461038257"[:case.randint(1, 9)]]  # in no order of names
+        asks = [
+            Ask(f"r{number}", case.randint(1, 8), case.randint(0, 3)) for number in "461038257"[: case.randint(1, 9)]
+        ]  # in no order of names
         _serves(case, asks, case.randint(1, 5), {ask.name: [case.randint(0, 6) for _ in range(9)] for ask in asks})
 
 
@@ -233,11 +370,23 @@ def _serves(case: Case, asks: list[Ask], places: int, tokens: dict[str, list[int
     told = f"for {asks} in {places} places"
     for index, (call, right) in enumerate(zip(mine.log, other.log)):
         if call != right:
-            before = f" after {_told(mine.log[max(0, index - 3):index])}" if index else ""
-            case.fail(f"call {index} of the runner is {_told([call])}, expected {_told([right])},{before} {told}", hint=_why_call(call, right, mine, index))
-    case.equal(len(mine.log), len(other.log), f"the number of calls of the runner {told}\n  the number of calls",
-               hint=f"The last ones are {_told(other.log[-3:])}. Serve until nobody is left, nothing is in flight, and all blocks are free.")
-    case.equal(got, expected, f"the result {told}\n  the result", hint="A token of a step that was launched before the end was known is dropped. The stop token itself belongs to the output.")
+            before = f" after {_told(mine.log[max(0, index - 3) : index])}" if index else ""
+            case.fail(
+                f"call {index} of the runner is {_told([call])}, expected {_told([right])},{before} {told}",
+                hint=_why_call(call, right, mine, index),
+            )
+    case.equal(
+        len(mine.log),
+        len(other.log),
+        f"the number of calls of the runner {told}\n  the number of calls",
+        hint=f"The last ones are {_told(other.log[-3:])}. Serve until nobody is left, nothing is in flight, and all blocks are free.",
+    )
+    case.equal(
+        got,
+        expected,
+        f"the result {told}\n  the result",
+        hint="A token of a step that was launched before the end was known is dropped. The stop token itself belongs to the output.",
+    )
 
 
 def _why_call(call: tuple, right: tuple, runner: FakeRunner, index: int) -> str:
@@ -246,10 +395,17 @@ def _why_call(call: tuple, right: tuple, runner: FakeRunner, index: int) -> str:
     if (call[0], right[0]) == ("launch", "wait"):
         return f"There is nobody to launch in this turn: {', '.join(call[1])} has ended, or has no place. A place is only free when `free` was called."
     if call[0] == right[0] == "launch":
-        more, fewer = [name for name in call[1] if name not in right[1]], [name for name in right[1] if name not in call[1]]
+        more, fewer = (
+            [name for name in call[1] if name not in right[1]],
+            [name for name in right[1] if name not in call[1]],
+        )
         if more:
             return f"{more[0]} needs no more tokens, or there is no place for it yet. Of max_tokens, count what is in flight too."
-        return f"{fewer[0]} is not known to have ended, and there is a place." if fewer else "In the order in which they entered."
+        return (
+            f"{fewer[0]} is not known to have ended, and there is a place."
+            if fewer
+            else "In the order in which they entered."
+        )
     if right[0] == "free":
         return f"{right[1]} has ended and is in no step in flight: its blocks are free now, and somebody may be waiting for them."
     if call[0] == "free":

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-HOST_WORK = {"launch": "launch", "wait": "wait", "schedule": "schedule", "build batch": "schedule", "update": "schedule"}
+HOST_WORK = {
+    "launch": "launch",
+    "wait": "wait",
+    "schedule": "schedule",
+    "build batch": "schedule",
+    "update": "schedule",
+}
 
 
 class Row(NamedTuple):
@@ -60,9 +66,18 @@ def buckets_forwards(counts: dict[int, int], graph: int, eager: int) -> list[int
     """The same for many sizes: the best way to come to each size, from the smallest up."""
     ways: dict[int, tuple] = {0: (0, 0, [])}
     for size in sorted(counts):
-        ways[size] = min((cost + graph + sum(steps * (size - rows) for rows, steps in counts.items() if last < rows <= size), graphs + 1, [*sizes, size])
-                         for last, (cost, graphs, sizes) in ways.items())
-    return min((cost + eager * sum(steps for rows, steps in counts.items() if rows > last), graphs, sizes) for last, (cost, graphs, sizes) in ways.items())[2]
+        ways[size] = min(
+            (
+                cost + graph + sum(steps * (size - rows) for rows, steps in counts.items() if last < rows <= size),
+                graphs + 1,
+                [*sizes, size],
+            )
+            for last, (cost, graphs, sizes) in ways.items()
+        )
+    return min(
+        (cost + eager * sum(steps for rows, steps in counts.items() if rows > last), graphs, sizes)
+        for last, (cost, graphs, sizes) in ways.items()
+    )[2]
 
 
 def step_input(rows: Sequence[Row], size: int, columns: int, block_size: int) -> dict[str, list]:
@@ -73,13 +88,20 @@ def step_input(rows: Sequence[Row], size: int, columns: int, block_size: int) ->
         "seq_lens": [row.position + 1 for row in rows] + [0] * fill,
         "positions": [row.position for row in rows] + [0] * fill,
         "token_ids": [row.token_id for row in rows] + [0] * fill,
-        "slot_mapping": [row.blocks[row.position // block_size] * block_size + row.position % block_size for row in rows] + [-1] * fill,
+        "slot_mapping": [
+            row.blocks[row.position // block_size] * block_size + row.position % block_size for row in rows
+        ]
+        + [-1] * fill,
     }
 
 
 def innermost(bars: Sequence[Bar], moment: int) -> Bar | None:
     """What the host does in the microsecond from `moment` on: of all that are open, the one that began last."""
-    return max((bar for bar in bars if bar.lane == "host" and bar.start <= moment < bar.end), key=lambda bar: (bar.start, -bar.end), default=None)
+    return max(
+        (bar for bar in bars if bar.lane == "host" and bar.start <= moment < bar.end),
+        key=lambda bar: (bar.start, -bar.end),
+        default=None,
+    )
 
 
 class Reading(NamedTuple):
@@ -108,7 +130,12 @@ def read_trace(bars: Sequence[Bar]) -> Reading:
     device = [bar for bar in bars if bar.lane == "device"]
     first, last = min(bar.start for bar in device), max(bar.end for bar in device)
     steps = sorted({bar.step for bar in bars})
-    gaps, host, work, busy = dict.fromkeys(("launch", "wait", "schedule", "other"), 0), dict.fromkeys(steps, 0), dict.fromkeys(steps, 0), 0
+    gaps, host, work, busy = (
+        dict.fromkeys(("launch", "wait", "schedule", "other"), 0),
+        dict.fromkeys(steps, 0),
+        dict.fromkeys(steps, 0),
+        0,
+    )
     awake = dict.fromkeys(steps, 0)
     edges = sorted({edge for bar in bars for edge in (bar.start, bar.end)})
     for left, right in zip(edges, edges[1:]):
@@ -122,10 +149,14 @@ def read_trace(bars: Sequence[Bar]) -> Reading:
             host[open_bar.step] += length * (open_bar.what != "wait")
         if not running and first <= left < last:
             gaps[HOST_WORK.get(open_bar.what if open_bar else "", "other")] += length
-    return Reading(busy, last - first, edges[-1] - edges[0], gaps, list(host.values()), list(work.values()), list(awake.values()))
+    return Reading(
+        busy, last - first, edges[-1] - edges[0], gaps, list(host.values()), list(work.values()), list(awake.values())
+    )
 
 
-def made_up_trace(steps: int, kernels: int, kernel: int, ask: int, schedule: int, update: int = 0, graph: bool = False) -> list[Bar]:
+def made_up_trace(
+    steps: int, kernels: int, kernel: int, ask: int, schedule: int, update: int = 0, graph: bool = False
+) -> list[Bar]:
     """The bars of a loop that does one thing after the other. A kernel begins when it was asked for and the one before has ended."""
     bars, now, free = [], 0, 0
     for step in range(steps):
@@ -186,7 +217,9 @@ class FakeRunner:
         if name in self.gone:
             raise RuntimeError(f"free({name!r}): its blocks were freed before")
         if held := [step for step in self.out if any(name == row for row, _ in self.steps[step])]:
-            raise RuntimeError(f"free({name!r}): step {held[0]} is on its way and writes to its blocks, which are somebody else's then")
+            raise RuntimeError(
+                f"free({name!r}): step {held[0]} is on its way and writes to its blocks, which are somebody else's then"
+            )
         self.gone.add(name)
 
 
@@ -198,7 +231,9 @@ def serve_by_the_rules(asks: Sequence[Ask], runner: FakeRunner, places: int) -> 
         while coming and len(inside) < places:
             inside.append(coming.pop(0))
         in_flight = set(before[1]) if before else set()
-        names = [a.name for a in inside if a.name not in done and len(said[a.name]) + (a.name in in_flight) < a.max_tokens]
+        names = [
+            a.name for a in inside if a.name not in done and len(said[a.name]) + (a.name in in_flight) < a.max_tokens
+        ]
         now = (runner.launch(names), names) if names else None
         if before:
             for name, token in zip(before[1], runner.wait(before[0])):

@@ -14,13 +14,30 @@ __all__ = ["Option", "check_bit_words", "check_choose_options", "check_quantize_
 BRUTE = "6^24 combinations are too many: of all choices that have spent the same bytes, keep one."
 
 _RTN = tuple(f"minillm.quantization.rtn.{name}" for name in ("round_to_nearest", "choose_scales", "encode"))
-_PACKING = tuple(f"minillm.quantization.formats.{name}" for name in ("pack_codes", "unpack_codes")) + ("minillm.model.hub_formats.unpack_words",)
+_PACKING = tuple(f"minillm.quantization.formats.{name}" for name in ("pack_codes", "unpack_codes")) + (
+    "minillm.model.hub_formats.unpack_words",
+)
 _FORMATS = ("minillm.quantization.formats.Format", "minillm.quantization.formats.FORMATS")
 
-check_quantize_columns = Checker("quantize_columns", hint="A group is weight[start:start + group]; its maximum and minimum are over dimension 0, its places are float32.", forbid=_RTN)
-check_bit_words = Checker("bit_words", hint="Bit k of a row's stream is bit 31 - k % 32 of word k // 32; of a code the highest bit comes first.", forbid=_PACKING)
-check_choose_options = Checker("choose_options", hint="For every number of bytes that can be spent on the matrices so far, remember the smallest error.")
-check_to_mxfp4 = Checker("to_mxfp4", hint="The exponent from the largest of the block, then the nearest of eight values, ties to the even place.", forbid=_RTN + _FORMATS)
+check_quantize_columns = Checker(
+    "quantize_columns",
+    hint="A group is weight[start:start + group]; its maximum and minimum are over dimension 0, its places are float32.",
+    forbid=_RTN,
+)
+check_bit_words = Checker(
+    "bit_words",
+    hint="Bit k of a row's stream is bit 31 - k % 32 of word k // 32; of a code the highest bit comes first.",
+    forbid=_PACKING,
+)
+check_choose_options = Checker(
+    "choose_options",
+    hint="For every number of bytes that can be spent on the matrices so far, remember the smallest error.",
+)
+check_to_mxfp4 = Checker(
+    "to_mxfp4",
+    hint="The exponent from the largest of the block, then the nearest of eight values, ties to the even place.",
+    forbid=_RTN + _FORMATS,
+)
 
 
 @check_quantize_columns.part("example")
@@ -62,10 +79,20 @@ def _quantizes(case: Case, weight: Tensor, bits: int, group: int) -> None:
     shapes = {"codes": list(weight.shape), "steps": [groups, weight.shape[1]], "lows": [groups, weight.shape[1]]}
     for (name, shape), tensor in zip(shapes.items(), got):
         case.is_a(tensor, torch.uint8 if name == "codes" else torch.float16, name, hint="")
-        case.equal(list(tensor.shape), shape, f"the shape of {name} {told}", hint="Inputs come first; a group is some inputs of one output, and the last one may be shorter.")
+        case.equal(
+            list(tensor.shape),
+            shape,
+            f"the shape of {name} {told}",
+            hint="Inputs come first; a group is some inputs of one output, and the last one may be shorter.",
+        )
     codes, steps, lows = columns(weight, bits, group, lambda places: torch.floor(places + 0.5))
     case.equal(got[2], lows, f"lows {told}\n  lows", hint="The smallest weight of the group, in float16.")
-    case.equal(got[1], steps, f"steps {told}\n  steps", hint="(largest - smallest) / (2 ** bits - 1), rounded once, to float16.")
+    case.equal(
+        got[1],
+        steps,
+        f"steps {told}\n  steps",
+        hint="(largest - smallest) / (2 ** bits - 1), rounded once, to float16.",
+    )
     case.equal(got[0].long(), codes.long(), f"codes {told}\n  codes", hint=_codes_hint(got[0], weight, bits, group))
 
 
@@ -76,10 +103,16 @@ def _codes_hint(codes: Tensor, weight: Tensor, bits: int, group: int) -> str | N
         return "Where the step in float16 is 0, all codes are 0; a division by it must not reach them."
     mistakes = {
         "Ties go up: torch.floor(x + 0.5). torch.round takes them to the even number.": dict(nearest=torch.round),
-        "They fit the unrounded step or low; whoever reads the weights has the float16 ones.": dict(nearest=up, rounded=False),
+        "They fit the unrounded step or low; whoever reads the weights has the float16 ones.": dict(
+            nearest=up, rounded=False
+        ),
         "These are cut off below the point, not rounded to the nearest.": dict(nearest=torch.floor),
-        "A place below 0 or above 2 ** bits - 1 must be cut off; as a uint8 it wraps around.": dict(nearest=up, ends=False),
-        "Steps and lows are kept in float16, but the places are computed in float32: .float() first.": dict(nearest=up, dtype=torch.float16),
+        "A place below 0 or above 2 ** bits - 1 must be cut off; as a uint8 it wraps around.": dict(
+            nearest=up, ends=False
+        ),
+        "Steps and lows are kept in float16, but the places are computed in float32: .float() first.": dict(
+            nearest=up, dtype=torch.float16
+        ),
     }
     for hint, arguments in mistakes.items():
         if torch.equal(columns(weight, bits, group, **arguments)[0], codes):
@@ -106,7 +139,13 @@ def _words_edges(case: Case) -> None:
     for wrong in ([[8]], [[1, -1]]):
         case.raises(ValueError, packer.pack, torch.tensor(wrong), hint="Three bits hold 0 to 7.")
     for words, count in ((1, 11), (3, 21), (1, 0), (0, 1)):
-        case.raises(ValueError, packer.unpack, torch.zeros(2, words, dtype=torch.int32), count, hint=f"{count} codes of 3 bits take {-(-count * 3 // 32)} words a row.")
+        case.raises(
+            ValueError,
+            packer.unpack,
+            torch.zeros(2, words, dtype=torch.int32),
+            count,
+            hint=f"{count} codes of 3 bits take {-(-count * 3 // 32)} words a row.",
+        )
 
 
 @check_bit_words.part("random")
@@ -126,7 +165,12 @@ def _streams(case: Case, bits: int, codes: Tensor, oracle: bool = True) -> None:
     told = f"bits={bits}, {count} codes in each of {rows} rows"
     num_words = -(-count * bits // 32)
     case.is_a(words, torch.int32, f"what pack returns ({told})", hint="")
-    case.equal(list(words.shape), [rows, num_words], f"the shape of the words ({told})", hint="Each row starts a new word; ceil(count * bits / 32) of them.")
+    case.equal(
+        list(words.shape),
+        [rows, num_words],
+        f"the shape of the words ({told})",
+        hint="Each row starts a new word; ceil(count * bits / 32) of them.",
+    )
     if oracle:
         expected = words_of(codes, bits)
         case.equal(words, expected, f"the words ({told})", hint=_words_hint(words, codes, bits))
@@ -135,19 +179,30 @@ def _streams(case: Case, bits: int, codes: Tensor, oracle: bool = True) -> None:
         noisy[:, -1] |= 2**left - 1  # what is left over may hold anything
     back = case.run(packer.unpack, noisy, count)
     case.is_a(back, torch.int64, f"what unpack returns ({told})", hint="")
-    case.equal(back, codes.contiguous(), f"the codes that unpack returns ({told})", hint="The word may be negative: after >> keep one bit by & 1. And only count * bits bits of a row are codes.")
+    case.equal(
+        back,
+        codes.contiguous(),
+        f"the codes that unpack returns ({told})",
+        hint="The word may be negative: after >> keep one bit by & 1. And only count * bits bits of a row are codes.",
+    )
 
 
 def _words_hint(words: Tensor, codes: Tensor, bits: int) -> str | None:
-    mirrored = torch.tensor([[int(f"{word & 0xFFFFFFFF:032b}"[::-1], 2) for word in row] for row in words.tolist()], dtype=torch.int64)
-    flipped = torch.tensor([[int(f"{code:0{bits}b}"[::-1], 2) for code in row] for row in codes.tolist()], dtype=torch.int64).view_as(codes)
+    mirrored = torch.tensor(
+        [[int(f"{word & 0xFFFFFFFF:032b}"[::-1], 2) for word in row] for row in words.tolist()], dtype=torch.int64
+    )
+    flipped = torch.tensor(
+        [[int(f"{code:0{bits}b}"[::-1], 2) for code in row] for row in codes.tolist()], dtype=torch.int64
+    ).view_as(codes)
     as_words = lambda x: torch.where(x >= 2**31, x - 2**32, x).to(torch.int32)
     if codes.numel() and torch.equal(as_words(mirrored.view_as(words)), words_of(flipped, bits)):
         return "These words begin at the lowest bit. Here the stream begins at the highest."
     if codes.numel() and torch.equal(words, words_of(flipped, bits)):
         return "Of each code, the highest bit comes first."
     per_word = 32 // bits
-    if 32 % bits and torch.equal(words[:, :1].long() & 0xFFFFFFFF, (words_of(codes[:, :per_word], bits)[:, :1].long() & 0xFFFFFFFF)):
+    if 32 % bits and torch.equal(
+        words[:, :1].long() & 0xFFFFFFFF, (words_of(codes[:, :per_word], bits)[:, :1].long() & 0xFFFFFFFF)
+    ):
         return "Codes cross the borders of words: what does not fit goes on at the top of the next word."
     return None
 
@@ -191,16 +246,33 @@ def _some_options(case: Case, most_bytes: int, most_error: int) -> list[Option]:
 
 def _chooses(case: Case, matrices: list[list[Option]], budget: int) -> None:
     got = case.call(matrices, budget)
-    told = f"for {len(matrices)} matrices and a budget of {budget} bytes" + (f", {[[tuple(o) for o in options] for options in matrices]}" if len(matrices) < 4 else "")
-    case.true(isinstance(got, list) and len(got) == len(matrices), f"the result {told} is {got!r}, not a list with a place for each matrix")
+    told = f"for {len(matrices)} matrices and a budget of {budget} bytes" + (
+        f", {[[tuple(o) for o in options] for options in matrices]}" if len(matrices) < 4 else ""
+    )
+    case.true(
+        isinstance(got, list) and len(got) == len(matrices),
+        f"the result {told} is {got!r}, not a list with a place for each matrix",
+    )
     for place, options in zip(got, matrices):
-        case.true(isinstance(place, int) and 0 <= place < len(options), f"the result {told} holds {place!r}, which is not a place in a list of {len(options)} options")
-    size, error = (sum(getattr(options[place], name) for options, place in zip(matrices, got)) for name in Option._fields)
+        case.true(
+            isinstance(place, int) and 0 <= place < len(options),
+            f"the result {told} holds {place!r}, which is not a place in a list of {len(options)} options",
+        )
+    size, error = (
+        sum(getattr(options[place], name) for options, place in zip(matrices, got)) for name in Option._fields
+    )
     case.true(size <= budget, f"the choice {got} {told} takes {size} bytes", hint="All matrices together must fit.")
     best_error, best_size, example = best_choice(matrices, budget)
-    case.true(error == best_error, f"the choice {got} {told} loses {error}; a better choice exists: {example} loses {best_error}",
-              hint="The best gain a byte first is not the best in sum; remember the smallest error for every number of bytes.")
-    case.true(size == best_size, f"the choice {got} {told} takes {size} bytes; {example} loses as little, {error}, with {best_size}", hint="Ties go to fewer bytes.")
+    case.true(
+        error == best_error,
+        f"the choice {got} {told} loses {error}; a better choice exists: {example} loses {best_error}",
+        hint="The best gain a byte first is not the best in sum; remember the smallest error for every number of bytes.",
+    )
+    case.true(
+        size == best_size,
+        f"the choice {got} {told} takes {size} bytes; {example} loses as little, {error}, with {best_size}",
+        hint="Ties go to fewer bytes.",
+    )
 
 
 @check_to_mxfp4.part("example")
@@ -243,7 +315,9 @@ def _writes(case: Case, x: Tensor) -> None:
         case.equal(list(tensor.shape), shape, f"the shape of {name}")
     codes, exponents = mx(x)
     found, stored = torch.stack([got[0] >> 4, got[0] & 15], -1).flatten(1).int(), got[1].int()
-    case.equal(stored, exponents, f"exponents {_block(x, stored != exponents)}\n  exponents", hint=_exponent_hint(stored, x))
+    case.equal(
+        stored, exponents, f"exponents {_block(x, stored != exponents)}\n  exponents", hint=_exponent_hint(stored, x)
+    )
     wrong = (found != codes).view(len(x), -1, 32).any(-1)
     case.equal(found, codes, f"codes {_block(x, wrong)}; unpacked, upper half first\n  codes", hint=_mx_hint(found, x))
 
@@ -271,7 +345,11 @@ def _exponent_hint(found: Tensor, x: Tensor) -> str | None:
         if bool((clear & wrong).any()) and torch.equal(found[clear], (up.clamp(-127, 125) + 127).int()[clear]):
             return "The standard takes the floor of the logarithm, even if the largest is cut off at 6 then. This is the next power up."
     near = (found - right).abs().max() <= 1
-    return "Is the logarithm exact? torch.log2 rounds, next to a power of two and among the smallest numbers; torch.frexp does not. And it is the floor." if near else None
+    return (
+        "Is the logarithm exact? torch.log2 rounds, next to a power of two and among the smallest numbers; torch.frexp does not. And it is the floor."
+        if near
+        else None
+    )
 
 
 def _mx_hint(found: Tensor, x: Tensor) -> str | None:
@@ -285,4 +363,3 @@ def _mx_hint(found: Tensor, x: Tensor) -> str | None:
         if torch.equal(found, mx(x, ties)[0]):
             return f"{hint} They go to the even place: 0.75 to 1, but 1.25 to 1 too."
     return None
-

@@ -15,7 +15,15 @@ class Option(NamedTuple):
     error: int
 
 
-def columns(weight: Tensor, bits: int, group: int, nearest, rounded: bool = True, ends: bool = True, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+def columns(
+    weight: Tensor,
+    bits: int,
+    group: int,
+    nearest,
+    rounded: bool = True,
+    ends: bool = True,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor, Tensor]:
     """The reference; `nearest` rounds, and three mistakes can be asked for."""
     most, codes, steps, lows = 2**bits - 1, [], [], []
     for part in weight.split(group):
@@ -62,9 +70,15 @@ def mx(x: Tensor, ties: str = "even") -> tuple[Tensor, Tensor]:
     values, codes, exponents = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), [], []
     for block in x.double().reshape(-1, 32):
         most = float(block.abs().max())
-        stored = max(0, min(252, int(torch.frexp(torch.tensor(most, dtype=torch.float64)).exponent) - 3 + 127)) if most else 0
+        stored = (
+            max(0, min(252, int(torch.frexp(torch.tensor(most, dtype=torch.float64)).exponent) - 3 + 127))
+            if most
+            else 0
+        )
         exponents.append(stored)
         for value, negative in zip((block.abs() * 2.0 ** (127 - stored)).tolist(), torch.signbit(block).tolist()):
             order = {"even": lambda i: i % 2, "down": lambda i: i, "up": lambda i: -i}[ties]
             codes.append(min(range(8), key=lambda i: (abs(values[i] - value), order(i))) + 8 * negative)
-    return torch.tensor(codes, dtype=torch.int32).view(x.shape), torch.tensor(exponents, dtype=torch.int32).view(x.shape[0], -1)
+    return torch.tensor(codes, dtype=torch.int32).view(x.shape), torch.tensor(exponents, dtype=torch.int32).view(
+        x.shape[0], -1
+    )

@@ -15,7 +15,9 @@ def static_codes(calibration: Tensor, x: Tensor, spare: int) -> tuple[Tensor, Te
     return places.clamp(-127, 127).to(torch.int8), scale, (places.abs() > 127).any(1)
 
 
-def settled(weight: Tensor, inverse: Tensor, column: int, scales: Tensor, largest: int) -> tuple[Tensor, Tensor, Tensor]:
+def settled(
+    weight: Tensor, inverse: Tensor, column: int, scales: Tensor, largest: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Codes of the column, the other columns afterwards, and the inverse that they are left with."""
     codes = (weight[:, column] / scales).round().clamp(-largest, largest)
     error = weight[:, column] - codes * scales
@@ -43,9 +45,15 @@ def error_of(weight: Tensor, approximation: Tensor, hessian: Tensor) -> float:
     return float(((d @ hessian) * d).sum())
 
 
-def searched(weight: Tensor, hessian: Tensor, magnitude: Tensor, bits: int, alphas: list[float], shrinks: list[float]) -> dict[tuple[float, float], float]:
+def searched(
+    weight: Tensor, hessian: Tensor, magnitude: Tensor, bits: int, alphas: list[float], shrinks: list[float]
+) -> dict[tuple[float, float], float]:
     """The error of each candidate."""
-    return {(a, s): error_of(weight, scaled_and_rounded(weight, magnitude, bits, a, s), hessian) for a in alphas for s in shrinks}
+    return {
+        (a, s): error_of(weight, scaled_and_rounded(weight, magnitude, bits, a, s), hessian)
+        for a in alphas
+        for s in shrinks
+    }
 
 
 def smoothing(x: Tensor, weights: list[Tensor], alpha: float, all_products: bool = True, powers: bool = True) -> Tensor:

@@ -1,4 +1,5 @@
 """Checks of chapter 17: a grid for each token, pinned spans, a plan for tiers, heavy hitters. Built in chapter 17."""
+
 from __future__ import annotations
 
 import time
@@ -10,17 +11,24 @@ from minillm.book.checks import Case, Checker
 __all__ = ["check_heavy_hitters", "check_place", "check_span_policy", "check_token_grid"]
 
 check_token_grid = Checker(
-    "token_grid", hint="A vector is the last axis: low = its smallest number, step = (largest - smallest) / 255, code = round((x - low) / step).",
-    forbid=("minillm.kv_cache.quantized.quantize_vectors",))
+    "token_grid",
+    hint="A vector is the last axis: low = its smallest number, step = (largest - smallest) / 255, code = round((x - low) / step).",
+    forbid=("minillm.kv_cache.quantized.quantize_vectors",),
+)
 check_span_policy = Checker(
-    "span_policy", hint="The query at t sees p if p <= t and (p is pinned or p > t - window).",
-    forbid=("minillm.kv_cache.manager.KVCacheManager", "minillm.kv_cache.retention.RetentionPolicy"))
+    "span_policy",
+    hint="The query at t sees p if p <= t and (p is pinned or p > t - window).",
+    forbid=("minillm.kv_cache.manager.KVCacheManager", "minillm.kv_cache.retention.RetentionPolicy"),
+)
 check_place = Checker("place", hint="Total time = the sum of num_blocks * uses * cost of the tier; the device costs 0.")
 check_heavy_hitters = Checker(
-    "heavy_hitters", hint="Add the weights to the sums, then the smallest sum goes, but never one of the last `recent`; equal: the smallest position.")
+    "heavy_hitters",
+    hint="Add the weights to the sums, then the smallest sum goes, but never one of the last `recent`; equal: the smallest position.",
+)
 
 
 # --- 1: a grid with two ends
+
 
 def _grid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     x = x.float()
@@ -31,14 +39,21 @@ def _grid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def _judge_grid(case: Case, x: torch.Tensor, what: str) -> None:
     got = case.call(x)
-    case.true(isinstance(got, tuple) and len(got) == 3 and all(isinstance(part, torch.Tensor) for part in got),
-              f"token_grid must return three tensors (codes, steps, lows), not {type(got).__name__}")
+    case.true(
+        isinstance(got, tuple) and len(got) == 3 and all(isinstance(part, torch.Tensor) for part in got),
+        f"token_grid must return three tensors (codes, steps, lows), not {type(got).__name__}",
+    )
     (codes, steps, lows), (true_codes, true_steps, true_lows) = got, _grid(x)
     case.true(codes.dtype is torch.uint8, f"the codes must be torch.uint8; they are {codes.dtype}")
-    case.true(codes.shape == x.shape, f"the codes of x {list(x.shape)} must have its shape; they have {list(codes.shape)}")
+    case.true(
+        codes.shape == x.shape, f"the codes of x {list(x.shape)} must have its shape; they have {list(codes.shape)}"
+    )
     for name, part in (("steps", steps), ("lows", lows)):
         case.true(part.dtype is torch.float32, f"the {name} must be torch.float32; they are {part.dtype}")
-        case.true(part.shape == x.shape[:-1], f"the {name} must be [tokens, heads], one for each vector: {list(x.shape[:-1])}, not {list(part.shape)}")
+        case.true(
+            part.shape == x.shape[:-1],
+            f"the {name} must be [tokens, heads], one for each vector: {list(x.shape[:-1])}, not {list(part.shape)}",
+        )
     case.close(lows, true_lows, f"the lows of {what}", atol=0, rtol=1e-6)
     hint = None
     if torch.allclose(steps * 255 / 256, true_steps * 255 / 256 * 255 / 256, rtol=1e-4):
@@ -66,7 +81,9 @@ def _grid_example(case: Case) -> None:
 @check_token_grid.part("edges")
 def _grid_edges(case: Case) -> None:
     _judge_grid(case, torch.zeros(2, 1, 4), "vectors of zeros")
-    _judge_grid(case, torch.tensor([[[3.5, 3.5, 3.5]], [[1.0, 2.0, 4.0]]]), "a vector of equal numbers beside another one")
+    _judge_grid(
+        case, torch.tensor([[[3.5, 3.5, 3.5]], [[1.0, 2.0, 4.0]]]), "a vector of equal numbers beside another one"
+    )
     _judge_grid(case, torch.tensor([[[-7.0]], [[2.0]]]), "vectors of one number")
     _judge_grid(case, torch.tensor([[[100.0, 101.0, 103.0]]]), "a vector far from 0")
     _judge_grid(case, torch.tensor([[[-9.0, -8.0, -1.0]]]), "a vector without a positive number")
@@ -74,20 +91,33 @@ def _grid_edges(case: Case) -> None:
     _judge_grid(case, half, "float16 vectors, which are computed in float32")
     ties = torch.arange(0, 255.5, 0.5)[None, None]  # step 1: every second number lies between two codes
     codes = case.call(ties)[0]
-    case.equal(codes[0, 0, :8].tolist(), [0, 0, 1, 2, 2, 2, 3, 4], "the codes of 0, 0.5, 1, 1.5, … with step 1", hint="Ties go to the even code, as torch.round does.")
+    case.equal(
+        codes[0, 0, :8].tolist(),
+        [0, 0, 1, 2, 2, 2, 3, 4],
+        "the codes of 0, 0.5, 1, 1.5, … with step 1",
+        hint="Ties go to the even code, as torch.round does.",
+    )
     one, two = case.randn(1, 2, 8), case.randn(1, 2, 8) * 100
     alone, together = case.call(one)[0], case.call(torch.cat([one, two]))[0][:1]
-    case.equal(alone.tolist(), together.tolist(), "the codes of a token after a larger one came", hint="A later token changed the grid of an earlier one.")
+    case.equal(
+        alone.tolist(),
+        together.tolist(),
+        "the codes of a token after a larger one came",
+        hint="A later token changed the grid of an earlier one.",
+    )
 
 
 @check_token_grid.part("random")
 def _grid_random(case: Case) -> None:
     for _ in range(20):
-        x = case.randn(case.randint(1, 6), case.randint(1, 4), case.randint(2, 40)) * case.randint(1, 20) + case.randint(-5, 6)
+        x = case.randn(case.randint(1, 6), case.randint(1, 4), case.randint(2, 40)) * case.randint(
+            1, 20
+        ) + case.randint(-5, 6)
         _judge_grid(case, x, f"random vectors {list(x.shape)}")
 
 
 # --- 2: pinned spans
+
 
 def _sees(window: int, pinned: list, query: int, key: int) -> bool:
     return key <= query and (key > query - window or any(start <= key < end for start, end in pinned))
@@ -98,11 +128,22 @@ def _judge_policy(case: Case, block_size: int, window: int, pinned: list, tables
     setting = f"block_size={block_size}, window={window}, pinned={pinned}"
     for table, num_computed in tables:
         latest = max(len(table) * block_size, num_computed) + window + 1
-        seen_by = [[t for t in range(num_computed, latest) if any(_sees(window, pinned, t, p) for p in range(i * block_size, (i + 1) * block_size))]
-                   for i in range(len(table))]
+        seen_by = [
+            [
+                t
+                for t in range(num_computed, latest)
+                if any(_sees(window, pinned, t, p) for p in range(i * block_size, (i + 1) * block_size))
+            ]
+            for i in range(len(table))
+        ]
         expected = [i for i, block in enumerate(table) if block and not seen_by[i]]
         got = case.run(policy.free_pages, table, num_computed)
-        case.equal(got, expected, f"free_pages({table}, {num_computed}) with {setting}", hint=_page_hint(got, expected, table, num_computed, seen_by, block_size, pinned))
+        case.equal(
+            got,
+            expected,
+            f"free_pages({table}, {num_computed}) with {setting}",
+            hint=_page_hint(got, expected, table, num_computed, seen_by, block_size, pinned),
+        )
     for query in queries:
         seen = [p for p in range(query + 1) if _sees(window, pinned, query, p)]
         expected = {p: place for place, p in enumerate(seen)}
@@ -123,7 +164,9 @@ def _judge_policy(case: Case, block_size: int, window: int, pinned: list, tables
         case.equal(got, expected, f"cache_positions({query}) with {setting}", hint=hint)
 
 
-def _page_hint(got: object, expected: list, table: list, num_computed: int, seen_by: list, block_size: int, pinned: list) -> str | None:
+def _page_hint(
+    got: object, expected: list, table: list, num_computed: int, seen_by: list, block_size: int, pinned: list
+) -> str | None:
     if not isinstance(got, list) or not all(type(i) is int and 0 <= i < len(table) for i in got):
         return "Return a list of places in the table, not of blocks or positions."
     for i in got:
@@ -137,7 +180,11 @@ def _page_hint(got: object, expected: list, table: list, num_computed: int, seen
         if i not in expected:
             return f"{positions}; the query at {seen_by[i][0]} looks at one of them."
     missing = [i for i in expected if i not in got]
-    return f"Nobody from position {num_computed} on looks at place {missing[0]}." if missing else "Ascending order, please."
+    return (
+        f"Nobody from position {num_computed} on looks at place {missing[0]}."
+        if missing
+        else "Ascending order, please."
+    )
 
 
 @check_span_policy.part("example")
@@ -147,7 +194,9 @@ def _span_example(case: Case) -> None:
 
 @check_span_policy.part("edges")
 def _span_edges(case: Case) -> None:
-    _judge_policy(case, 4, 5, [], [([5, 6, 7], 9), ([5, 6, 7], 8), ([5, 6, 7], 0), ([], 0), ([0, 6, 7, 8], 13)], [0, 4, 5, 9])
+    _judge_policy(
+        case, 4, 5, [], [([5, 6, 7], 9), ([5, 6, 7], 8), ([5, 6, 7], 0), ([], 0), ([0, 6, 7, 8], 13)], [0, 4, 5, 9]
+    )
     # A window of 1: itself only.
     _judge_policy(case, 4, 1, [], [([5, 6, 7], 4), ([5, 6, 7], 3), ([5, 6, 7, 9, 11], 12)], [0, 7])
     _judge_policy(case, 4, 4, [(7, 8)], [([5, 6, 7, 8, 9], 20)], [20, 6, 7])  # one pinned position keeps its page
@@ -164,11 +213,20 @@ def _span_edges(case: Case) -> None:
 def _span_random(case: Case) -> None:
     for _ in range(40):
         block_size, window = case.randint(1, 6), case.randint(1, 12)
-        spans = [(start, start + case.randint(0, 6)) for start in (case.randint(0, 40) for _ in range(case.randint(0, 4)))]
+        spans = [
+            (start, start + case.randint(0, 6)) for start in (case.randint(0, 40) for _ in range(case.randint(0, 4)))
+        ]
         length = case.randint(1, 45)
         pages = -(-length // block_size) + case.randint(0, 2)
         table = [case.randint(1, 99) if case.rng.random() < 0.8 else 0 for _ in range(pages)]
-        _judge_policy(case, block_size, window, spans, [(table, length), (table, case.randint(0, length + 1))], [case.randint(0, length), length])
+        _judge_policy(
+            case,
+            block_size,
+            window,
+            spans,
+            [(table, length), (table, case.randint(0, length + 1))],
+            [case.randint(0, length), length],
+        )
 
 
 # --- 3: which prefix lies where
@@ -197,15 +255,22 @@ def _judge_plan(case: Case, prefixes: list, rooms: tuple[int, int, int], costs: 
     plan = case.call(prefixes, *rooms, costs)
     seconds = time.perf_counter() - started
     setting = f"place({prefixes}, {', '.join(map(str, rooms))}, {costs})"
-    case.true(isinstance(plan, list) and len(plan) == len(prefixes) and all(tier in TIERS for tier in plan),
-              f"{setting} must be a list of {len(prefixes)} of {', '.join(map(repr, TIERS))}; it is {plan!r}")
+    case.true(
+        isinstance(plan, list) and len(plan) == len(prefixes) and all(tier in TIERS for tier in plan),
+        f"{setting} must be a list of {len(prefixes)} of {', '.join(map(repr, TIERS))}; it is {plan!r}",
+    )
     for tier, room in zip(TIERS, rooms):
         used = sum(size for (size, _), where in zip(prefixes, plan) if where == tier)
         case.true(used <= room, f"{setting} puts {used} blocks on the {tier}, which has room for {room}")
     spent = sum(size * uses * costs.get(tier, 0) for (size, uses), tier in zip(prefixes, plan))
     least, best = _best(prefixes, rooms, costs)
-    case.true(spent == least, f"{setting}: a better plan exists. Yours takes {spent}: {plan}; this one takes {least}: {best}")
-    case.true(seconds < 8, f"{setting} took {seconds:.0f} s; remember the best for each (device left, host left, disk left), and try no state twice")
+    case.true(
+        spent == least, f"{setting}: a better plan exists. Yours takes {spent}: {plan}; this one takes {least}: {best}"
+    )
+    case.true(
+        seconds < 8,
+        f"{setting} took {seconds:.0f} s; remember the best for each (device left, host left, disk left), and try no state twice",
+    )
 
 
 @check_place.part("example")
@@ -245,6 +310,7 @@ def _place_random(case: Case) -> None:
 
 # --- 4: heavy hitters
 
+
 def _judge_hitters(case: Case, budget: int, recent: int, steps: list[list[float]]) -> None:
     student = case.run(case.student, budget, recent)
     kept, scores = [], {}
@@ -263,13 +329,19 @@ def _judge_hitters(case: Case, budget: int, recent: int, steps: list[list[float]
         if got is not None and out is not None and got in sums and got != out and got in sorted(sums)[-recent:]:
             hint = f"Position {got} is among the last {recent} kept. " + hint
         case.equal(got, out, f"what step {number} of HeavyHitters({budget}, {recent}) throws out", hint=hint)
-        case.equal(list(student.kept), kept, f"kept after step {number} of HeavyHitters({budget}, {recent})",
-                   hint="Positions count all steps, also of what was thrown out, and stand in ascending order.")
+        case.equal(
+            list(student.kept),
+            kept,
+            f"kept after step {number} of HeavyHitters({budget}, {recent})",
+            hint="Positions count all steps, also of what was thrown out, and stand in ascending order.",
+        )
 
 
 @check_heavy_hitters.part("example")
 def _hitters_example(case: Case) -> None:
-    _judge_hitters(case, 3, 1, [[1.0], [0.75, 0.25], [0.5, 0.25, 0.25], [0.5, 0.125, 0.25, 0.125], [0.25, 0.5, 0.125, 0.125]])
+    _judge_hitters(
+        case, 3, 1, [[1.0], [0.75, 0.25], [0.5, 0.25, 0.25], [0.5, 0.125, 0.25, 0.125], [0.25, 0.5, 0.125, 0.125]]
+    )
 
 
 @check_heavy_hitters.part("edges")
@@ -285,9 +357,19 @@ def _hitters_edges(case: Case) -> None:
     case.run(hitters.step, [1.0])
     for wrong in ([], [1.0], [0.5, 0.25, 0.25]):
         case.raises(ValueError, hitters.step, wrong)
-    case.equal(list(hitters.kept), [0], "kept after steps that were refused", hint="Check the length first, and change nothing.")
+    case.equal(
+        list(hitters.kept),
+        [0],
+        "kept after steps that were refused",
+        hint="Check the length first, and change nothing.",
+    )
     case.equal(case.run(hitters.step, [0.5, 0.5]), None, "the step after a refused one")
-    case.equal(list(hitters.kept), [0, 1], "kept after the step that follows refused ones", hint="A refused step takes no position.")
+    case.equal(
+        list(hitters.kept),
+        [0, 1],
+        "kept after the step that follows refused ones",
+        hint="A refused step takes no position.",
+    )
     first, second = case.run(case.student, 2, 1), case.run(case.student, 2, 1)
     case.run(first.step, [1.0])
     case.equal(list(second.kept), [], "kept of a second object", hint="Two objects share no lists.")

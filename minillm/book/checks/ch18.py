@@ -6,20 +6,49 @@ from __future__ import annotations
 import numpy as np
 
 from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch18_oracle import VOCABULARY, ToyModel, Votes, honest_draft, second_chance, time_per_token, trace_of
+from minillm.book.checks.ch18_oracle import (
+    VOCABULARY,
+    ToyModel,
+    Votes,
+    honest_draft,
+    second_chance,
+    time_per_token,
+    trace_of,
+)
 from minillm.book.checks.patience import within
 
-__all__ = ["ToyModel", "check_best_length", "check_ngram_votes", "check_repair_drafter", "check_second_chance", "trace_of"]
+__all__ = [
+    "ToyModel",
+    "check_best_length",
+    "check_ngram_votes",
+    "check_repair_drafter",
+    "check_second_chance",
+    "trace_of",
+]
 
 _REJECTION = tuple(f"minillm.speculative.rejection.{name}" for name in ("accept", "residual", "RejectionSampler"))
 _NGRAM = tuple(f"minillm.speculative.ngram.{name}" for name in ("NgramDrafter", "NgramIndex"))
 
-check_best_length = Checker("best_length", hint="Milliseconds of a step over tokens of a step; a step of the target has a token more, for each request, than was drafted.",
-                            forbid=("minillm.speculative.adaptive.AdaptiveLength",))
-check_second_chance = Checker("second_chance", hint="Keep what is still to be given out: first p, after a rejection max(rest - q, 0), divided by its sum.", forbid=_REJECTION)
-check_ngram_votes = Checker("ngram_votes", hint="A dictionary from each n-gram to the votes for what followed it; guesses are looked up, and do not vote.", forbid=_NGRAM)
-check_repair_drafter = Checker("repair_drafter", hint="Remember which token lies in which slot. What is right there need not be read again; what is not, must.",
-                               forbid=("minillm.speculative.draft_model.DraftState", "minillm.speculative.draft_model.ModelDrafter"))
+check_best_length = Checker(
+    "best_length",
+    hint="Milliseconds of a step over tokens of a step; a step of the target has a token more, for each request, than was drafted.",
+    forbid=("minillm.speculative.adaptive.AdaptiveLength",),
+)
+check_second_chance = Checker(
+    "second_chance",
+    hint="Keep what is still to be given out: first p, after a rejection max(rest - q, 0), divided by its sum.",
+    forbid=_REJECTION,
+)
+check_ngram_votes = Checker(
+    "ngram_votes",
+    hint="A dictionary from each n-gram to the votes for what followed it; guesses are looked up, and do not vote.",
+    forbid=_NGRAM,
+)
+check_repair_drafter = Checker(
+    "repair_drafter",
+    hint="Remember which token lies in which slot. What is right there need not be read again; what is not, must.",
+    forbid=("minillm.speculative.draft_model.DraftState", "minillm.speculative.draft_model.ModelDrafter"),
+)
 
 
 @check_best_length.part("example")
@@ -57,32 +86,56 @@ def _length_random(case: Case) -> None:
 def _best(case: Case, chances: list[float], draft_ms: float, costs: dict[int, float], batch: int) -> None:
     def step_ms(num_tokens: int) -> float:
         if num_tokens not in costs:
-            case.fail(f"step_ms was asked for {num_tokens} tokens: with batch={batch} a step has {', '.join(map(str, costs))}",
-                      hint="Each of the requests brings its last token and its guesses.")
+            case.fail(
+                f"step_ms was asked for {num_tokens} tokens: with batch={batch} a step has {', '.join(map(str, costs))}",
+                hint="Each of the requests brings its last token and its guesses.",
+            )
         return costs[num_tokens]
 
     got = case.call(chances, draft_ms, step_ms, batch)
     told = f"for chances={[round(c, 3) for c in chances]}, draft_ms={draft_ms}, batch={batch} and steps of {costs} ms"
-    case.true(isinstance(got, tuple) and len(got) == 2, f"the result {told} is {got!r}, not (length, ms_per_token)", hint="")
+    case.true(
+        isinstance(got, tuple) and len(got) == 2, f"the result {told} is {got!r}, not (length, ms_per_token)", hint=""
+    )
     times = [time_per_token(chances, draft_ms, costs.__getitem__, batch, length) for length in range(len(chances) + 1)]
     best = min(range(len(times)), key=lambda length: (round(times[length], 9), length))
     case.is_a(got[0], int, f"length {told}")
     case.true(0 <= got[0] <= len(chances), f"length is {got[0]} {told}; expected 0 to {len(chances)}")
-    case.close(float(got[1]), times[got[0]], f"ms_per_token {told}, with length={got[0]}\n  ms_per_token", rtol=1e-6, hint=_why_time(got[1], chances, draft_ms, costs, batch, got[0]))
+    case.close(
+        float(got[1]),
+        times[got[0]],
+        f"ms_per_token {told}, with length={got[0]}\n  ms_per_token",
+        rtol=1e-6,
+        hint=_why_time(got[1], chances, draft_ms, costs, batch, got[0]),
+    )
     told_times = ", ".join(f"{length}: {ms:.4g}" for length, ms in enumerate(times))
     worse = round(times[got[0]], 9) > round(times[best], 9)
-    case.equal(got[0], best, f"length {told}\n  length", hint=f"Lengths and their ms a token: {told_times}. " + (
-        "They need neither fall nor rise all the way, so every length must be tried." if worse else "Of equally good lengths the shortest."))
+    case.equal(
+        got[0],
+        best,
+        f"length {told}\n  length",
+        hint=f"Lengths and their ms a token: {told_times}. "
+        + (
+            "They need neither fall nor rise all the way, so every length must be tried."
+            if worse
+            else "Of equally good lengths the shortest."
+        ),
+    )
 
 
-def _why_time(found: float, chances: list[float], draft_ms: float, costs: dict[int, float], batch: int, length: int) -> str | None:
+def _why_time(
+    found: float, chances: list[float], draft_ms: float, costs: dict[int, float], batch: int, length: int
+) -> str | None:
     step, product, total = costs[batch * (length + 1)], np.cumprod(chances[:length]), length * draft_ms
     right = 1 + product.sum()
     mean = float(np.mean(chances[:length])) if length else 0.0
     wrong = {
-        "The target's own token comes in every step: the guesses are on top of it.": (total + step) / (batch * max(product.sum(), 1e-12)),
-        "A guess counts only if all before it were right: multiply the chances up to it.": (total + step) / (batch * (1 + sum(chances[:length]))),
-        "The chances differ from place to place; their mean is not enough.": (total + step) / (batch * (1 + sum(mean**i for i in range(1, length + 1)))),
+        "The target's own token comes in every step: the guesses are on top of it.": (total + step)
+        / (batch * max(product.sum(), 1e-12)),
+        "A guess counts only if all before it were right: multiply the chances up to it.": (total + step)
+        / (batch * (1 + sum(chances[:length]))),
+        "The chances differ from place to place; their mean is not enough.": (total + step)
+        / (batch * (1 + sum(mean**i for i in range(1, length + 1)))),
         "One pass of the draft serves the whole batch.": (batch * total + step) / (batch * right),
         "The draft runs once for each guess.": (draft_ms + step) / (batch * right),
         "Each request of the batch gets its tokens.": (total + step) / right,
@@ -131,10 +184,15 @@ def _chance_random(case: Case) -> None:
     p, q = np.array([0.5, 0.25, 0.15, 0.1]), np.array([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]])
     count, seen = 8000, np.zeros(4)
     for _ in range(count):
-        token, _ = case.student(p, [int(rng.choice(4, p=row)) for row in q], q, rng.random(2).tolist(), float(rng.random()))
+        token, _ = case.student(
+            p, [int(rng.choice(4, p=row)) for row in q], q, rng.random(2).tolist(), float(rng.random())
+        )
         seen[token] += 1
     square = float(((seen - count * p) ** 2 / (count * p)).sum())
-    case.true(square < 27.9, f"of {count} draws the tokens came {seen.astype(int).tolist()} times, expected about {(count * p).astype(int).tolist()}: chi-square {square:.1f}")
+    case.true(
+        square < 27.9,
+        f"of {count} draws the tokens came {seen.astype(int).tolist()} times, expected about {(count * p).astype(int).tolist()}: chi-square {square:.1f}",
+    )
 
 
 def _gives(case: Case, p: np.ndarray, guesses: list[int], qs: np.ndarray, chances: list[float], last: float) -> None:
@@ -143,7 +201,11 @@ def _gives(case: Case, p: np.ndarray, guesses: list[int], qs: np.ndarray, chance
     told = f"for p={_short(p)}, guesses={guesses}, qs={[_short(q) for q in qs]}, chances={[round(c, 4) for c in chances]}, last={last:.6g}"
     case.true(isinstance(got, tuple) and len(got) == 2, f"the result {told} is {got!r}, not (token, which)", hint="")
     right = second_chance(*given)
-    case.true(int(got[0]) == right[0] and got[1] == right[1], f"(token, which) is {got!r} {told}; expected {right!r}", hint=_why_token(got, given))
+    case.true(
+        int(got[0]) == right[0] and got[1] == right[1],
+        f"(token, which) is {got!r} {told}; expected {right!r}",
+        hint=_why_token(got, given),
+    )
 
 
 def _short(x: np.ndarray) -> list[float]:
@@ -153,11 +215,17 @@ def _short(x: np.ndarray) -> list[float]:
 def _why_token(got: tuple, given: tuple) -> str | None:
     p, guesses, qs, chances, last = given
     mistakes = {
-        "The token of the draw is the first at which the running sum is larger than `last`, not equal to it.": {"at_least": True},
+        "The token of the draw is the first at which the running sum is larger than `last`, not equal to it.": {
+            "at_least": True
+        },
         "After a rejection the rest is divided by its sum, before the next guess is looked at.": {"normalise": False},
-        "A guess is compared with what is left to give out after the rejections before it, not with p.": {"accept_p": True},
+        "A guess is compared with what is left to give out after the rejections before it, not with p.": {
+            "accept_p": True
+        },
         "Each rejection takes its own q off what the one before has left, not off p.": {"update": False},
-        "After the last rejection draw from the rest, not from p: the guesses have had their part of p.": {"rest_from_p": True},
+        "After the last rejection draw from the rest, not from p: the guesses have had their part of p.": {
+            "rest_from_p": True
+        },
     }
     for hint, flag in mistakes.items():
         if second_chance(*given, **flag) == (got[0], got[1]):
@@ -191,7 +259,12 @@ def _votes_edges(case: Case) -> None:
     student = case.run(case.student, 1, 2)
     case.run(student.extend, [1, 2, 3, 1, 2, 3, 1], may_change=True)
     first = [case.run(student.propose, 4) for _ in range(3)]
-    case.equal(first, [[2, 3, 1, 2]] * 3, "three drafts of one text", hint="A draft changes nothing: guesses do not vote, and are no part of the text.")
+    case.equal(
+        first,
+        [[2, 3, 1, 2]] * 3,
+        "three drafts of one text",
+        hint="A draft changes nothing: guesses do not vote, and are no part of the text.",
+    )
 
 
 @check_ngram_votes.part("random")
@@ -202,7 +275,11 @@ def _votes_random(case: Case) -> None:
         _votes(case, min_n, min_n + case.randint(0, 3), parts, case.randint(0, 7))
     text = [case.randint(0, 40) for _ in range(60_000)]
     student = case.run(case.student, 2, 4)
-    with within(case, "60,000 tokens, added ten at a time, with a draft of 4 after each", "Keep counts while the text grows: a lookup must not walk through the text."):
+    with within(
+        case,
+        "60,000 tokens, added ten at a time, with a draft of 4 after each",
+        "Keep counts while the text grows: a lookup must not walk through the text.",
+    ):
         for start in range(0, len(text), 10):
             student.extend(text[start : start + 10])
             student.propose(4)
@@ -211,7 +288,9 @@ def _votes_random(case: Case) -> None:
 def _votes(case: Case, min_n: int, max_n: int, parts: list[list[int]], count: int) -> None:
     student, names = case.run(case.student, min_n, max_n), {}
     mistakes = {
-        "Where the longest n-gram with votes is not sure, the draft ends; a shorter one knows less.": {"unsure": "shorter"},
+        "Where the longest n-gram with votes is not sure, the draft ends; a shorter one knows less.": {
+            "unsure": "shorter"
+        },
         "The longest n-gram that has votes decides, not the shortest.": {"sizes": "shortest"},
         "The favourite needs more than half of the votes.": {"more_than": 0.49999},
         "A favourite with half of the votes or less is no favourite: the draft ends.": {"more_than": 0.0},
@@ -258,7 +337,14 @@ def _drafter_random(case: Case) -> None:
         steps = []
         for _ in range(case.randint(1, 12)):
             count = case.randint(0, 6)
-            steps.append((count, case.rng.choice((count, case.randint(0, count + 1))), case.rng.choice((1, 1, 1, 3)), case.rng.choice((0, 1, 1))))
+            steps.append(
+                (
+                    count,
+                    case.rng.choice((count, case.randint(0, count + 1))),
+                    case.rng.choice((1, 1, 1, 3)),
+                    case.rng.choice((0, 1, 1)),
+                )
+            )
         _follows(case, text, steps)
 
 
@@ -272,14 +358,30 @@ def _follows(case: Case, text: list[int], steps: list[tuple[int, ...]]) -> None:
         got = case.run(student.propose, list(text), count)
         right = honest_draft(text, count)
         told = f"in call {number}, for a text of {len(text)} tokens and count={count}"
-        case.equal([int(token) for token in got], right, f"the guesses {told}\n  the guesses", hint=_what_lies_there(model, text, right))
+        case.equal(
+            [int(token) for token in got],
+            right,
+            f"the guesses {told}\n  the guesses",
+            hint=_what_lies_there(model, text, right),
+        )
         same = next((i for i, (a, b) in enumerate(zip(known, text)) if a != b), min(len(known), len(text)))
         same = min(same, len(text) - 1)
         needed = (len(text) - same) + count - 1 if count else 0
         read = sum(len(tokens) for _, tokens in model.reads)
-        case.true(read == needed, f"{read} tokens were read {told}; expected {needed}", hint=(
-            "A call with count=0 reads nothing." if not count else f"{same} slots hold what they should: only what comes after them is read, all of it at once, and then guess after guess, but not the last."))
-        case.true(len(model.reads) == count, f"the model ran {len(model.reads)} times {told}; expected {count}", hint="Everything that is missing is read in one call, which also gives the first guess.")
+        case.true(
+            read == needed,
+            f"{read} tokens were read {told}; expected {needed}",
+            hint=(
+                "A call with count=0 reads nothing."
+                if not count
+                else f"{same} slots hold what they should: only what comes after them is read, all of it at once, and then guess after guess, but not the last."
+            ),
+        )
+        case.true(
+            len(model.reads) == count,
+            f"the model ran {len(model.reads)} times {told}; expected {count}",
+            hint="Everything that is missing is read in one call, which also gives the first guess.",
+        )
         if count:
             known = [*text, *right[:-1]]
         text += right[:accepted]

@@ -15,12 +15,25 @@ def tokens_per_step(chances: Sequence[float], length: int) -> float:
     return 1.0 + float(sum(np.cumprod(chances[:length])))
 
 
-def time_per_token(chances: Sequence[float], draft_ms: float, step_ms: Callable[[int], float], batch: int, length: int) -> float:
+def time_per_token(
+    chances: Sequence[float], draft_ms: float, step_ms: Callable[[int], float], batch: int, length: int
+) -> float:
     return (length * draft_ms + step_ms(batch * (length + 1))) / (batch * tokens_per_step(chances, length))
 
 
-def second_chance(p: np.ndarray, guesses: Sequence[int], qs: np.ndarray, chances: Sequence[float], last: float,
-                  *, normalise: bool = True, update: bool = True, rest_from_p: bool = False, accept_p: bool = False, at_least: bool = False) -> tuple[int, int | None]:
+def second_chance(
+    p: np.ndarray,
+    guesses: Sequence[int],
+    qs: np.ndarray,
+    chances: Sequence[float],
+    last: float,
+    *,
+    normalise: bool = True,
+    update: bool = True,
+    rest_from_p: bool = False,
+    accept_p: bool = False,
+    at_least: bool = False,
+) -> tuple[int, int | None]:
     """The token and which guess it was. The keywords are mistakes, for hints."""
     rest = p
     for index, (guess, q, chance) in enumerate(zip(guesses, qs, chances)):
@@ -39,7 +52,16 @@ def second_chance(p: np.ndarray, guesses: Sequence[int], qs: np.ndarray, chances
 class Votes:
     """What followed each n-gram, how often. Slow on purpose: it looks at the whole text for every guess."""
 
-    def __init__(self, min_n: int, max_n: int, *, sizes: str = "longest", unsure: str = "stop", more_than: float = 0.5, guesses_vote: bool = False):
+    def __init__(
+        self,
+        min_n: int,
+        max_n: int,
+        *,
+        sizes: str = "longest",
+        unsure: str = "stop",
+        more_than: float = 0.5,
+        guesses_vote: bool = False,
+    ):
         self.sizes = range(max_n, min_n - 1, -1) if sizes == "longest" else range(min_n, max_n + 1)
         self.unsure, self.more_than, self.guesses_vote = unsure, more_than, guesses_vote
         self.text: list[int] = []
@@ -49,14 +71,22 @@ class Votes:
 
     def propose(self, count: int) -> list[int]:
         guesses: list[int] = []
-        while len(guesses) < count and (guess := self._guess(self.text + guesses, self.text + guesses if self.guesses_vote else self.text)) is not None:
+        while (
+            len(guesses) < count
+            and (guess := self._guess(self.text + guesses, self.text + guesses if self.guesses_vote else self.text))
+            is not None
+        ):
             guesses.append(guess)
         return guesses
 
     def _guess(self, text: list[int], voting: list[int]) -> int | None:
         for n in self.sizes:
             end = text[-n:]
-            votes = Counter(voting[i + n] for i in range(len(voting) - n) if voting[i : i + n] == end) if len(text) >= n else Counter()
+            votes = (
+                Counter(voting[i + n] for i in range(len(voting) - n) if voting[i : i + n] == end)
+                if len(text) >= n
+                else Counter()
+            )
             if votes:
                 [(favourite, most)] = votes.most_common(1)
                 if most > self.more_than * votes.total():
@@ -81,7 +111,9 @@ class ToyModel:
     def read(self, token_ids: Sequence[int], start: int) -> list[int]:
         token_ids = [int(token) for token in token_ids]
         if not token_ids or start < 0:
-            raise ValueError(f"read(token_ids={token_ids}, start={start}): at least one token, from a place of 0 or more")
+            raise ValueError(
+                f"read(token_ids={token_ids}, start={start}): at least one token, from a place of 0 or more"
+            )
         self.reads.append((start, token_ids))
         end = start + len(token_ids)
         self.slots += [0] * (end - len(self.slots))
@@ -110,6 +142,8 @@ def trace_of(drafter: type, agrees: Sequence[int] = (3, 3, 3, 2, 3), count: int 
         model.reads.clear()
         guesses, honest = one.propose(list(text), count), honest_draft(text, count)
         right = next((i for i in range(number) if guesses[i] != honest[i]), number)
-        reads = ", ".join(f"{tokens} from {start}" if len(tokens) > 1 else f"{tokens[0]} at {start}" for start, tokens in model.reads)
+        reads = ", ".join(
+            f"{tokens} from {start}" if len(tokens) > 1 else f"{tokens[0]} at {start}" for start, tokens in model.reads
+        )
         print(f"{len(text):>4}  {reads:<50}{str(guesses):<15}{right:<10}{honest}")
         text += honest[:right] + [(honest_draft(text + honest[:right], 1)[0] + (right == number < count)) % VOCABULARY]

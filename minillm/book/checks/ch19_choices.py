@@ -10,8 +10,16 @@ from minillm.book.checks.ch19_oracle import gains_of, jumped, longest_match, nee
 
 __all__ = ["check_jump", "check_select_by_gain"]
 
-check_select_by_gain = Checker("select_by_gain", hint="Token k of a choice is asked for after the prompt and the choice's first k tokens.", forbid=("minillm.programs.State", "minillm.programs.select"))
-check_jump = Checker("jump", hint="Cut the whole text, keep what agrees, then hold back from the first token where a longer one could begin.", forbid=("minillm.sampling.grammar.jump.JumpForward",))
+check_select_by_gain = Checker(
+    "select_by_gain",
+    hint="Token k of a choice is asked for after the prompt and the choice's first k tokens.",
+    forbid=("minillm.programs.State", "minillm.programs.select"),
+)
+check_jump = Checker(
+    "jump",
+    hint="Cut the whole text, keep what agrees, then hold back from the first token where a longer one could begin.",
+    forbid=("minillm.sampling.grammar.jump.JumpForward",),
+)
 
 
 class _Model:
@@ -63,7 +71,13 @@ def _gain_random(case: Case) -> None:
     for _ in range(40):
         model = _Model(case, size := case.randint(2, 6), case.rng.choice((0.0, 0.0, 0.2)))
         choices = [tuple(case.randint(0, size) for _ in range(case.randint(1, 6))) for _ in range(case.randint(1, 9))]
-        _gains(case, model, tuple(case.randint(0, size) for _ in range(case.randint(0, 4))), (7, case.randint(0, size)), choices)
+        _gains(
+            case,
+            model,
+            tuple(case.randint(0, size) for _ in range(case.randint(0, 4))),
+            (7, case.randint(0, size)),
+            choices,
+        )
 
 
 def _gains(case: Case, model: _Model, prompt: tuple, neutral: tuple, choices: list[tuple]) -> None:
@@ -71,12 +85,27 @@ def _gains(case: Case, model: _Model, prompt: tuple, neutral: tuple, choices: li
     got = case.call(model, prompt, neutral, choices)
     case.true(isinstance(got, tuple) and len(got) == 2, "the result is not a tuple (best, gains)")
     expected = gains_of(model.look, prompt, neutral, choices)
-    case.close(list(got[1]), expected, "gains", atol=1e-9, hint=_gain_hint(list(got[1]), model, prompt, neutral, choices))
-    case.equal(got[0], expected.index(max(expected)), f"best for the gains {[round(gain, 3) for gain in expected]}", hint="The largest gain; ties go to the first.")
+    case.close(
+        list(got[1]), expected, "gains", atol=1e-9, hint=_gain_hint(list(got[1]), model, prompt, neutral, choices)
+    )
+    case.equal(
+        got[0],
+        expected.index(max(expected)),
+        f"best for the gains {[round(gain, 3) for gain in expected]}",
+        hint="The largest gain; ties go to the first.",
+    )
     wanted = needed(prompt, neutral, choices)
     for ids in model.asked:
-        case.true(ids in wanted, f"the model was asked after {ids}, whose answer is not needed", hint="After the last token of a choice nothing is asked.")
-        case.true(model.asked.count(ids) == 1, f"the model was asked {model.asked.count(ids)} times after {ids}", hint="Keep its answers in a dictionary, by the whole tuple of ids.")
+        case.true(
+            ids in wanted,
+            f"the model was asked after {ids}, whose answer is not needed",
+            hint="After the last token of a choice nothing is asked.",
+        )
+        case.true(
+            model.asked.count(ids) == 1,
+            f"the model was asked {model.asked.count(ids)} times after {ids}",
+            hint="Keep its answers in a dictionary, by the whole tuple of ids.",
+        )
 
 
 def _gain_hint(gains: list, model: _Model, prompt: tuple, neutral: tuple, choices: list[tuple]) -> str | None:
@@ -86,7 +115,9 @@ def _gain_hint(gains: list, model: _Model, prompt: tuple, neutral: tuple, choice
     per_token = [gain / len(choice) for gain, choice in zip(expected, choices)]
     if len(gains) == len(per_token) and all(a == b or abs(a - b) < 1e-9 for a, b in zip(gains, per_token)):
         return "No division by the number of tokens here."
-    if gains == gains_of(lambda ids: model.look(ids) if ids[: len(prompt)] == prompt else [0.0] * model.size, prompt, neutral, choices):
+    if gains == gains_of(
+        lambda ids: model.look(ids) if ids[: len(prompt)] == prompt else [0.0] * model.size, prompt, neutral, choices
+    ):
         return "Subtract what the choice scores after the neutral prompt."
     return None
 
@@ -136,7 +167,9 @@ def _jump_random(case: Case) -> None:
         _jumps(case, said, forced, vocabulary, set(case.rng.sample(b"abc", case.randint(0, 4))), case.randint(0, 3))
 
 
-def _jumps(case: Case, said: list[int], forced: bytes, vocabulary: list[bytes], may_follow: set[int], most_back: int) -> None:
+def _jumps(
+    case: Case, said: list[int], forced: bytes, vocabulary: list[bytes], may_follow: set[int], most_back: int
+) -> None:
     encode, calls = longest_match(vocabulary), []
 
     def counted(text: bytes) -> list[int]:
@@ -144,16 +177,43 @@ def _jumps(case: Case, said: list[int], forced: bytes, vocabulary: list[bytes], 
         return encode(text)
 
     got = case.call(said, forced, vocabulary, counted, may_follow, most_back)
-    case.true(isinstance(got, tuple) and len(got) == 2 and isinstance(got[1], list), "the result is not a tuple (keep, new) with a list")
+    case.true(
+        isinstance(got, tuple) and len(got) == 2 and isinstance(got[1], list),
+        "the result is not a tuple (keep, new) with a list",
+    )
     expected = jumped(said, forced, vocabulary, encode, may_follow, most_back)
     told = f"said {[vocabulary[token] for token in said]}, forced {forced!r}, may follow {bytes(sorted(may_follow))!r}, most_back={most_back}"
-    case.true(0 <= got[0] <= len(said), f"{told}: keep={got[0]}, but {len(said)} tokens were said", hint="keep counts tokens from the beginning.")
-    case.true(got[0] >= len(said) - most_back, f"{told}: {len(said) - got[0]} tokens are taken back", hint=f"At most {most_back} may be; otherwise keep all, and encode the forced text alone.")
+    case.true(
+        0 <= got[0] <= len(said),
+        f"{told}: keep={got[0]}, but {len(said)} tokens were said",
+        hint="keep counts tokens from the beginning.",
+    )
+    case.true(
+        got[0] >= len(said) - most_back,
+        f"{told}: {len(said) - got[0]} tokens are taken back",
+        hint=f"At most {most_back} may be; otherwise keep all, and encode the forced text alone.",
+    )
     least = sum(len(vocabulary[token]) for token in said)
     left = sum(len(vocabulary[token]) for token in [*said[: got[0]], *got[1]])
-    case.true(left >= least, f"{told}: the result spells less than what was said", hint="Then the jump is given up: (len(said), []).")
-    hint = next((text for look, text in (("last", "Look at every new token, not at the last one only: a longer token may begin further ahead."),
-                                         ("none", "A token that could go on with a byte of may_follow has to be held back."))
-                 if got == jumped(said, forced, vocabulary, encode, may_follow, most_back, look) != expected), None)
+    case.true(
+        left >= least,
+        f"{told}: the result spells less than what was said",
+        hint="Then the jump is given up: (len(said), []).",
+    )
+    hint = next(
+        (
+            text
+            for look, text in (
+                ("last", "Look at every new token, not at the last one only: a longer token may begin further ahead."),
+                ("none", "A token that could go on with a byte of may_follow has to be held back."),
+            )
+            if got == jumped(said, forced, vocabulary, encode, may_follow, most_back, look) != expected
+        ),
+        None,
+    )
     case.equal(got, expected, f"(keep, new) for {told}\n  the result", hint=hint)
-    case.true(len(calls) <= 2, f"encode was called {len(calls)} times", hint="Once for the whole text, and once for the forced text if too much would be taken back.")
+    case.true(
+        len(calls) <= 2,
+        f"encode was called {len(calls)} times",
+        hint="Once for the whole text, and once for the forced text if too much would be taken back.",
+    )

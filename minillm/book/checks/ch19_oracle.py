@@ -44,12 +44,23 @@ def lengths(moves: Moves, may_end: set[int], text: bytes, dead: bool = True) -> 
 
 def lists(moves: Moves, may_end: set[int], vocabulary: list[bytes], end: int, by: str = "tokens") -> list[list[int]]:
     """The reference; `by` "bytes" asks whether an end can be reached byte by byte, "nothing" does not ask."""
-    leads = [{token: target for token, data in enumerate(vocabulary) if data and token != end and (target := walk(moves, state, data)) is not None}
-             for state in range(len(moves))]
+    leads = [
+        {
+            token: target
+            for token, data in enumerate(vocabulary)
+            if data and token != end and (target := walk(moves, state, data)) is not None
+        }
+        for state in range(len(moves))
+    ]
     alive = set(range(len(moves)))
     if by != "nothing":
-        alive = alive_states([set((row if by == "bytes" else leads[state]).values()) for state, row in enumerate(moves)], may_end)
-    return [sorted([token for token, target in leads[state].items() if target in alive] + [end] * (state in may_end)) for state in range(len(moves))]
+        alive = alive_states(
+            [set((row if by == "bytes" else leads[state]).values()) for state, row in enumerate(moves)], may_end
+        )
+    return [
+        sorted([token for token, target in leads[state].items() if target in alive] + [end] * (state in may_end))
+        for state in range(len(moves))
+    ]
 
 
 class Places:
@@ -84,7 +95,10 @@ class Places:
 
 
 def gains_of(after: Callable, prompt: tuple, neutral: tuple, choices: list[tuple]) -> list[float]:
-    asked, anyway = ([sum(after(start + choice[:k])[token] for k, token in enumerate(choice)) for choice in choices] for start in (prompt, neutral))
+    asked, anyway = (
+        [sum(after(start + choice[:k])[token] for k, token in enumerate(choice)) for choice in choices]
+        for start in (prompt, neutral)
+    )
     return [one if one == -math.inf else one - other for one, other in zip(asked, anyway)]
 
 
@@ -93,7 +107,15 @@ def needed(prompt: tuple, neutral: tuple, choices: list[tuple]) -> set[tuple]:
     return {start + choice[:k] for start in (prompt, neutral) for choice in choices for k in range(len(choice))}
 
 
-def jumped(said: list[int], forced: bytes, vocabulary: list[bytes], encode: Callable, may_follow: set[int], most_back: int, look: str = "all") -> tuple[int, list[int]]:
+def jumped(
+    said: list[int],
+    forced: bytes,
+    vocabulary: list[bytes],
+    encode: Callable,
+    may_follow: set[int],
+    most_back: int,
+    look: str = "all",
+) -> tuple[int, list[int]]:
     """The reference; `look` "last" holds back the last token only, "none" holds back nothing."""
     text = b"".join(vocabulary[token] for token in said)
     if not forced:

@@ -1,4 +1,5 @@
 """Comparing what came back with what was expected: the first element that differs. Built in chapter 00."""
+
 from __future__ import annotations
 
 import math
@@ -17,7 +18,9 @@ class Difference:
     problem: str = ""
 
 
-def first_difference(got: Any, expected: Any, atol: float = 0.0, rtol: float = 0.0, place: str = "") -> Difference | None:
+def first_difference(
+    got: Any, expected: Any, atol: float = 0.0, rtol: float = 0.0, place: str = ""
+) -> Difference | None:
     """None when `got` equals `expected`, floats within `atol + rtol * |expected|`; NaN equals NaN."""
     if _is_array(expected):
         return _array_difference(got, expected, atol, rtol, place)
@@ -44,10 +47,10 @@ def short(value: Any, limit: int = 120) -> str:
         size = math.prod(value.shape)
         if size <= 12:
             text = f"{kind}({_rounded(value.tolist())})"
-            return text if len(text) <= limit else f"{text[:limit - 3]}..."
+            return text if len(text) <= limit else f"{text[: limit - 3]}..."
         return f"{kind}{list(value.shape)} {str(value.dtype).replace('torch.', '')}"
     text = repr(_rounded(value)) if isinstance(value, (float, list, tuple)) else repr(value)
-    return text if len(text) <= limit else f"{text[:limit - 3]}..."
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def kind_of(value: Any) -> str:
@@ -78,7 +81,9 @@ def _array_difference(got, expected, atol, rtol, place) -> Difference | None:
     index = tuple(int(i) for i in numpy.argwhere(wrong)[0])
     count = int(wrong.sum())
     problem = f"{count} of {wrong.size} elements differ, this is the first" if wrong.size > 1 else ""
-    return Difference(place + (str(list(index)) if index else ""), short(right[index].item()), short(left[index].item()), problem)
+    return Difference(
+        place + (str(list(index)) if index else ""), short(right[index].item()), short(left[index].item()), problem
+    )
 
 
 def _mismatch(left, right, atol, rtol):

@@ -1,4 +1,5 @@
 """Where an object comes from: a checker takes the student's own work, not the package's. Built in chapter 00."""
+
 from __future__ import annotations
 
 import functools
@@ -21,8 +22,10 @@ def refuse_reference(student: object, name: str, forbid: tuple[str, ...] = (), a
         raise CheckFailed(f"{name}: this is the package's {found}, or made from it. Write your own.")
     called = forbidden_call(student, forbid)
     if called:
-        raise CheckFailed(f"{name}: this uses the package's {called}, here or in a function that it calls. "
-                          "That is the part to write yourself.")
+        raise CheckFailed(
+            f"{name}: this uses the package's {called}, here or in a function that it calls. "
+            "That is the part to write yourself."
+        )
 
 
 def reference_behind(obj: object, allow: tuple[str, ...] = ()) -> str | None:
@@ -79,7 +82,7 @@ def _may_hide(value: object) -> bool:
 def _filled(cell: types.CellType) -> bool:
     try:
         return cell.cell_contents is not cell
-    except ValueError:   # a closure variable that is assigned later
+    except ValueError:  # a closure variable that is assigned later
         return False
 
 
@@ -108,7 +111,9 @@ def _mentioned(function: types.FunctionType, forbid: tuple[str, ...]) -> str | N
         reached = any(isinstance(v, types.ModuleType) and v.__name__.split(".")[0] == _PACKAGE for v in values)
         for dotted in forbid:
             module, _, name = dotted.rpartition(".")
-            mentioned = any(getattr(v, "__module__", None) == module and getattr(v, "__name__", None) == name for v in values)
+            mentioned = any(
+                getattr(v, "__module__", None) == module and getattr(v, "__name__", None) == name for v in values
+            )
             imported = any(f"{module}.".startswith(f"{m}.") for m in modules)
             if mentioned or (name in code.co_names and (reached or imported)):
                 return dotted

@@ -24,7 +24,10 @@ def within(case: Case, what: str, hint: str) -> Iterator[None]:
     Time of this process is counted, so that a busy machine stops nobody. Where there are no such alarms (Windows, or
     another thread than the main one), the clock is read afterwards.
     """
-    start, can_stop = time.process_time(), hasattr(signal, "SIGPROF") and threading.current_thread() is threading.main_thread()
+    start, can_stop = (
+        time.process_time(),
+        hasattr(signal, "SIGPROF") and threading.current_thread() is threading.main_thread(),
+    )
 
     def stop(*_: object) -> None:
         raise _TooSlow
@@ -41,4 +44,6 @@ def within(case: Case, what: str, hint: str) -> Iterator[None]:
         if can_stop:
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.signal(signal.SIGPROF, before)
-    case.true(not slow and time.process_time() - start < SECONDS, f"{what} took more than {SECONDS} s of computing", hint=hint)
+    case.true(
+        not slow and time.process_time() - start < SECONDS, f"{what} took more than {SECONDS} s of computing", hint=hint
+    )

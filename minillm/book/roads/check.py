@@ -1,4 +1,5 @@
 """Serves random roads one after the other, and shrinks those that fail."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -13,29 +14,33 @@ from minillm.book.roads.plain import PlainEngine, difference
 from minillm.book.roads.road import Road, simpler
 from minillm.book.roads.serve import Refused, serve
 
-MOST_TRIES = 300   # roads that shrinking serves
+MOST_TRIES = 300  # roads that shrinking serves
 
 
 @dataclass
 class Fault:
     """A road on which the engine generated something else, held on to something, or raised."""
 
-    seed: int | None   # None for one that was given
+    seed: int | None  # None for one that was given
     problem: str
     shrunk: Road
     shrunk_problem: str
 
     def __str__(self) -> str:
-        first = "" if self.seed is None else f"seed {self.seed}: {self.problem}\n  minillm check --roads 1 --seed {self.seed}\n"
+        first = (
+            ""
+            if self.seed is None
+            else f"seed {self.seed}: {self.problem}\n  minillm check --roads 1 --seed {self.seed}\n"
+        )
         return f"{first}shrunk: {self.shrunk_problem}\n  minillm check --road '{self.shrunk.line()}'"
 
 
 @dataclass
 class Report:
     num_roads: int = 0
-    num_undecided: int = 0   # requests of which rounding decides: compared with nothing
+    num_undecided: int = 0  # requests of which rounding decides: compared with nothing
     refused: Counter[str] = field(default_factory=Counter)
-    counts: Counter[str] = field(default_factory=Counter)   # how many roads did what
+    counts: Counter[str] = field(default_factory=Counter)  # how many roads did what
     faults: list[Fault] = field(default_factory=list)
 
     def lines(self) -> list[str]:
@@ -61,8 +66,14 @@ class RoadCheck:
     def __exit__(self, *exception: object) -> None:
         self._folder.cleanup()
 
-    def run(self, count: int, seed: int = 0, on_fault: Callable[[Fault], None] = lambda fault: None,
-            advance: Callable[[str], None] = lambda what: None, most_faults: int | None = None) -> Report:
+    def run(
+        self,
+        count: int,
+        seed: int = 0,
+        on_fault: Callable[[Fault], None] = lambda fault: None,
+        advance: Callable[[str], None] = lambda what: None,
+        most_faults: int | None = None,
+    ) -> Report:
         """Serve the roads of `count` seeds from `seed` on. Ends early after `most_faults`."""
         for number in range(seed, seed + count):
             self.run_one(draw(number), on_fault, number)
@@ -71,7 +82,9 @@ class RoadCheck:
                 break
         return self.report
 
-    def run_one(self, road: Road, on_fault: Callable[[Fault], None] = lambda fault: None, seed: int | None = None) -> None:
+    def run_one(
+        self, road: Road, on_fault: Callable[[Fault], None] = lambda fault: None, seed: int | None = None
+    ) -> None:
         """Serve a road, and shrink it if it fails."""
         self.report.num_roads += 1
         if (problem := self.problem(road, count_it=True)) is not None:
@@ -87,7 +100,7 @@ class RoadCheck:
             if count_it:
                 self.report.refused[str(refusal)[:100]] += 1
             return None
-        except Exception as error:   # the road is printed with it
+        except Exception as error:  # the road is printed with it
             return f"{type(error).__name__}: {error}"
         if count_it:
             self.report.counts.update(counts)
@@ -106,7 +119,7 @@ class RoadCheck:
     def shrink(self, road: Road, problem: str) -> tuple[Road, str]:
         """The road with as little as possible in it, and what is wrong on that one."""
         tries, smaller = 0, True
-        while smaller:   # until a whole pass over everything that could go has taken nothing away
+        while smaller:  # until a whole pass over everything that could go has taken nothing away
             smaller, place = False, 0
             while place < len(options := list(simpler(road))) and tries < MOST_TRIES:
                 tries += 1

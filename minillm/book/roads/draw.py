@@ -1,4 +1,5 @@
 """Draws random roads from a seed, of settings that may stand together."""
+
 from __future__ import annotations
 
 from functools import cache
@@ -8,17 +9,24 @@ from typing import Any
 from minillm.book.roads.models import MODELS, VOCAB_SIZE
 from minillm.book.roads.road import GREEDY, Arrival, Road
 
-NUM_REQUESTS = 120       # different ones for the roads of a thousand seeds: the plain engine serves each of them once
-FIRST_TOKEN = 4          # those before it are special
+NUM_REQUESTS = 120  # different ones for the roads of a thousand seeds: the plain engine serves each of them once
+FIRST_TOKEN = 4  # those before it are special
 LONGEST_PROMPT, MAX_TOKENS = 60, 20
-TRITON_EVERY = 100       # roads: Triton's interpreter takes a second for what the other backends do in milliseconds
-MOST_IN_TRITON = 3       # tokens of an answer
+TRITON_EVERY = 100  # roads: Triton's interpreter takes a second for what the other backends do in milliseconds
+MOST_IN_TRITON = 3  # tokens of an answer
 POLICIES = ("fcfs", "fcfs", "priority", "sjf", "fair", "lpm")
 GRAMMARS = (
     {"regex": "[a-z ]{2,12}"},
     {"regex": "(ab|cd)+[0-9]{1,3}"},
     {"choice": ["yes", "no", "not yet"]},
-    {"json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}},
+    {
+        "json": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}},
+            "required": ["a"],
+            "additionalProperties": False,
+        }
+    },
     {"regex": "The answer is [0-9]{2}", "jump_forward": True},
 )
 
@@ -76,7 +84,7 @@ def _engine(rng: Random, values: dict[str, Any]) -> dict[str, Any]:
         "rounds": rng.choice((1, 1, 2, 2, 2, 3)), "restart": bool(disk) and rng.random() < 0.5, "together": rng.random() < 0.2,
         "offload": values["model"] == "qwen3" and values["weights"] is None and rng.random() < 0.3,
         "fails_at": rng.randint(0, 25) if rng.random() < 0.1 else None,
-    }   # fmt: skip
+    }  # fmt: skip
 
 
 def _request(rng: Random, seed: int, most_tokens: int = MAX_TOKENS) -> Arrival:
@@ -90,7 +98,7 @@ def _request(rng: Random, seed: int, most_tokens: int = MAX_TOKENS) -> Arrival:
         prompt, params, at, at + rng.randint(0, 25) if rng.random() < 0.12 else None, withdrawn=rng.random() < 0.5,
         streaming=rng.random() < 0.3, priority=rng.randint(0, 2), user=rng.choice("ab"), salt=_mostly(rng, None, "x", "y"),
         logprob_start=start,
-    )   # fmt: skip
+    )  # fmt: skip
 
 
 @cache
@@ -141,7 +149,7 @@ def _ends(rng: Random, params: dict[str, Any]) -> dict[str, Any]:
     """What ends the text: a grammar, a stop string or token, the end-of-sequence token, or only the number of tokens."""
     if rng.random() < 0.15:
         grammar = dict(rng.choice(GRAMMARS))
-        if "logprobs" in params:   # those of a token that is forced are not computed
+        if "logprobs" in params:  # those of a token that is forced are not computed
             grammar.pop("jump_forward", None)
         return {"structured_outputs": grammar}
     ends: dict[str, Any] = {"ignore_eos": True} if rng.random() < 0.5 else {}
@@ -156,8 +164,6 @@ def _ends(rng: Random, params: dict[str, Any]) -> dict[str, Any]:
 
 def _token(rng: Random) -> int:
     return rng.randrange(FIRST_TOKEN, VOCAB_SIZE)
-
-
 
 
 def _mostly(rng: Random, usual: Any, *others: Any) -> Any:

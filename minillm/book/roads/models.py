@@ -1,4 +1,5 @@
 """The models of the random roads: two or three random layers, written once into a folder."""
+
 from __future__ import annotations
 
 import json
@@ -20,9 +21,11 @@ MODELS = {
     "llama": dict(model_type="llama"),
     "mistral": dict(model_type="mistral", sliding_window=WINDOW),
     # A window in the upper layers only: every block is kept, and the layers look at different parts of them.
-    "qwen3": dict(model_type="qwen3", num_hidden_layers=3, use_sliding_window=True, sliding_window=7, max_window_layers=1),
+    "qwen3": dict(
+        model_type="qwen3", num_hidden_layers=3, use_sliding_window=True, sliding_window=7, max_window_layers=1
+    ),
 }
-NOISE = 0.1   # of a draft model's weights, in standard deviations: it agrees with its target now and then
+NOISE = 0.1  # of a draft model's weights, in standard deviations: it agrees with its target now and then
 
 
 def write_models(folder: Path) -> None:

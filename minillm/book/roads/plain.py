@@ -1,4 +1,5 @@
 """The plain engine, which every random road is compared with: one request at a time, nothing shared."""
+
 from __future__ import annotations
 
 import json
@@ -19,7 +20,7 @@ from minillm.sampling.sampler import Sampler, SamplerOutput, SamplingMetadata
 # neighbour.
 TOLERANCE = {"auto": 1e-3, "int8": 0.05, "fp8": 0.3}
 NUM_SHAKEN = 6
-ModelKey = tuple[str, str | None, str, int | None]   # the model, its weights, its cache format and its sinks
+ModelKey = tuple[str, str | None, str, int | None]  # the model, its weights, its cache format and its sinks
 
 
 class PlainEngine:
@@ -95,7 +96,9 @@ def difference(road: Road, served: Served, expected: Served) -> str | None:
     if served.deltas and len(served.samples) == 1 and not served.is_aborted:
         if (streamed := "".join(delta.text for delta in served.deltas)) != served.samples[0].text:
             return f"streamed {streamed!r}, the text is {served.samples[0].text!r}"
-    if not served.is_aborted and (problem := _scores_differ(served.prompt_logprobs, expected.prompt_logprobs, tolerance)):
+    if not served.is_aborted and (
+        problem := _scores_differ(served.prompt_logprobs, expected.prompt_logprobs, tolerance)
+    ):
         return f"prompt_logprobs {problem}"
     return None
 
@@ -114,7 +117,7 @@ def _scores_differ(found: list | None, wanted: list | None, tolerance: float) ->
 def _close(row: dict[int, Logprob], plain: dict[int, Logprob], tolerance: float) -> bool:
     """The same values, in the order of the ranks: which of two equal tokens comes first is left open."""
     values, wanted = (sorted(entry.logprob for entry in one.values()) for one in (row, plain))
-    same_token = next(iter(row)) == next(iter(plain))   # the one that was drawn
+    same_token = next(iter(row)) == next(iter(plain))  # the one that was drawn
     near = (abs(a - b) <= tolerance for a, b in zip(values, wanted))
     return same_token and len(values) == len(wanted) and all(near)
 

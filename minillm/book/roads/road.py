@@ -1,4 +1,5 @@
 """What a random road is: every setting of one run, as plain values that fit on a line."""
+
 from __future__ import annotations
 
 import json
@@ -10,7 +11,7 @@ from minillm.book.roads.models import WINDOW, config_of
 from minillm.kv_cache.manager import KVCacheManager
 
 GREEDY = {"temperature": 0.0}
-OF_CHANCE = ("seed", "n", "top_p", "top_k", "min_p")   # what has no meaning for a greedy request
+OF_CHANCE = ("seed", "n", "top_p", "top_k", "min_p")  # what has no meaning for a greedy request
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,10 @@ class Arrival:
     """One request of a road: what is asked, and when."""
 
     prompt: tuple[int, ...]
-    params: dict[str, Any] = field(default_factory=lambda: dict(GREEDY))   # of SamplingParams
-    at: int = 0                  # the step before which it arrives
+    params: dict[str, Any] = field(default_factory=lambda: dict(GREEDY))  # of SamplingParams
+    at: int = 0  # the step before which it arrives
     abort_at: int | None = None  # the step before which it is aborted, unless it has finished
-    withdrawn: bool = True       # aborted by its own caller, or else by another one
+    withdrawn: bool = True  # aborted by its own caller, or else by another one
     streaming: bool = False
     priority: int = 0
     user: str = ""
@@ -45,13 +46,13 @@ class Road:
 
     requests: tuple[Arrival, ...]
     model: str = "llama"
-    weights: str | None = None          # "int8", or "int4" in groups of 16
+    weights: str | None = None  # "int8", or "int4" in groups of 16
     kv: str = "auto"
-    sinks: int | None = None            # kv_retention, with a window of WINDOW
+    sinks: int | None = None  # kv_retention, with a window of WINDOW
     block_size: int = 16
-    budget: int = 8192                  # max_num_batched_tokens
-    spare_blocks: int | None = None     # beside those that the longest request needs; None: plenty
-    spare_tokens: int = 0               # max_model_len beside the longest request
+    budget: int = 8192  # max_num_batched_tokens
+    spare_blocks: int | None = None  # beside those that the longest request needs; None: plenty
+    spare_tokens: int = 0  # max_model_len beside the longest request
     max_num_seqs: int = 256
     policy: str = "fcfs"
     chunked: bool = True
@@ -59,18 +60,18 @@ class Road:
     host_blocks: int = 0
     swap: bool = False
     disk_blocks: int = 0
-    speculation: str | None = None      # ngram, noisy, same or another: the draft model's weights
+    speculation: str | None = None  # ngram, noisy, same or another: the draft model's weights
     num_drafts: int = 4
     adaptive: bool = False
     attention: str = "torch"
-    recorded: bool = False              # enforce_eager=False, which only Triton's backend heeds
+    recorded: bool = False  # enforce_eager=False, which only Triton's backend heeds
     ahead: bool = False
     like_a_gpu: str = ""
-    rounds: int = 1                     # the requests come again: the prefix cache is warm
-    restart: bool = False               # a new engine for every round; a disk tier carries the prefixes over
-    offload: bool = False               # the last layers' weights are streamed from host memory
-    fails_at: int | None = None         # the step that raises, in the first round; all that is under way is aborted
-    together: bool = False              # one call of generate instead of arrivals between the steps
+    rounds: int = 1  # the requests come again: the prefix cache is warm
+    restart: bool = False  # a new engine for every round; a disk tier carries the prefixes over
+    offload: bool = False  # the last layers' weights are streamed from host memory
+    fails_at: int | None = None  # the step that raises, in the first round; all that is under way is aborted
+    together: bool = False  # one call of generate instead of arrivals between the steps
 
     @property
     def max_model_len(self) -> int:
@@ -80,7 +81,9 @@ class Road:
     def num_kv_blocks(self) -> int:
         """Blocks of the pool."""
         if self.spare_blocks is None:
-            return sum((request.num_tokens // self.block_size + 2) * request.params.get("n", 1) for request in self.requests)
+            return sum(
+                (request.num_tokens // self.block_size + 2) * request.params.get("n", 1) for request in self.requests
+            )
         window = WINDOW if self.model == "mistral" or self.sinks is not None else None
         of_one = KVCacheManager(1, self.block_size, window=window, sinks=self.sinks or 0)
         return of_one.blocks_needed(self.max_model_len, min(self.max_model_len, self.budget)) + self.spare_blocks
@@ -105,12 +108,12 @@ def simpler(road: Road) -> Iterator[Road]:
     """Roads with one thing less, the largest steps first."""
     if len(road.requests) > 1:
         for index in range(len(road.requests)):
-            yield replace(road, requests=road.requests[:index] + road.requests[index + 1:])
+            yield replace(road, requests=road.requests[:index] + road.requests[index + 1 :])
     for name in [name for name in _changed(road) if name != "requests"]:
         yield replace(road, **{name: _default(Road, name)})
     for index, request in enumerate(road.requests):
         for other in _simpler_requests(request):
-            yield replace(road, requests=(*road.requests[:index], other, *road.requests[index + 1:]))
+            yield replace(road, requests=(*road.requests[:index], other, *road.requests[index + 1 :]))
 
 
 def _simpler_requests(request: Arrival) -> Iterator[Arrival]:

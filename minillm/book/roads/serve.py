@@ -1,4 +1,5 @@
 """Serves a random road, and looks whether the engine is whole when it is idle."""
+
 from __future__ import annotations
 
 import os
@@ -26,8 +27,8 @@ from minillm.kv_cache.quantized import KV_DTYPES
 from minillm.sampling.params import SamplingParams
 
 QUANTIZED = {None: None, "int8": "int8", "int4": {"weights": "int4", "group_size": 16}}
-OFFLOADED = 10**6   # bytes: all layers, of which two stand on the device
-MOST_STEPS = 3000   # of a round; the longest road takes some hundreds
+OFFLOADED = 10**6  # bytes: all layers, of which two stand on the device
+MOST_STEPS = 3000  # of a round; the longest road takes some hundreds
 
 
 class Refused(Exception):
@@ -46,7 +47,7 @@ class Served:
     prompt_logprobs: list | None = None
     is_aborted: bool = False
     num_preemptions: int = 0
-    deltas: list[StreamDelta] = field(default_factory=list)   # of a streamed one
+    deltas: list[StreamDelta] = field(default_factory=list)  # of a streamed one
 
 
 def serve(road: Road, models: Path, counts: Counter[str]) -> list[list[Served]]:
@@ -80,7 +81,9 @@ def settings_of(road: Road, models: Path, disk: str | Path) -> dict[str, Any]:
     dtype = KV_DTYPES.get(road.kv, torch.float32)
     block_bytes = bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, road.block_size, dtype)
     # A file has a header beside its block.
-    disk_settings = {"disk_kv_path": disk, "disk_kv_bytes": road.disk_blocks * (block_bytes + 512)} if road.disk_blocks else {}
+    disk_settings = (
+        {"disk_kv_path": disk, "disk_kv_bytes": road.disk_blocks * (block_bytes + 512)} if road.disk_blocks else {}
+    )
     return dict(
         model=models / road.model, dtype="float32", device="cpu", max_model_len=road.max_model_len,
         max_num_seqs=road.max_num_seqs, max_num_batched_tokens=road.budget,
@@ -92,21 +95,21 @@ def settings_of(road: Road, models: Path, disk: str | Path) -> dict[str, Any]:
         speculative_config=_speculation(road, models), host_kv_bytes=road.host_blocks * block_bytes, **disk_settings,
         enforce_eager=not road.recorded, async_scheduling=None if road.like_a_gpu else road.ahead,
         cpu_offload_bytes=OFFLOADED if road.offload else 0,
-    )   # fmt: skip
+    )  # fmt: skip
 
 
 def check_idle(llm: LLM) -> None:
     """Raise RuntimeError unless nothing is left of the requests: no block, no place, no state of theirs."""
     engine = llm.engine
     if engine.speculation is not None:
-        engine.speculation.propose(engine.scheduler)   # what a drafter remembers of finished requests it drops here
+        engine.speculation.propose(engine.scheduler)  # what a drafter remembers of finished requests it drops here
     engine.scheduler.check_integrity()
     managers = {"": engine.kv_cache}
     if hasattr(drafter := getattr(engine.speculation, "drafter", None), "manager"):
         managers["draft model's "] = drafter.manager
     scheduler, outputs = engine.scheduler, llm.outputs
     left = {"requests": scheduler.requests, "leaving": scheduler.leaving, "waiting": list(scheduler.waiting),
-            "collectors": outputs.collectors, "submissions": outputs.submissions, "step": engine.in_flight}   # fmt: skip
+            "collectors": outputs.collectors, "submissions": outputs.submissions, "step": engine.in_flight}  # fmt: skip
     for owner, manager in managers.items():
         manager.check_integrity()
         left |= {owner + name: getattr(manager, name) for name in ("tables", "chains", "num_cached_blocks", "swapped")}
@@ -119,7 +122,7 @@ def check_idle(llm: LLM) -> None:
 def _engine(road: Road, models: Path, folder: str) -> LLM:
     settings = settings_of(road, models, folder)
     try:
-        for arrival in road.requests:   # shrinking may leave parameters that do not go together
+        for arrival in road.requests:  # shrinking may leave parameters that do not go together
             params_of(arrival)
         return LLM(**settings)
     except (ValueError, NotImplementedError) as error:
@@ -156,7 +159,9 @@ def _arrive(llm: LLM, road: Road) -> list[Served]:
 
 
 def _submit(llm: LLM, arrival: Arrival) -> tuple[Submission, Served]:
-    [request] = llm.inputs.requests(prompt_of(arrival), params_of(arrival), priority=arrival.priority, user=arrival.user)
+    [request] = llm.inputs.requests(
+        prompt_of(arrival), params_of(arrival), priority=arrival.priority, user=arrival.user
+    )
     served = Served([])
     hear = (lambda _, delta: served.deltas.append(delta)) if arrival.streaming else None
     submission = llm.outputs.submit(request, hear, arrival.streaming)
@@ -175,7 +180,7 @@ def _call_generate(llm: LLM, road: Road) -> list[Served]:
     outputs = llm.generate(
         list(map(prompt_of, road.requests)), list(map(params_of, road.requests)), use_tqdm=False,
         priority=[arrival.priority for arrival in road.requests], user=[arrival.user for arrival in road.requests],
-    )   # fmt: skip
+    )  # fmt: skip
     return [_take(Served([]), output) for output in outputs]
 
 
@@ -209,7 +214,7 @@ def prompt_of(arrival: Arrival) -> dict[str, Any]:
 
 def params_of(arrival: Arrival, **changed: Any) -> SamplingParams:
     params = arrival.params | changed
-    if "logit_bias" in params:   # JSON has no numbers for keys
+    if "logit_bias" in params:  # JSON has no numbers for keys
         params = params | {"logit_bias": {int(token_id): value for token_id, value in params["logit_bias"].items()}}
     return SamplingParams(**params)
 
@@ -228,7 +233,9 @@ def _speculation(road: Road, models: Path) -> dict[str, Any] | None:
 
 def _present(attention: str) -> str:
     """The backend, or PyTorch's where this machine has no compiler, or no interpreter of Triton's (a GPU has none)."""
-    absent = (attention == "native" and native.library() is None) or (attention == "triton" and language.MODE != "interpreted")
+    absent = (attention == "native" and native.library() is None) or (
+        attention == "triton" and language.MODE != "interpreted"
+    )
     return "torch" if absent else attention
 
 
@@ -241,7 +248,7 @@ def _count(llm: LLM, counts: Counter[str]) -> None:
         "swapped out": moved.get("swap_out"), "swapped in": moved.get("swap_in"), "wrote to disk": moved.get("to_disk"),
         "drafted": engine.speculation and engine.speculation.metrics.num_draft_tokens,
         "scheduled ahead": engine.overlap, "recorded steps": engine.runner.graphs is not None,
-    }   # fmt: skip
+    }  # fmt: skip
     counts.update(name for name, value in happened.items() if value)
 
 

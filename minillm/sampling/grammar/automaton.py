@@ -211,7 +211,9 @@ def minimize(moves: list[dict[int, int]], accepting: list[bool], byte_class: np.
             sources[target][byte].append(state)
     alive = _alive(sources, accepting)
     if 0 not in alive:
-        raise ValueError("it matches no text that can be written; a class in it is empty, or the vocabulary has no token for a character of it")
+        raise ValueError(
+            "it matches no text that can be written; a class in it is empty, or the vocabulary has no token for a character of it"
+        )
     block_of = _blocks(sources, alive, accepting)
 
     order = {block_of[0]: 0}  # blocks as they are first met from the start on

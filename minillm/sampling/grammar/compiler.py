@@ -59,7 +59,9 @@ class GrammarCompiler:
             why = str(error)
             if isinstance(error, TooManyStates):
                 why += "; " + ("give fewer or shorter choices" if params.kind == "choice" else error.way_out)
-            raise ValueError(f"{params.kind}={shortened(getattr(params, params.kind))} is not possible: {why}") from None
+            raise ValueError(
+                f"{params.kind}={shortened(getattr(params, params.kind))} is not possible: {why}"
+            ) from None
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

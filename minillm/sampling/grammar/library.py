@@ -64,7 +64,10 @@ class LibraryCompiler:
             raise _refusal(params, "it has no text that ends, since what it requires refers back to itself")
         if params.kind == "json" and (found := used_up_patterns(json.loads(params.json))):
             patterns, names = (", ".join(map(repr, some)) for some in found)
-            raise _refusal(params, f"its patternProperties {patterns} match no name but the declared {names}: write them as properties")
+            raise _refusal(
+                params,
+                f"its patternProperties {patterns} match no name but the declared {names}: write them as properties",
+            )
         begins = rules.matcher.compute_ff_bytes()
         if not self.vocabulary.can_spell(begins):
             shown = shortened(begins.decode(errors="replace"))
@@ -103,7 +106,9 @@ class LibraryGrammar:
     of the time of computed masks.
     """
 
-    def __init__(self, rules: LibraryRules, matcher: LLMatcher, lexer: Lexer, token_ids: Sequence[int] = (), ended: bool = False):
+    def __init__(
+        self, rules: LibraryRules, matcher: LLMatcher, lexer: Lexer, token_ids: Sequence[int] = (), ended: bool = False
+    ):
         self.rules, self.vocabulary = rules, rules.vocabulary
         self.matcher, self.lexer = matcher, lexer
         self.token_ids = list(token_ids)  # accepted so far, without the end-of-sequence token
@@ -220,7 +225,9 @@ def _grammar_text(params: StructuredOutputsParams) -> str:
     if params.kind == "grammar":
         special = next((found[1] for found in SPECIAL_TOKEN.finditer(params.grammar) if found[1]), None)
         if special:
-            raise _refusal(params, f"it names the token {special}, and only text can be constrained; quote it if it is text")
+            raise _refusal(
+                params, f"it names the token {special}, and only text can be constrained; quote it if it is text"
+            )
         return LLMatcher.grammar_from_lark(params.grammar)
     schema = {"type": "object"} if params.kind == "json_object" else json.loads(params.json)
     if isinstance(schema, bool):
@@ -234,4 +241,6 @@ def _grammar_text(params: StructuredOutputsParams) -> str:
 def _refusal(params: StructuredOutputsParams, why: str) -> ValueError:
     why = why.split("<state>")[0].split("<backtrace>")[0].strip()  # what follows is for the library's own authors
     why = cut(why, 400)
-    return ValueError(f"{params.kind}={shortened(getattr(params, params.kind))} is not possible: {why}; supported: {SUPPORTED[params.kind]}")
+    return ValueError(
+        f"{params.kind}={shortened(getattr(params, params.kind))} is not possible: {why}; supported: {SUPPORTED[params.kind]}"
+    )

@@ -20,7 +20,9 @@ from minillm.staging import upload
 
 ANY_TOKEN = np.int32(-1)  # all 32 bits
 # What a byte of a mask adds to the logits of its eight tokens, float32 [256, 8], the lowest bit first.
-ADDED = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, NEVER).astype(np.float32)
+ADDED = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, NEVER).astype(
+    np.float32
+)
 
 
 class Stuck(NamedTuple):
@@ -70,7 +72,9 @@ class GrammarMasks:
     def apply(self, logits: Tensor) -> Tensor:
         """logits [num_rows, vocab_size], the rows as they were filled. Returns new logits."""
         if len(logits) != self.num_rows:
-            raise ValueError(f"the masks are of {self.num_rows} rows and the logits of {len(logits)}; fill them for this step")
+            raise ValueError(
+                f"the masks are of {self.num_rows} rows and the logits of {len(logits)}; fill them for this step"
+            )
         added = self._unpack() if self._on_cpu else self._unpack_there()  # [len(rows), vocab_size]
         if len(self.rows) == self.num_rows:
             return logits + added

@@ -50,4 +50,6 @@ class Grammar(Protocol):
 
 def check_rollback(count: int, num_accepted: int) -> None:
     if not 0 <= count <= num_accepted:
-        raise ValueError(f"rollback({count}) is not allowed; {num_accepted} tokens were accepted, so 0 to {num_accepted} are")
+        raise ValueError(
+            f"rollback({count}) is not allowed; {num_accepted} tokens were accepted, so 0 to {num_accepted} are"
+        )

@@ -20,7 +20,9 @@ from minillm.sampling.grammar.params import shortened
 
 MAX_REPEATS = 1000  # as often as {m,n} may count
 MAX_DEPTH = 100  # groups inside groups
-SUPPORTED = r"literals, escapes, . [...] (...) | * + ? {m,n} \d \w \s \D \W \S \n \t \r \xXX \uXXXX, and ^ $ at the ends"
+SUPPORTED = (
+    r"literals, escapes, . [...] (...) | * + ? {m,n} \d \w \s \D \W \S \n \t \r \xXX \uXXXX, and ^ $ at the ends"
+)
 CONTROL = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
 HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 ANY = ~CharacterClass.of((ord("\n"), ord("\n")))  # what "." stands for
@@ -121,7 +123,9 @@ class _Parser:
                 self._refuse(_name_of_group(self.pattern[self.place :]), 4)
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise ValueError(f"regex={shortened(self.pattern)} has groups {self.depth} deep; at most {MAX_DEPTH} are allowed: unfold some")
+            raise ValueError(
+                f"regex={shortened(self.pattern)} has groups {self.depth} deep; at most {MAX_DEPTH} are allowed: unfold some"
+            )
         inside = self.parse()
         self.depth -= 1
         self._take(")")

@@ -29,7 +29,9 @@ def _ends(schema: Any, ending: set[str]) -> bool:
     needed = _get(schema, "allOf", [])
     if schema.get("type") == "object":
         properties = _get(schema, "properties", {})
-        needed = needed + [properties.get(name, schema.get("additionalProperties")) for name in _get(schema, "required", [])]
+        needed = needed + [
+            properties.get(name, schema.get("additionalProperties")) for name in _get(schema, "required", [])
+        ]
     if schema.get("type") == "array":
         count, first = _get(schema, "minItems", 0), _get(schema, "prefixItems", [])
         needed = needed + first[:count] + ([schema.get("items")] if count > len(first) else [])

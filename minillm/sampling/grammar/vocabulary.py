@@ -53,7 +53,9 @@ class Vocabulary:
     @cached_property
     def single_bytes(self) -> dict[int, int]:
         """The token that is nothing but a byte, for each byte that has one."""
-        return {text[0]: token_id for token_id, text in enumerate(self.token_bytes) if text is not None and len(text) == 1}
+        return {
+            text[0]: token_id for token_id, text in enumerate(self.token_bytes) if text is not None and len(text) == 1
+        }
 
     def pack(self, allowed: np.ndarray) -> np.ndarray:
         """A mask as words: bool [size] becomes int32 [num_words]."""
@@ -82,7 +84,12 @@ class Vocabulary:
         present = np.zeros(256, bool)
         present[list(self.single_bytes)] = True
         holds = written_with(present)
-        cuts = {text[place:] for text in filter(None, self.token_bytes) for place in range(-3, 0) if text[place:][:1] >= b"\xc0"}
+        cuts = {
+            text[place:]
+            for text in filter(None, self.token_bytes)
+            for place in range(-3, 0)
+            if text[place:][:1] >= b"\xc0"
+        }
         for text in self.token_bytes:
             character = _decoded(text) or ""
             if len(character) == 1 and not any(text[:length] in cuts for length in range(1, len(text))):
