@@ -263,16 +263,16 @@ def check(
 
     `minillm check chapters/01_one_token_at_a_time.ipynb --execute`
 
-    `minillm check --like-a-gpu` runs all chapters (or the notebooks you name) on a CPU with the defaults of a GPU: steps
-    scheduled ahead, attention in Triton, decode steps recorded. `MINILLM_LIKE_A_GPU=ahead,triton` in the environment gives
-    them to any engine on a CPU.
+    `minillm check --like-a-gpu` runs all chapters (or the notebooks you name) on a CPU with the defaults of a GPU:
+    steps scheduled ahead, attention in Triton, decode steps recorded. `MINILLM_LIKE_A_GPU=ahead,triton` in the
+    environment gives them to any engine on a CPU.
 
     `minillm check --release course --to ~/my-course/release`
 
     `minillm check --badges --repository owner/name`
 
-    `minillm check --roads 1000 --seed 0` compares random combinations of the engine's settings with the plain engine, about
-    five in a second, and prints each that fails with the fewest settings and requests that still fail.
+    `minillm check --roads 1000 --seed 0` compares random combinations of the engine's settings with the plain engine,
+    about five in a second, and prints each that fails with the fewest settings and requests that still fail.
     """
     with errors_in_one_line():
         if roads or road:

@@ -8,7 +8,8 @@
 
 After SGLang's front end (Zheng et al. 2024, https://arxiv.org/abs/2312.07104), in plain Python. `+=` never waits: what
 can be asked of the engine is asked at once, the rest as soon as the text before it is known. Whoever reads a value runs
-the engine until it is there, and all other states go on in the same batches. Its text is tokens (`minillm.engine.transcript`).
+the engine until it is there, and all other states go on in the same batches. Its text is tokens
+(`minillm.engine.transcript`).
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ def gen(name: str, **fields: Any) -> Gen:
 
 
 def select(name: str, choices: Sequence[str], normalize: bool = False) -> Select:
-    """The most probable of `choices`, as `state[name]`: by the sum of its tokens' log-probabilities, which is how likely the
-    model is to go on so; or by their mean, as in SGLang. `minillm.sampling.selection` says what speaks for each.
+    """The most probable of `choices`, as `state[name]`: by the sum of its tokens' log-probabilities,
+    which is how likely the model is to go on so; or by their mean, as in SGLang. `minillm.sampling.selection` says what
+    speaks for each.
     """
     if (
         isinstance(choices, str)
@@ -62,8 +64,8 @@ def select(name: str, choices: Sequence[str], normalize: bool = False) -> Select
 class State:
     """A text and what it is to grow by. Begins with `text`, or with a conversation in the model's chat template.
 
-    `state += "text"`, `state += gen(...)` and `state += select(...)` append. Use it in a `with` statement, or `close` it,
-    where it may be left before it is done: what it asked of the engine is withdrawn then.
+    `state += "text"`, `state += gen(...)` and `state += select(...)` append. Use it in a `with` statement,
+    or `close` it, where it may be left before it is done: what it asked of the engine is withdrawn then.
     """
 
     def __init__(self, llm: LLM, text: str | Sequence[dict[str, str]] = ""):
@@ -91,7 +93,8 @@ class State:
         return self
 
     def __getitem__(self, name: str) -> Any:
-        """What was said under this name: a string, or after a join a list of them. Runs the engine until it is there."""
+        """What was said under this name: a string, or after a join a list of them.
+        Runs the engine until it is there."""
         return self._value(name)[0]
 
     def output(self, name: str) -> RequestOutput | Selection | list:
@@ -122,8 +125,8 @@ class State:
 
     @locked
     def fork(self, count: int) -> list[State]:
-        """`count` states that go on from here, each its own way; this one may go on too. They share what the prefix cache
-        holds of the text so far: it is computed once, before the first of them asks for anything.
+        """`count` states that go on from here, each its own way; this one may go on too. They share what the prefix
+        cache holds of the text so far: it is computed once, before the first of them asks for anything.
         """
         check_int("count", count, 1)
         branches = [State(self.llm) for _ in range(count)]
@@ -136,7 +139,8 @@ class State:
     @locked
     def join(self, branches: Sequence[State], separator: str | None = "\n") -> None:
         """Append what each of `branches` added since the fork, in their order, `separator` between two; None appends no
-        text. `self[name]` becomes the list of what they called `name`. They may still be read, but no longer appended to.
+        text. `self[name]` becomes the list of what they called `name`. They may still be read, but no longer appended
+        to.
         """
         for index, branch in enumerate(branches):
             branch._check_open()
@@ -180,8 +184,8 @@ class State:
         self._values[piece.name] = sample.text, output
 
     def _select(self, piece: Select) -> Iterator:
-        """Scores begin where the first choice departs from the tokens of the text alone: at its end, or before a token of
-        it that changes when a choice follows (" " and "red" may be one token together).
+        """Scores begin where the first choice departs from the tokens of the text alone: at its end,
+        or before a token of it that changes when a choice follows (" " and "red" may be one token together).
         """
         before, texts = self._text.tokens(), [self._text.tokens(choice) for choice in piece.choices]
         start = len(list(takewhile(lambda column: len(set(column)) == 1, zip(before, *texts))))
@@ -225,8 +229,8 @@ class State:
         self._branches = [branch for branch in self._branches if branch not in branches]
 
     def _share(self, token_ids: list[int], count: int) -> Iterator:
-        """Have the full blocks of `token_ids` computed, if `count` requests will begin with them: those that come in one
-        step would all compute them, since a step can share only what was there before it.
+        """Have the full blocks of `token_ids` computed, if `count` requests will begin with them:
+        those that come in one step would all compute them, since a step can share only what was there before it.
         """
         kv_cache = self.llm.engine.kv_cache
         whole = token_ids[: len(token_ids) // kv_cache.block_size * kv_cache.block_size]

@@ -1,7 +1,8 @@
 """The bundled models from nothing: tokenizer, corpus, training, checkpoint. Built in chapter 00.
 
-`minillm train` runs `train(PRESETS["tinyworld"], tokenizer, out, device)`. The model is `transformers`' own Llama, so that what is learned here is by
-construction what `transformers` loads; the engine's decoder is for serving and never sees a gradient.
+`minillm train` runs `train(PRESETS["tinyworld"], tokenizer, out, device)`. The model is `transformers`' own Llama,
+so that what is learned here is by construction what `transformers` loads; the engine's decoder is for serving and never
+sees a gradient.
 
 Four things make a small model learn these tasks within hours on two CPU cores:
 
@@ -214,7 +215,8 @@ def llama_config(config: TrainingConfig, tokenizer: Tokenizer) -> LlamaConfig:
 
 
 def build_optimizers(model: LlamaForCausalLM, config: TrainingConfig) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers; AdamW for embeddings and norms, which have no rows and columns to balance."""
+    """Muon for the matrices of the layers; AdamW for embeddings and norms,
+    which have no rows and columns to balance."""
     if not hasattr(torch.optim, "Muon"):
         raise RuntimeError(
             f"training needs torch.optim.Muon, which torch {torch.__version__} does not have: "

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from minillm.kernels import (
-    activation, decode_plan, flash_attention, matmul, norm, packed_weight, paged_decode, paged_prefill, quantized_matmul, rotary,
-    sampling, scaled_matmul, softmax, tile_plan,
+    activation, decode_plan, flash_attention, matmul, norm, packed_weight, paged_decode, paged_prefill,
+    quantized_matmul, rotary, sampling, scaled_matmul, softmax, tile_plan,
 )  # fmt: skip
 
 FP32, FP16 = torch.float32, torch.float16
@@ -109,7 +109,8 @@ def call_quantized(
     unit, groups = 512 // packed_weight.carrier_bits(format), 4096 // group if group else 1
     weight = packed_weight.PackedWeight(
         empty(4096 // unit, 4096, 16, dtype=torch.int32), empty(groups, 4096, dtype=FP16 if group else FP32),
-        empty(groups, 4096, dtype=torch.int8) if zeros else None, format, 4096, group or 4096, empty(256, dtype=torch.int32),
+        empty(groups, 4096, dtype=torch.int8) if zeros else None, format, 4096, group or 4096,
+        empty(256, dtype=torch.int32),
     )  # fmt: skip
     return quantized_matmul.quantized_matmul, (empty(rows, 4096, dtype=dtype), weight, empty(4096, dtype=dtype), splits)
 

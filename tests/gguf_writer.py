@@ -1,4 +1,5 @@
-"""GGUF files as llama.cpp's converter writes them, from tiny models of transformers: what `minillm.model.gguf` is tested on."""
+"""GGUF files as llama.cpp's converter writes them, from tiny models of transformers:
+what `minillm.model.gguf` is tested on."""
 
 from __future__ import annotations
 

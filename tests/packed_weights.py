@@ -1,4 +1,5 @@
-"""Quantized checkpoints in the hub's layouts, packed here bit by bit in numpy: the oracle of `minillm.model.hub_formats`."""
+"""Quantized checkpoints in the hub's layouts, packed here bit by bit in numpy:
+the oracle of `minillm.model.hub_formats`."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Rounded:
 def round_weight(
     weight: torch.Tensor, bits: int, group_size: int = -1, act_order: int | None = None, symmetric: bool = False
 ) -> Rounded:
-    """To the nearest point of each group's own grid; `act_order` is the seed of the order that puts inputs into groups."""
+    """To the nearest point of each group's own grid; `act_order` is the seed of the order that puts inputs into
+    groups."""
     w = weight.float().numpy()
     size = w.shape[1] if group_size == -1 else group_size
     groups = np.arange(w.shape[1]) // size

@@ -3,7 +3,7 @@
 What a kernel computes stays the same. The interpreter is relieved of two things:
 
     a call of a helper     prepares `triton.language` for the interpreter again, a millisecond; once a launch is enough
-    an integer operation   is computed in 64 bits and compared with its limits, for an assertion that is off (`debug` is False)
+    an integer operation   is computed in 64 bits and compared with its limits, for an assertion (off without `debug`)
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How pytest-xdist shares the tests out: file by file, which keeps what a file's fixtures built, and notebooks one by one.
+"""How pytest-xdist shares the tests out: file by file, which keeps what a file's fixtures built,
+and notebooks one by one.
 
-A notebook takes up to 45 s and shares nothing with another. As one file they would be a third of all the time; one by one
-they are what is left at the end, when the files are done, so that both workers finish together.
+A notebook takes up to 45 s and shares nothing with another. As one file they would be a third of all the time;
+one by one they are what is left at the end, when the files are done, so that both workers finish together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`bench gpu`: parts in order, cut off at their limits with their children, what they wrote kept, predictions compared."""
+"""`bench gpu`: parts in order, cut off at their limits with their children, what they wrote kept,
+predictions compared."""
 
 from __future__ import annotations
 
@@ -70,8 +71,10 @@ from pathlib import Path
 from minillm.bench.measure import save
 from minillm.bench.record import Record
 import torch
-child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"])
-record = Record("hanging", "minillm bench hanging", torch.device("cpu"), {}, lambda measured: save(measured, Path(FOLDER)))
+deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", deaf])
+keep = lambda measured: save(measured, Path(FOLDER))
+record = Record("hanging", "minillm bench hanging", torch.device("cpu"), {}, keep)
 with record.case("first"):
     record.figures["first"] = {"seconds": 1.0}
 with record.case("second"):
@@ -219,7 +222,8 @@ def test_the_committed_predictions_are_those_the_command_computes():
 
 
 def test_a_decode_step_is_predicted_from_its_bytes_and_launches():
-    """Qwen3-0.6B: 596 M weights and 96 tokens of 114,688 bytes, at 4.8 TB/s; 265 launches were counted without a GPU."""
+    """Qwen3-0.6B: 596 M weights and 96 tokens of 114,688 bytes, at 4.8 TB/s;
+    265 launches were counted without a GPU."""
     from minillm.bench import predicted
 
     low, high, inputs = predicted.step_seconds(predictions.gpu_of("H200"), "qwen3-0.6b", 1)
@@ -314,7 +318,8 @@ def test_a_ceiling_of_a_gpu_is_timed_over_twenty_milliseconds_of_its_own_clock(m
 
 
 def test_what_a_step_costs_speculation_is_measured_on_the_steps_that_the_engine_replays():
-    """On a clock of our own: a replay takes 0.1 s a row, an eager step 5 s whatever it does, as where launches decide."""
+    """On a clock of our own: a replay takes 0.1 s a row, an eager step 5 s whatever it does,
+    as where launches decide."""
     from minillm.engine.speculation import measure_steps
 
     now, filled = [0.0], []

@@ -1,4 +1,5 @@
-"""`bench step`, `bench kernels` and `bench gpu` at toy size: what they check, count and write; never how long it takes."""
+"""`bench step`, `bench kernels` and `bench gpu` at toy size: what they check, count and write;
+never how long it takes."""
 
 from __future__ import annotations
 

@@ -85,7 +85,8 @@ def test_an_exercise_is_read_with_its_lines_points_and_context(sample_solution):
 def test_a_long_solution_goes_on_in_a_second_cell(sample_solution):
     first = cell(sample_solution, "lowest")
     second = nbfile.nbformat.v4.new_code_cell(
-        'def first_of(free):\n    """A suggestion."""\n    ### BEGIN SOLUTION\n    return sorted(free)[0]\n    ### END SOLUTION'
+        'def first_of(free):\n    """A suggestion."""\n    ### BEGIN SOLUTION\n    return sorted(free)[0]\n    '
+        "### END SOLUTION"
     )
     second.metadata["nbgrader"] = {**first.metadata.nbgrader, "grade_id": "lowest_2"}
     first.source = first.source.replace("sorted(free)[0]", "first_of(free)")

@@ -1,4 +1,5 @@
-"""Figures carry alt texts and the house colours; chips, tables, predictions, widgets and streams say what they should."""
+"""Figures carry alt texts and the house colours; chips, tables, predictions,
+widgets and streams say what they should."""
 
 from __future__ import annotations
 
@@ -90,9 +91,10 @@ def test_the_map_knows_what_stands(chapter, name, state):
 def test_the_map_says_in_words_what_it_shows():
     alt = book.you_are_here(2).alt
     assert alt == (
-        "Map of the engine at chapter 02; a request runs from request to scheduler to KV cache manager to runner to decoder to "
-        "attention to sampler to text. Already built: sampler, text, machine. In this chapter: decoder, attention. "
-        "Still to come: request, scheduler, KV cache manager, runner, server, kernels."
+        "Map of the engine at chapter 02; a request runs from request to scheduler to KV cache manager to "
+        "runner to decoder to attention to sampler to text. Already built: sampler, text, machine. "
+        "In this chapter: decoder, attention. Still to come: request, scheduler, KV cache manager, runner, "
+        "server, kernels."
     )
     with pytest.raises(ValueError, match="chapter=100"):
         book.you_are_here(100)

@@ -122,13 +122,17 @@ def test_a_view_counts_from_its_own_first_element():
 @pytest.mark.parametrize("launch, said", [
     (lambda: add_kernel[(4,)](torch.ones(1000), torch.ones(1024), torch.ones(1024), 1000, BLOCK=256, MASKED=False),
      r"add_kernel, program \(3, 0, 0\): load at element 1000 of 'x', which has 1000 elements, shape \(1000,\)"),
-    (lambda: add_kernel[(1,)](torch.ones(16), torch.ones(16), torch.ones(15), 16, BLOCK=16), r"store at element 15 of 'out'"),
+    (lambda: add_kernel[(1,)](torch.ones(16), torch.ones(16), torch.ones(15), 16, BLOCK=16),
+     r"store at element 15 of 'out'"),
     (lambda: row_kernel[(2,)](torch.ones(2, 8), torch.ones(2, 8), 8, -8, BLOCK=8), r"load at element -8 of 'x'"),
     (lambda: row_kernel[(1,)](torch.ones(4, 16)[:, :8], torch.ones(4, 16), 9, 16, BLOCK=16),
      r"element 8 of 'x', between the elements of a view of shape \(4, 8\) with strides \(16, 1\)"),
-    (lambda: row_kernel[(1,)](torch.ones(4, 16)[:, ::2], torch.ones(4, 8), 8, 16, BLOCK=8), r"element 1 of 'x', between .* strides \(16, 2\)"),
-    (lambda: count_kernel[(1,)](torch.zeros(4, dtype=torch.int32), torch.tensor([0, 1, 4, 0]), BLOCK=4), r"element 4 of 'counts'"),
-    (lambda: add_kernel[(1,)](torch.ones(0), torch.ones(4), torch.ones(4), 4, BLOCK=4), r"element 0 of 'x', which has 0 elements"),
+    (lambda: row_kernel[(1,)](torch.ones(4, 16)[:, ::2], torch.ones(4, 8), 8, 16, BLOCK=8),
+     r"element 1 of 'x', between .* strides \(16, 2\)"),
+    (lambda: count_kernel[(1,)](torch.zeros(4, dtype=torch.int32), torch.tensor([0, 1, 4, 0]), BLOCK=4),
+     r"element 4 of 'counts'"),
+    (lambda: add_kernel[(1,)](torch.ones(0), torch.ones(4), torch.ones(4), 4, BLOCK=4),
+     r"element 0 of 'x', which has 0 elements"),
 ])  # fmt: skip
 def test_leaving_a_tensor_is_an_error_that_says_where(launch, said):
     with pytest.raises(OutOfBounds, match=said), record_traffic():

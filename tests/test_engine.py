@@ -37,7 +37,8 @@ def test_samples_of_one_prompt_share_its_blocks_and_compute_it_once():
     sharing = engine_of(num_blocks=40, max_num_seqs=8)
     sharing.add_request(ask("a", list(range(14)), 6, n=5))
     sharing.step(), sharing.step()
-    # 14 tokens: three full blocks and half of one, shared; each sample writes into a copy of the fourth, the last in place.
+    # 14 tokens: three full blocks and half of one, shared; each sample writes into a copy of the fourth,
+    # the last in place.
     assert sharing.kv_cache.pool.num_blocks - sharing.kv_cache.pool.num_free == 3 + 5
 
 

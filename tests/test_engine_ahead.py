@@ -1,4 +1,5 @@
-"""Scheduling ahead: step n + 1 is launched before the tokens of step n are known, and nobody can tell from the answers."""
+"""Scheduling ahead: step n + 1 is launched before the tokens of step n are known,
+and nobody can tell from the answers."""
 
 from __future__ import annotations
 
@@ -217,7 +218,8 @@ def test_the_real_engine_ahead(tmp_path):
 
 
 def test_answers_are_found_again_whoever_made_them(tmp_path):
-    """A second turn reuses the first one's answer; scheduled ahead, a block must not be named before its last token is known."""
+    """A second turn reuses the first one's answer; scheduled ahead,
+    a block must not be named before its last token is known."""
     save_tiny_llama(tmp_path)
     cached = []
     for ahead in (False, True):

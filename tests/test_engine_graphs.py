@@ -95,8 +95,8 @@ def test_piece_sizes():
 
 
 def test_pieces_between_attention_compute_the_step(tmp_path):
-    """Prompts, a chunk behind a past, and decodes, padded to the next size: logits and pages are those of the whole forward
-    pass, and padding writes nothing."""
+    """Prompts, a chunk behind a past, and decodes, padded to the next size: logits and pages are those of the whole
+    forward pass, and padding writes nothing."""
     _, model = load(tmp_path, **settings_of("qwen3-wide-heads"))
     caches = [pages(model), pages(model)]
     for cache in caches:

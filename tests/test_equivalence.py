@@ -1,7 +1,8 @@
 """The equivalence matrix: greedy float32 tokens are those of `transformers`, whatever road they took.
 
 With quantized weights they are those of `transformers` with the dequantized ones. With a cache in 8 bits they are those
-of a reference without a cache that rounds every key and value, and reads the rounded ones back. Every pair of settings occurs in some case. Where a case is meant to preempt, to hit or to swap, it is asserted that it did.
+of a reference without a cache that rounds every key and value, and reads the rounded ones back. Every pair of settings
+occurs in some case. Where a case is meant to preempt, to hit or to swap, it is asserted that it did.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ CASES = covering_cases()
 
 
 class Oracle:
-    """For each window, weights and cache format: a folder with a random model, and what has to be said to every prompt."""
+    """For each window, weights and cache format: a folder with a random model,
+    and what has to be said to every prompt."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -115,7 +117,8 @@ class Oracle:
         byte_tokenizer().save_pretrained(folder)
 
     def speculative_config(self, speculation: str, window: int | None) -> dict | None:
-        """A draft model is the target with noise on its weights, which agrees with it now and then, or the target itself."""
+        """A draft model is the target with noise on its weights, which agrees with it now and then,
+        or the target itself."""
         if speculation in ("off", "ngram"):
             return {"method": "ngram", "prompt_lookup_min": 1} if speculation == "ngram" else None
         folder = self.model_folder(window)

@@ -1,4 +1,5 @@
-"""The proofs of every exercise: its solution passes, its stub and mutants fail and say why, the committed one is generated."""
+"""The proofs of every exercise: its solution passes, its stub and mutants fail and say why,
+the committed one is generated."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def graded(path):
 
 def where_kernels_are_interpreted(find: Callable[[Path], list[str]], path: Path) -> list[str]:
     """find(path); in a process of its own if the exercises are judged in Triton's interpreter and this process compiles
-    kernels, as it does on a machine with a GPU. A reader's notebook is such a process: its first cell asks for the interpreter."""
+    kernels, as it does on a machine with a GPU. A reader's notebook is such a process:
+    its first cell asks for the interpreter."""
     if language.MODE != "compiled" or "TRITON_INTERPRET" not in path.read_text(encoding="utf-8"):
         return find(path)
     with (
@@ -74,7 +76,8 @@ def misjudged_by_hidden_seeds(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("path", SOLUTIONS, ids=lambda p: f"ch{p.name[:2]}")
 def test_hidden_seeds_judge_alike(path):
-    """Another seed for the random trials, as a lecturer's hidden tests have it: the solution passes, the stub does not."""
+    """Another seed for the random trials, as a lecturer's hidden tests have it:
+    the solution passes, the stub does not."""
     assert where_kernels_are_interpreted(misjudged_by_hidden_seeds, path) == []
 
 
@@ -89,7 +92,8 @@ def test_nbgrader_round_trip(path, sample_solution, tmp_path):
 
 
 def round_trip(solution, course, colab: bool) -> None:
-    """Through `nbgrader generate_assignment` and `nbgrader autograde`, as a course would, and with `colab` through Colab."""
+    """Through `nbgrader generate_assignment` and `nbgrader autograde`, as a course would,
+    and with `colab` through Colab."""
     full = sum(exercise.points for exercise in exercises.exercises_in(solution))
     stub = exercises.generate(solution, "course")
     solved = with_answers(stub, solution)

@@ -17,17 +17,18 @@ NOTEBOOK = repository_root() / "chapters" / "91_glossary.ipynb"
 # The words that the engine, its API and its chapters use without explaining them each time.
 STANDARD = (
     """
-request num_computed_tokens block block_size block_table slot_mapping ref_cnt BlockPool KVCacheManager get_computed_blocks
-allocate_slots free SchedulerOutput max_num_batched_tokens max_num_seqs query_start_loc seq_lens WAITING RUNNING PREEMPTED
-FINISHED TTFT TPOT ITL TBT goodput MBU MFU page extend
+request num_computed_tokens block block_size block_table slot_mapping ref_cnt BlockPool KVCacheManager
+get_computed_blocks allocate_slots free SchedulerOutput max_num_batched_tokens max_num_seqs query_start_loc seq_lens
+WAITING RUNNING PREEMPTED FINISHED TTFT TPOT ITL TBT goodput MBU MFU page extend
 """.split()
     + ["radix node"]
 )
 TAUGHT = (
     """
-token|logit|prefill|decode|KV cache|prefix cache|chunked prefill|preemption|recompute|swap|continuous batching|iteration-level scheduling
-ragged batch|cu_seqlens|GQA|MQA|MLA|RoPE|Gumbel-max|top-p|nucleus sampling|roofline|ridge point|tensor parallel|pipeline parallel
-speculative decoding|draft model|acceptance rate|grammar|structured output|quantization|scale, zero point|group size|GPTQ|AWQ|SmoothQuant
+token|logit|prefill|decode|KV cache|prefix cache|chunked prefill|preemption|recompute|swap|continuous batching
+iteration-level scheduling|ragged batch|cu_seqlens|GQA|MQA|MLA|RoPE|Gumbel-max|top-p|nucleus sampling|roofline
+ridge point|tensor parallel|pipeline parallel|speculative decoding|draft model|acceptance rate|grammar
+structured output|quantization|scale, zero point|group size|GPTQ|AWQ|SmoothQuant
 """.strip()
     .replace("\n", "|")
     .split("|")

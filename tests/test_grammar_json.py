@@ -25,15 +25,19 @@ PERSON = {
 SCHEMAS = {
     "nested objects": {
         "type": "object",
-        "properties": {"who": PERSON, "where": {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"], "additionalProperties": False}},
+        "properties": {"who": PERSON,
+                       "where": {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"],
+                                 "additionalProperties": False}},
         "required": ["who", "where"],
         "additionalProperties": False,
     },
     "enums": {"enum": ["red", 'a "quote"', 12, None, True, {"a": [1]}]},
-    "const": {"type": "object", "properties": {"kind": {"const": "é"}}, "required": ["kind"], "additionalProperties": False},
+    "const": {"type": "object", "properties": {"kind": {"const": "é"}}, "required": ["kind"],
+              "additionalProperties": False},
     "bounded integers": {"type": "integer", "minimum": -17, "maximum": 230},
     "bounded numbers": {"type": "number", "exclusiveMinimum": 0.5, "maximum": 12.25},
-    "arrays with bounds": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 2, "maxItems": 4},
+    "arrays with bounds": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 2,
+                           "maxItems": 4},
     "tuples": {"type": "array", "prefixItems": [{"type": "null"}, {"enum": ["x"]}], "items": False, "minItems": 2},
     "required and optional": {
         "type": "object",
@@ -41,12 +45,15 @@ SCHEMAS = {
         "required": ["b", "d"],
         "additionalProperties": False,
     },
-    "strings of bounded length": {"type": "array", "items": {"type": "string", "minLength": 2, "maxLength": 3}, "minItems": 1, "maxItems": 3},
+    "strings of bounded length": {"type": "array", "items": {"type": "string", "minLength": 2, "maxLength": 3},
+                                  "minItems": 1, "maxItems": 3},
     "patterns": {"type": "string", "pattern": "^[a-z]{2,3}-[0-9]+$", "maxLength": 8},
     "formats": {"type": "string", "format": "date"},
     "any of": {"anyOf": [{"type": "null"}, PERSON, {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}]},
     "references": {
-        "$defs": {"node": {"type": "object", "properties": {"left": {"$ref": "#/$defs/leaf"}, "v": {"enum": [1, 2]}}, "required": ["v"], "additionalProperties": False}, "leaf": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+        "$defs": {"node": {"type": "object", "properties": {"left": {"$ref": "#/$defs/leaf"}, "v": {"enum": [1, 2]}},
+                           "required": ["v"], "additionalProperties": False},
+                           "leaf": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
         "$ref": "#/$defs/node",
     },
 }  # fmt: skip
@@ -149,12 +156,16 @@ INT = {"type": "integer"}
     ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
     ({"$defs": {"x/y": {"$ref": "#/$defs/x~1y"}}, "$ref": "#/$defs/x~1y"}, "no text that ends"),
     ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "no text that ends"),
-    ({"type": "array", "items": {"anyOf": [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}]}, "minItems": 1}, "no text that ends"),
+    ({"type": "array", "items": {"anyOf": [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}]}, "minItems": 1},
+     "no text that ends"),
     ({"type": "object", "properties": {"ab": INT}, "patternProperties": {"^ab$": INT}, "additionalProperties": False},
      r"patternProperties '\^ab\$' match no name but the declared 'ab'"),
-    ({"type": "array", "items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"type": "object", "properties": {"a": INT, "b": INT},
-      "patternProperties": {"^a$": {}, "^b$": {}, "^no": False}, "additionalProperties": False}}}, r"'\^a\$', '\^b\$'.* 'a', 'b'"),
-    ({"type": "object", "required": ["ab"], "patternProperties": {"^ab$": INT}, "additionalProperties": False}, "declared 'ab'"),
+    ({"type": "array", "items": {"$ref": "#/$defs/x"},
+      "$defs": {"x": {"type": "object", "properties": {"a": INT, "b": INT},
+      "patternProperties": {"^a$": {}, "^b$": {}, "^no": False}, "additionalProperties": False}}},
+      r"'\^a\$', '\^b\$'.* 'a', 'b'"),
+    ({"type": "object", "required": ["ab"], "patternProperties": {"^ab$": INT}, "additionalProperties": False},
+     "declared 'ab'"),
 ])  # fmt: skip
 def test_an_impossible_or_unsupported_schema_is_refused_by_name(schema, said):
     with pytest.raises(ValueError, match=f"(?s)^json=.* is not possible: .*{said}.*; supported: JSON Schema's types"):
@@ -165,7 +176,8 @@ def test_an_impossible_or_unsupported_schema_is_refused_by_name(schema, said):
     {"type": "object", "properties": {"a": {"$ref": "#"}}},
     {"type": "array", "items": {"$ref": "#"}},
     {"type": "array", "prefixItems": [{"enum": [1]}], "items": {"$ref": "#"}, "minItems": 1},
-    {"$defs": {"x/y": {"type": "array", "prefixItems": [{"$ref": "#/$defs/z"}], "minItems": 1}, "z": {"enum": [1]}}, "$ref": "#/$defs/x~1y"},
+    {"$defs": {"x/y": {"type": "array", "prefixItems": [{"$ref": "#/$defs/z"}], "minItems": 1}, "z": {"enum": [1]}},
+     "$ref": "#/$defs/x~1y"},
     {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["a"]},
 ])  # fmt: skip
 def test_a_schema_that_refers_to_itself_and_can_end_is_served(schema):
@@ -187,8 +199,9 @@ def test_patterns_that_leave_a_name_are_served(patterns):
 
 
 @pytest.mark.parametrize("grammar, said", [
-    ('first: "a"', "no start rule found"), ('start: "a" other', 'unknown name: "other"'), ("", "Empty grammar"), ("start: (", "Expected"),
-    ("start: /(?=a)b/", "look-around"), ('start: "a" <|user|>', r"it names the token <\|user\|>"), ("start: <[3]>", r"the token <\[3\]>"),
+    ('first: "a"', "no start rule found"), ('start: "a" other', 'unknown name: "other"'), ("", "Empty grammar"),
+    ("start: (", "Expected"), ("start: /(?=a)b/", "look-around"),
+    ('start: "a" <|user|>', r"it names the token <\|user\|>"), ("start: <[3]>", r"the token <\[3\]>"),
 ])  # fmt: skip
 def test_a_grammar_that_cannot_be_served_is_refused_by_name(grammar, said):
     with pytest.raises(

@@ -82,8 +82,8 @@ def metadata(*params: SamplingParams) -> SamplingMetadata:
 
 
 @pytest.mark.parametrize("settings", [
-    {"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 2.0, "top_k": 5}, {"top_p": 0.5}, {"min_p": 0.5}, {"temperature": 0.0, "repetition_penalty": 2.0},
-    {"temperature": 0.0, "logit_bias": {7: 100.0}},
+    {"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 2.0, "top_k": 5}, {"top_p": 0.5}, {"min_p": 0.5},
+    {"temperature": 0.0, "repetition_penalty": 2.0}, {"temperature": 0.0, "logit_bias": {7: 100.0}},
 ])  # fmt: skip
 @pytest.mark.parametrize("fused", [False, True])
 def test_whatever_else_a_row_asks_for_the_grammar_has_the_last_word(settings, fused):
@@ -119,8 +119,9 @@ def test_a_row_that_may_only_end_ends_before_min_tokens():
 
 
 @pytest.mark.parametrize("given, said", [
-    ({}, "has none; exactly one"), ({"regex": "a", "choice": ["a"]}, "has regex and choice; exactly one"), ({"json_object": False}, "has none"),
-    ({"choice": []}, r"choice=\[\] leaves nothing"), ({"json": "{"}, "json='{' is not JSON"), ({"json": "3"}, "json=3 is JSON, but no schema"),
+    ({}, "has none; exactly one"), ({"regex": "a", "choice": ["a"]}, "has regex and choice; exactly one"),
+    ({"json_object": False}, "has none"), ({"choice": []}, r"choice=\[\] leaves nothing"),
+    ({"json": "{"}, "json='{' is not JSON"), ({"json": "3"}, "json=3 is JSON, but no schema"),
     ({"regexp": "a"}, "unknown field 'regexp'"),
 ])  # fmt: skip
 def test_wrong_values(given, said):
@@ -129,9 +130,10 @@ def test_wrong_values(given, said):
 
 
 @pytest.mark.parametrize("given, said", [
-    ({"choice": ["a", 3]}, r"choice\[1\]=3"), ({"choice": "ab"}, "choice='ab' is not allowed"), ({"regex": 3}, "regex=3 is not allowed"),
-    ({"grammar": ["a"]}, "grammar="), ({"json": 3}, "json=3 is not allowed"), ({"json": {"enum": {1}}}, "cannot be written as JSON"),
-    ({"json_object": 1}, "json_object=1"), ({"regex": "a", "jump_forward": "yes"}, "jump_forward='yes'"), ("a*", r"structured_outputs='a\*' is not allowed"),
+    ({"choice": ["a", 3]}, r"choice\[1\]=3"), ({"choice": "ab"}, "choice='ab' is not allowed"),
+    ({"regex": 3}, "regex=3 is not allowed"), ({"grammar": ["a"]}, "grammar="), ({"json": 3}, "json=3 is not allowed"),
+    ({"json": {"enum": {1}}}, "cannot be written as JSON"), ({"json_object": 1}, "json_object=1"),
+    ({"regex": "a", "jump_forward": "yes"}, "jump_forward='yes'"), ("a*", r"structured_outputs='a\*' is not allowed"),
 ])  # fmt: skip
 def test_wrong_kinds(given, said):
     with pytest.raises(TypeError, match=said):
@@ -152,7 +154,10 @@ def test_parameters_are_made_of_a_dictionary_and_compared():
 
 
 def test_the_parameters_load_nothing_heavy():
-    program = "import sys; from minillm import SamplingParams; SamplingParams(structured_outputs={'regex': 'a'}); print('llguidance' in sys.modules)"
+    program = (
+        "import sys; from minillm import SamplingParams; SamplingParams(structured_outputs={'regex': 'a'}); "
+        "print('llguidance' in sys.modules)"
+    )
     assert (
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
     )
@@ -206,10 +211,13 @@ LONG = ["%06d wordwordword" % number for number in range(5000)]
 
 
 @pytest.mark.parametrize("given, said", [
-    ({"choice": LONG}, "'000000 wordwordword'.*it takes over 50000 states to write down; give fewer or shorter choices"),
-    ({"regex": "a" * 9999 + "(?=a)"}, "'aaa.*has a look-around, .* at place 9999"), ({"regex": "(" * 9999}, "is no regular expression"),
-    ({"regex": "(a{100}){1000}" + "b" * 9999}, "it takes over 50000 states to write down; nest fewer or smaller counted repetitions"),
-    ({"json": {"enum": LONG, "not": {}}}, "Unimplemented keys"), ({"json": "{" + "x" * 9999}, "is not JSON"),
+    ({"choice": LONG},
+     "'000000 wordwordword'.*it takes over 50000 states to write down; give fewer or shorter choices"),
+    ({"regex": "a" * 9999 + "(?=a)"}, "'aaa.*has a look-around, .* at place 9999"),
+    ({"regex": "(" * 9999}, "is no regular expression"),
+    ({"regex": "(a{100}){1000}" + "b" * 9999},
+     "it takes over 50000 states to write down; nest fewer or smaller counted repetitions"),
+     ({"json": {"enum": LONG, "not": {}}}, "Unimplemented keys"), ({"json": "{" + "x" * 9999}, "is not JSON"),
     ({"grammar": 'start: "' + "a" * 9999}, "is not possible"), ({"json": 'x' * 9999}, "is not JSON"),
 ])  # fmt: skip
 def test_an_error_quotes_no_more_of_a_long_constraint_than_is_read(given, said):

@@ -37,7 +37,9 @@ VOCABULARIES = {
 }
 CONSTRAINTS = {
     "a string": {"json": {"type": "string", "maxLength": 6}},
-    "an object": {"json": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 4}, "n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}},
+    "an object": {"json": {"type": "object",
+                           "properties": {"name": {"type": "string", "maxLength": 4}, "n": {"type": "integer"}},
+                           "required": ["n"], "additionalProperties": False}},
     "an enum with what may lack tokens": {"json": {"enum": ["é", "tram", "x日", 12]}},
     "any object": {"json_object": True},
     "nested brackets": {"grammar": 'start: "(" start ")" | "x" | /[a-cé]{1,3}/'},
@@ -49,7 +51,8 @@ CONSTRAINTS = {
 @pytest.mark.parametrize("kind", VOCABULARIES)
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 def test_a_mask_holds_exactly_what_accept_takes(kind, constraint):
-    """Where the text is forced, the one token of the mask is the tokenizer's, and accept takes the same text in others."""
+    """Where the text is forced, the one token of the mask is the tokenizer's,
+    and accept takes the same text in others."""
     tokenizer, vocab_size, ends = VOCABULARIES[kind]
     compiler = GrammarCompiler(tokenizer, vocab_size, ends)
     try:
@@ -84,7 +87,8 @@ def test_a_mask_holds_exactly_what_accept_takes(kind, constraint):
 
 
 @pytest.mark.parametrize("constraint, begins", [
-    ({"json": {"enum": ["日"]}}, "'\"日\"'"), ({"grammar": 'start: "日"'}, "'日'"), ({"grammar": 'start: "ab" "日" "c"'}, "'ab日c'"), ({"json": {"const": "x日"}}, "'\"x日\"'"),
+    ({"json": {"enum": ["日"]}}, "'\"日\"'"), ({"grammar": 'start: "日"'}, "'日'"),
+    ({"grammar": 'start: "ab" "日" "c"'}, "'ab日c'"), ({"json": {"const": "x日"}}, "'\"x日\"'"),
     ({"grammar": 'start: "A" | "B"'}, None),
 ])  # fmt: skip
 def test_what_cannot_be_begun_is_refused_when_it_is_compiled(constraint, begins):

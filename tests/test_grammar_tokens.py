@@ -79,8 +79,8 @@ KINDS = {
     "sentencepiece": (sentencepiece_tokenizer, 280),  # the model has a few rows more than the tokenizer
 }
 PATTERNS = [
-    r"[a-z]{2,5}-\d+", r"(yes|no|perhaps)", r'"[^"\\\n]{0,8}"', "[à-ÿ日本]{1,6}", r"\S{1,6}@\S{1,4}\.(com|org)", "(😀|😃)+ [👍🏽]*",
-    r"\d{1,3}(\.\d{1,3}){3}", "[^a-z]{3}", r"\W\D\S", "(?:)", " name: [ab]+",
+    r"[a-z]{2,5}-\d+", r"(yes|no|perhaps)", r'"[^"\\\n]{0,8}"', "[à-ÿ日本]{1,6}", r"\S{1,6}@\S{1,4}\.(com|org)",
+    "(😀|😃)+ [👍🏽]*", r"\d{1,3}(\.\d{1,3}){3}", "[^a-z]{3}", r"\W\D\S", "(?:)", " name: [ab]+",
 ]  # fmt: skip
 
 

@@ -109,7 +109,8 @@ def test_every_kernel_builds_fits_and_keeps_its_registers(built):
             assert report.registers > 0 and report.ptx, name
             if left_to_torch(name, capability):
                 continue
-            # A few registers do not fit at the largest head of a decode step. Prompts have tiles chosen to spill nothing.
+            # A few registers do not fit at the largest head of a decode step. Prompts have tiles chosen to spill
+            # nothing.
             most = (
                 0 if name.startswith(("flash", "prefill")) else 64 if "256" in name else 8 if "bf16, fp8" in name else 0
             )

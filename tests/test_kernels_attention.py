@@ -100,7 +100,8 @@ def test_a_window_that_hides_a_query_from_itself_is_refused(window):
 
 
 def paged(lengths: list[int], kv_heads: int, dim: int, block_size: int, dtype: torch.dtype):
-    """Random pages, a block table whose blocks lie in any order; slots that no sequence has filled are NaN, the null block 0."""
+    """Random pages, a block table whose blocks lie in any order;
+    slots that no sequence has filled are NaN, the null block 0."""
     counts = [-(-length // block_size) for length in lengths]
     order = (torch.randperm(sum(counts) + 2) + 1).tolist()
     table = torch.zeros(len(lengths), max(counts) + 1, dtype=torch.int64)

@@ -98,7 +98,8 @@ def test_each_generation_multiplies_in_its_own_way(reports):
 
 
 def test_a_kernel_of_tritons_cache_has_the_same_registers_and_spills(tmp_path, monkeypatch):
-    """Where it compiles a kernel, Triton prints what ptxas said; where it finds it in its cache, ptxas is asked again."""
+    """Where it compiles a kernel, Triton prints what ptxas said;
+    where it finds it in its cache, ptxas is asked again."""
     if MODE == "absent":
         pytest.skip("Triton is not installed")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -230,8 +231,9 @@ def test_instructions_are_counted_by_whole_words():
     .file 1 "ld.global.py"
 """
     report = Report("made up", 90, 4, 3, ptx=ptx)
-    counts = {"ld.global": 2, "ld.global.v4": 1, "ld": 3, "fma.rn": 2, "fma": 2, "cp.async": 1, "cp.async.commit_group": 1,
-              "wgmma": 1, "wgmma.fence": 1, "mma.sync": 0, "mma_async": 0, "global": 0}  # fmt: skip
+    counts = {"ld.global": 2, "ld.global.v4": 1, "ld": 3, "fma.rn": 2, "fma": 2, "cp.async": 1,
+              "cp.async.commit_group": 1, "wgmma": 1, "wgmma.fence": 1, "mma.sync": 0, "mma_async": 0,
+              "global": 0}  # fmt: skip
     assert {name: report.count(name) for name in counts} == counts
     assert report.uses_tensor_cores
 

@@ -72,7 +72,8 @@ def test_every_code_comes_back_exactly(codes, dtype):
 @every_dtype
 @pytest.mark.parametrize("heads, kv_heads, head_dim", [(1, 1, 16), (8, 2, 64), (9, 3, 80), (4, 4, 128)])
 def test_stored_codes_are_those_of_what_another_cache_holds(heads, kv_heads, head_dim, dtype, codes):
-    """Bit for bit, whatever the norm and the rotation round: `quantize_vectors` of an unquantized cache of the same step."""
+    """Bit for bit, whatever the norm and the rotation round:
+    `quantize_vectors` of an unquantized cache of the same step."""
     block_size, num_blocks = 4, 16
     matrix = projection(6, heads + 2 * kv_heads, head_dim, dtype)
     matrix[3, heads:] = 0  # vectors of zeros

@@ -1,4 +1,5 @@
-"""The CPU's own kernels against their PyTorch twins, or float64, on odd shapes; and what happens where there are none."""
+"""The CPU's own kernels against their PyTorch twins, or float64, on odd shapes;
+and what happens where there are none."""
 
 from __future__ import annotations
 

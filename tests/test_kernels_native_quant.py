@@ -1,5 +1,5 @@
-"""Weights in few bits on a CPU, against float64 with the very weight that they stand for: formats, odd shapes, zero points,
-one row and many; integer activations, bit for bit; other instruction sets; a decoder layer in one call."""
+"""Weights in few bits on a CPU, against float64 with the very weight that they stand for: formats, odd shapes,
+zero points, one row and many; integer activations, bit for bit; other instruction sets; a decoder layer in one call."""
 
 from __future__ import annotations
 

@@ -106,7 +106,8 @@ def test_rotate_and_store_twin_equals_the_layers_and_the_cache():
 
 def test_a_slot_far_out_in_a_large_cache():
     """Offsets beyond 2^31 elements. The cache is a mapping of zeros that takes memory only where it is written; below
-    it lies as much again, so that an offset that wraps around to a negative number writes into it, and not elsewhere."""
+    it lies as much again, so that an offset that wraps around to a negative number writes into it,
+    and not elsewhere."""
     head_dim, block_size, half = 16, 16, 2**31
     stride = 2 * head_dim * block_size  # elements of a block: its keys, then its values
     num_blocks = half // stride + 2  # so the last block begins beyond 2^31

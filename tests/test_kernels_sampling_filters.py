@@ -28,9 +28,10 @@ def row_of(kind: str, vocab_size: int, rng: random.Random) -> torch.Tensor:
     few[0], few[-1] = -1.0, x[-1]
     return {
         "likely": x, "flat": x / 300, "steep": x * 20, "ties": x.round(), "bfloat16": (x * 4).bfloat16().float(),
-        "equal": torch.full_like(x, -3.25), "two values": torch.where(x > 3, 2.0, -1.0), "zeros": torch.where(x > 0, 0.0, -0.0),
-        "huge": x * 1e30, "tiny": x * 1e-39, "few": few, "one": few.where(few == x, NEVER), "negative": -x.abs() - 100,
-        "rising": x.sort().values, "clustered": x + 30 * (torch.arange(vocab_size) % 2048 == 7), "masked": x.where(x > 4, few),
+        "equal": torch.full_like(x, -3.25), "two values": torch.where(x > 3, 2.0, -1.0),
+        "zeros": torch.where(x > 0, 0.0, -0.0), "huge": x * 1e30, "tiny": x * 1e-39, "few": few,
+        "one": few.where(few == x, NEVER), "negative": -x.abs() - 100, "rising": x.sort().values,
+        "clustered": x + 30 * (torch.arange(vocab_size) % 2048 == 7), "masked": x.where(x > 4, few),
     }[kind]  # fmt: skip
 
 
@@ -39,7 +40,8 @@ KINDS = ["likely", "flat", "steep", "ties", "bfloat16", "equal", "two values", "
 
 
 def between_two_sums(x: torch.Tensor, p: float) -> float:
-    """A top_p near `p`, halfway between two sums of x's probabilities: rounding never decides. 1 where they are too near."""
+    """A top_p near `p`, halfway between two sums of x's probabilities: rounding never decides.
+    1 where they are too near."""
     probs = x.double().softmax(-1).sort(descending=True).values
     sums = probs.cumsum(-1)
     place = min(int((sums < p).sum()), len(x) - 1)
@@ -141,7 +143,8 @@ def test_neither_the_order_of_tokens_nor_the_number_of_programs_moves_an_edge_by
 
 
 def passes(row: torch.Tensor, top_k: int | None = None, top_p: float | None = None) -> float:
-    """How often the filters of a draw read a row's logits: loads of the list do not count, nor does the draw's own pass."""
+    """How often the filters of a draw read a row's logits: loads of the list do not count,
+    nor does the draw's own pass."""
     row, column = row[None].contiguous().to(device()), torch.ones(1, device=device())
     zero = torch.zeros(1, dtype=torch.int64, device=device())
     columns = None, None if top_k is None else zero + top_k, None if top_p is None else column * top_p

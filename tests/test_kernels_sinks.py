@@ -1,5 +1,5 @@
-"""Attention sinks in the Triton kernels against float64, and a model over 8-bit pages or with sinks, in Triton and in torch.
-Interpreted on a CPU, compiled on a GPU."""
+"""Attention sinks in the Triton kernels against float64, and a model over 8-bit pages or with sinks,
+in Triton and in torch. Interpreted on a CPU, compiled on a GPU."""
 
 from __future__ import annotations
 
@@ -138,7 +138,8 @@ def test_the_model_says_the_same_as_with_torch(name, kv_dtype, tmp_path):
     tokens, logits = speak(model, TritonAttention(cache_of(model, kv_dtype), windows, heads), [0, 9], 4)
     expected, expected_logits = speak(model, TorchAttention(cache_of(model, kv_dtype), windows, heads), [0], 4)
     assert tokens == expected
-    # A code may be its neighbour where two roundings of one product differ: then logits differ by more than float32 does.
+    # A code may be its neighbour where two roundings of one product differ: then logits differ by more than float32
+    # does.
     torch.testing.assert_close(logits, expected_logits, rtol=2e-2, atol=2e-2)
     plain = speak(model, TorchAttention(cache_of(model, "auto"), windows, heads), [0], 4)[1]
     assert (logits - plain).abs().max() > 1e-4, "nothing was quantized"

@@ -86,7 +86,8 @@ def test_attention_over_one_long_sequence_and_many_short_ones():
 
 @needs_triton
 def test_chunks_behind_single_tokens_and_empty_sequences():
-    """The rows of the step's single tokens stand first and are answered for by another kernel: they stay as they are."""
+    """The rows of the step's single tokens stand first and are answered for by another kernel:
+    they stay as they are."""
     torch.manual_seed(0)
     brings, pasts, singles = [2, 0, 35, 1, 0, 3], [40, 3, 2, 0, 1, 9], 5
     keys, values, seq_lens, pages = paged([a + b for a, b in zip(brings, pasts)], 2, 16, 4, torch.float32)

@@ -152,8 +152,8 @@ LENGTHS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1
     st.integers(0, 1000),
 )
 def test_both_attentions_on_codes_equal_the_formula(lengths, heads, block_size, window, dtype, kind, seed):
-    """Ragged batches of (positions cached, new tokens), pages scattered, everything unwritten poisoned; the formula gets the
-    same codes and scales as numbers, in float64."""
+    """Ragged batches of (positions cached, new tokens), pages scattered, everything unwritten poisoned;
+    the formula gets the same codes and scales as numbers, in float64."""
     generator = torch.Generator().manual_seed(seed)
     num_heads, num_kv_heads, head_dim = heads
     lengths = sorted(lengths, key=lambda length: length[1] > 1)  # decoding rows stand first
@@ -195,8 +195,9 @@ def test_both_attentions_on_codes_equal_the_formula(lengths, heads, block_size, 
     for road, cache in caches.items():
         attention = road(cache, [window], *([num_heads] if road is TorchAttention else []))
         out = attention.attend(torch.cat(q), torch.cat(k), torch.cat(v), 0, batch).double()
-        # A score of terms this large is off by so much, a weight by the exponential of that up and the sum down, and then values
-        # are off by their own roundings. Torch's bfloat16 rounds scaled queries, keys and scores; ours adds in float32.
+        # A score of terms this large is off by so much, a weight by the exponential of that up and the sum down,
+        # and then values are off by their own roundings. Torch's bfloat16 rounds scaled queries, keys and scores;
+        # ours adds in float32.
         fine, coarse = torch.finfo(torch.float32).eps / 2, torch.finfo(dtype).eps / 2
         inside = 3 * coarse if road is TorchAttention else 0.0
         weight = torch.expm1(2 * score * (inside + (head_dim + 8) * fine)).clamp(max=2.0)  # at worst another key wins

@@ -1,4 +1,5 @@
-"""An engine with keys and values in 8 bits: the same tokens on every road, against an oracle without pages; saved caches; memory."""
+"""An engine with keys and values in 8 bits: the same tokens on every road, against an oracle without pages;
+saved caches; memory."""
 
 from __future__ import annotations
 

@@ -121,8 +121,8 @@ def test_log_probabilities_equal_those_of_the_paper(family, policy, road, models
     text = [3 + i * i * 7 % 290 for i in range(250)]
     expected = streaming(model, text, *policy)
     llm = LLM(
-        folder, device="cpu", dtype="float32", attention_backend=road, block_size=8, max_model_len=300, max_num_batched_tokens=64,
-        kv_retention={"sinks": policy[0], "window": policy[1]},
+        folder, device="cpu", dtype="float32", attention_backend=road, block_size=8, max_model_len=300,
+        max_num_batched_tokens=64, kv_retention={"sinks": policy[0], "window": policy[1]},
     )  # fmt: skip
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
     [output] = serve(llm, [text], params)
@@ -189,7 +189,8 @@ def test_triton_turns_its_queries_too(steps, models, oracle):
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("kind", KV_DTYPES)
 def test_sinks_of_codes_and_samples_that_fork(kind, road, models):
-    """8-bit pages and retention together, whatever the step; and n samples, which share their blocks until they write."""
+    """8-bit pages and retention together, whatever the step;
+    and n samples, which share their blocks until they write."""
     said = []
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=MAX_TOKENS, n=3, ignore_eos=True)
     for settings in (
@@ -210,8 +211,8 @@ def test_sinks_of_codes_and_samples_that_fork(kind, road, models):
 def test_a_text_without_end_owns_few_blocks(road, models):
     folder, model = models["llama"]
     llm = LLM(
-        folder, device="cpu", dtype="float32", attention_backend=road, block_size=8, num_kv_blocks=20, max_model_len=720,
-        max_num_batched_tokens=32, kv_retention={"sinks": 4, "window": 64},
+        folder, device="cpu", dtype="float32", attention_backend=road, block_size=8, num_kv_blocks=20,
+        max_model_len=720, max_num_batched_tokens=32, kv_retention={"sinks": 4, "window": 64},
     )  # fmt: skip
     manager, scheduler = llm.engine.kv_cache, llm.engine.scheduler
     owned, step = [], llm.engine.step

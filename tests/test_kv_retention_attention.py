@@ -85,7 +85,8 @@ def through(x, kind):
 
 
 def formula(q, t, keys, values, sinks, window, frequencies):
-    """One query; its keys as they are stored, rotated by their position in the text, and so the sinks' query by its place."""
+    """One query; its keys as they are stored, rotated by their position in the text,
+    and so the sinks' query by its place."""
     group = len(q) // keys.shape[1]
     places = torch.tensor([t, min(t, sinks + window - 1)])
     far, near = turned(q[None].expand(2, -1, -1), places, frequencies).double()

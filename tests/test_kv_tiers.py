@@ -78,7 +78,8 @@ def test_a_block_from_disk_counts_for_it_once():
 
 
 def test_the_copies_of_a_step_disturb_each_other_nowhere():
-    """All in one step: a swapped request comes back, others leave the device, a host place is wanted while it is read."""
+    """All in one step: a swapped request comes back, others leave the device,
+    a host place is wanted while it is read."""
     manager = KVCacheManager(4, 4, num_host_blocks=3)
     one = Text("one", A)
     compute(manager, one)

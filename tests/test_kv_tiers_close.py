@@ -1,4 +1,5 @@
-"""The end of an LLM: what memory holds goes to disk, threads end, nothing is computed any more; and how much memory the tiers take."""
+"""The end of an LLM: what memory holds goes to disk, threads end, nothing is computed any more;
+and how much memory the tiers take."""
 
 from __future__ import annotations
 
@@ -93,9 +94,9 @@ def test_a_closed_llm_says_so(folder, tmp_path, tier, ahead):  # noqa: F811
     llm.close()  # once more: nothing happens
     assert sorted(tmp_path.rglob("*.kv")) == files and bool(files) == (tier == "disk")
     for use in (
-        lambda: llm.generate(PROMPTS[0], PARAMS, use_tqdm=False), lambda: llm.stream(PROMPTS[0], PARAMS), lambda: next(unread),
-        lambda: llm.beam_search(PROMPTS[0]), lambda: llm.save_prefix_cache(tmp_path / "x"), lambda: llm.load_prefix_cache(tmp_path / "x"),
-        llm.engine.step,
+        lambda: llm.generate(PROMPTS[0], PARAMS, use_tqdm=False), lambda: llm.stream(PROMPTS[0], PARAMS),
+        lambda: next(unread), lambda: llm.beam_search(PROMPTS[0]), lambda: llm.save_prefix_cache(tmp_path / "x"),
+        lambda: llm.load_prefix_cache(tmp_path / "x"), llm.engine.step,
     ):  # fmt: skip
         with pytest.raises(RuntimeError, match="this LLM is closed: it computes nothing any more; make a new one"):
             use()

@@ -20,8 +20,9 @@ class Tiered(RuleBasedStateMachine):
     """Requests of a few texts through all tiers, in whatever order: every slot that is read holds what was computed."""
 
     @initialize(
-        num_blocks=st.integers(4, 9), host=st.integers(0, 6), disk=st.booleans(), window=st.sampled_from([None, None, 5]),
-        mode=st.sampled_from(["recompute", "swap"]), budget=st.integers(2, 20), at_once=st.booleans(),
+        num_blocks=st.integers(4, 9), host=st.integers(0, 6), disk=st.booleans(),
+        window=st.sampled_from([None, None, 5]), mode=st.sampled_from(["recompute", "swap"]), budget=st.integers(2, 20),
+        at_once=st.booleans(),
     )  # fmt: skip
     def start(self, num_blocks, host, disk, window, mode, budget, at_once):
         self.shelf = Shelf(at_once) if disk and host else None

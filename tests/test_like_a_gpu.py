@@ -17,7 +17,8 @@ from minillm.engine.engine import Engine
 from minillm.kv_cache.triton_attention import TritonAttention
 from minillm.model.checkpoint import load_model
 
-# The cheapest chapters that failed: the one took it for granted that a layer is called, the other that steps are scheduled in turn.
+# The cheapest chapters that failed: the one took it for granted that a layer is called, the other that steps are
+# scheduled in turn.
 SAMPLE = [path for path in notebooks("chapters") if path.name[:2] in ("04", "05")]
 
 
@@ -107,7 +108,10 @@ def test_a_notebook_runs_with_the_defaults_to_its_end_and_is_not_saved(sample_ch
     problems = like_a_gpu.check([path], report=said.append, advance=counted.append)
     assert [problem.message for problem in problems] == [
         "[3] `import os` raises ZeroDivisionError: division by zero",
-        f"[4] `print(os.environ['{LIKE_A_GPU}'])` shows '{','.join(like_a_gpu.defaults_for(path))}'; saved is 'nothing'",
+        (
+            f"[4] `print(os.environ['{LIKE_A_GPU}'])` shows '{','.join(like_a_gpu.defaults_for(path))}'; "
+            "saved is 'nothing'"
+        ),
     ]
     assert path.read_bytes() == before
     assert len(counted) == like_a_gpu.num_code_cells(path) == 5 and len(said) == 1 and said[0].endswith("2 problems")

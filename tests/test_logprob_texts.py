@@ -1,4 +1,5 @@
-"""What `Logprob.decoded_token` calls a token: its text, and of a character in several tokens all of it at the last one."""
+"""What `Logprob.decoded_token` calls a token: its text, and of a character in several tokens all of it at the last
+one."""
 
 from __future__ import annotations
 

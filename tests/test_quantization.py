@@ -130,15 +130,20 @@ def test_a_group_must_divide_the_inputs():
     ({"weights": "int4", "activations": "int8"}, "both sides of a product are in one format"),
     ({"weights": "int8", "group_size": 64, "activations": "int8"}, "need group_size=None"),
     ({"group_size": 0}, "group_size=0 is not allowed"),
-    ({"name": "gptq", "per_tensor": True}, "per_tensor=True with method='gptq' is not allowed: rtn and smoothquant alone read it"),
+    ({"name": "gptq", "per_tensor": True},
+     "per_tensor=True with method='gptq' is not allowed: rtn and smoothquant alone read it"),
     ({"name": "llm_int8", "per_tensor": True}, "per_tensor=True with method='llm_int8'"),
-    ({"act_order": True}, "act_order=True with method='rtn' is not allowed: gptq alone reads it; leave it out, or change the method"),
+    ({"act_order": True},
+     "act_order=True with method='rtn' is not allowed: gptq alone reads it; leave it out, or change the method"),
     ({"name": "awq", "damping": 0.1}, "damping=0.1 with method='awq' is not allowed: gptq alone reads it"),
     ({"name": "llm_int8", "alpha": 0.8}, "alpha=0.8 with method='llm_int8' is not allowed: smoothquant alone reads it"),
     ({"name": "smoothquant", "outlier_threshold": 3}, "outlier_threshold=3 with method='smoothquant'"),
-    ({"name": "int8", "activation_scales": "static"}, "activation_scales='static' with activations=None has nothing to scale"),
+    ({"name": "int8", "activation_scales": "static"},
+     "activation_scales='static' with activations=None has nothing to scale"),
     ({"calibration": "a.txt"}, "calibration='a.txt' with method='rtn' is not read"),
-    ({"method": "llm_int8"}, "method='llm_int8' with activations=None is not allowed: it is there to round activations too; start from {'name': 'llm_int8'}"),
+    ({"method": "llm_int8"},
+     "method='llm_int8' with activations=None is not allowed: it is there to round activations too; "
+     "start from {'name': 'llm_int8'}"),
     ({"method": "smoothquant", "weights": "int8", "group_size": None}, "method='smoothquant' with activations=None"),
     ({"name": "llm_int8", "symmetric": False}, "symmetric=True"),
 ])  # fmt: skip
@@ -149,7 +154,8 @@ def test_a_wrong_configuration_is_named(what, message):
 
 
 @pytest.mark.parametrize("field, value", [
-    ("alpha", "0.5"), ("damping", None), ("symmetric", "no"), ("group_size", True), ("num_documents", 1.5), ("seed", "a"), ("per_tensor", 1),
+    ("alpha", "0.5"), ("damping", None), ("symmetric", "no"), ("group_size", True), ("num_documents", 1.5),
+    ("seed", "a"), ("per_tensor", 1),
 ])  # fmt: skip
 def test_a_field_of_the_wrong_kind_is_named(field, value):
     with pytest.raises(TypeError, match=f"{field}={value!r} is not allowed; allowed: "):
@@ -159,7 +165,8 @@ def test_a_field_of_the_wrong_kind_is_named(field, value):
 def test_what_is_read_is_allowed():
     for allowed in (
         {"name": "smoothquant", "per_tensor": True, "alpha": 0.8}, {"name": "gptq", "damping": 0.1, "act_order": True},
-        {"name": "llm_int8", "outlier_threshold": 3.0}, {"name": "int8", "activations": "int8", "activation_scales": "static", "calibration": "a.txt"},
+        {"name": "llm_int8", "outlier_threshold": 3.0},
+        {"name": "int8", "activations": "int8", "activation_scales": "static", "calibration": "a.txt"},
     ):  # fmt: skip
         assert (
             resolve(allowed).as_dict().items()
@@ -213,14 +220,17 @@ def test_another_quantization_is_another_model_to_the_prefix_cache():
 
 
 def test_whatever_a_product_depends_on_makes_another_model():
-    """Not only its codes: zero points, rounded activations, outliers. And not only column 0, which GPTQ rounds like everybody."""
+    """Not only its codes: zero points, rounded activations, outliers.
+    And not only column 0, which GPTQ rounds like everybody."""
     codes = round_to_nearest(weight(64, 128), "int8", None)
     other = codes.codes.clone()
     other[:, 77] += 1
     linears = [
         QuantizedLinear(codes), QuantizedLinear(replace(codes, codes=other)), QuantizedLinear(codes, "int8"),
-        QuantizedLinear(codes, "int8", torch.tensor(0.5)), QuantizedLinear(replace(codes, zeros=torch.ones(64, 1, dtype=torch.int8))),
-        QuantizedLinear(codes, outliers=(torch.tensor([3]), torch.ones(64, 1))), QuantizedLinear(codes, order=torch.arange(128).flip(0)),
+        QuantizedLinear(codes, "int8", torch.tensor(0.5)),
+        QuantizedLinear(replace(codes, zeros=torch.ones(64, 1, dtype=torch.int8))),
+        QuantizedLinear(codes, outliers=(torch.tensor([3]), torch.ones(64, 1))),
+        QuantizedLinear(codes, order=torch.arange(128).flip(0)),
     ]  # fmt: skip
     prints = set()
     for linear in linears:

@@ -1,4 +1,5 @@
-"""Whole decoders through GPTQ, AWQ, SmoothQuant and LLM.int8(): the function stays, statistics are those of the real inputs, errors are named."""
+"""Whole decoders through GPTQ, AWQ, SmoothQuant and LLM.int8():
+the function stays, statistics are those of the real inputs, errors are named."""
 
 from __future__ import annotations
 

@@ -133,7 +133,8 @@ def test_gptq_is_near_the_best_of_all_roundings():
 
 
 def test_gptq_is_what_inverting_anew_for_every_column_gives():
-    """The paper's first form, in float64: no Cholesky, no blocks, scales from the weights as they are when a group begins."""
+    """The paper's first form, in float64: no Cholesky, no blocks,
+    scales from the weights as they are when a group begins."""
     inputs, weight = correlated(300, 64), random_weight(10, 64)
     hessian = (inputs.T @ inputs).double()
     hessian += 0.01 * hessian.diagonal().mean() * torch.eye(64)

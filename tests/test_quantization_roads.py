@@ -15,8 +15,9 @@ from minillm.quantization.torch_matrix import panel_order
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("config", [
-    dict(format="int8", group_size=None), dict(format="int4", group_size=64), dict(format="int4", group_size=32, symmetric=False),
-    dict(format="fp8", group_size=None), dict(format="fp4", group_size=32), dict(format="int3", group_size=64),
+    dict(format="int8", group_size=None), dict(format="int4", group_size=64),
+    dict(format="int4", group_size=32, symmetric=False), dict(format="fp8", group_size=None),
+    dict(format="fp4", group_size=32), dict(format="int3", group_size=64),
 ])  # fmt: skip
 def test_every_road_multiplies_with_the_same_weight(config, dtype):
     quantized = round_to_nearest(weight(48, 192), **config)

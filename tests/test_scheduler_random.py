@@ -1,4 +1,5 @@
-"""Randomised operations on scheduler and cache: no leak, no double free, no wrong page, never over budget, nobody starves."""
+"""Randomised operations on scheduler and cache: no leak, no double free, no wrong page, never over budget,
+nobody starves."""
 
 from __future__ import annotations
 
@@ -65,8 +66,9 @@ class Operations(RuleBasedStateMachine):
         return list(self.engine.scheduler.requests.values())
 
     @rule(
-        shared=st.integers(0, 2), length=st.integers(1, 14), max_tokens=st.integers(1, 10), n=st.sampled_from([1, 1, 1, 2, 3]),
-        priority=st.integers(0, 3), user=st.sampled_from("ab"), salt=st.sampled_from([None, None, "s"]), logprobs=st.sampled_from([None, None, 0]),
+        shared=st.integers(0, 2), length=st.integers(1, 14), max_tokens=st.integers(1, 10),
+        n=st.sampled_from([1, 1, 1, 2, 3]), priority=st.integers(0, 3), user=st.sampled_from("ab"),
+        salt=st.sampled_from([None, None, "s"]), logprobs=st.sampled_from([None, None, 0]),
     )  # fmt: skip
     def add(self, shared, length, max_tokens, n, priority, user, salt, logprobs):
         prompt = [shared] * length  # a few texts, so that prefixes are shared

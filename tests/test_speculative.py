@@ -102,7 +102,8 @@ def fits(token_ids: torch.Tensor, p: np.ndarray) -> float:
 
 
 def test_the_noise_of_a_draft_is_not_that_of_what_replaces_it():
-    """Guesses as the draft model draws them, checked as the engine does: were it one noise, the redrawn ones would lean."""
+    """Guesses as the draft model draws them, checked as the engine does:
+    were it one noise, the redrawn ones would lean."""
     count, vocab_size = 40_000, 6
     p, q = torch.tensor([0.3, 0.25, 0.2, 0.15, 0.05, 0.05]), torch.tensor([0.05, 0.05, 0.6, 0.1, 0.1, 0.1])
     params = SamplingParams()
@@ -127,7 +128,8 @@ def test_the_noise_of_a_draft_is_not_that_of_what_replaces_it():
 
 def a_request(name: str, params: SamplingParams, seed: int) -> SimpleNamespace:
     return SimpleNamespace(request_id=name, params=params, token_ids=[1], prompt_token_ids=[1], output_token_ids=[],
-                           stop_token_ids=frozenset(), grammar=None, cache_salt=None, sample_seed=lambda: seed)  # fmt: skip
+                           stop_token_ids=frozenset(), grammar=None, cache_salt=None,
+                           sample_seed=lambda: seed)  # fmt: skip
 
 
 def test_other_rows_of_the_batch_keep_their_own_draw():
@@ -229,9 +231,12 @@ def test_metrics_count_by_position():
     ({"method": "ngram", "tokens": 3}, ValueError, "no field 'tokens'; fields: method, num_speculative_tokens"),
     ({"method": "ngram", "num_speculative_tokens": 0}, ValueError, "num_speculative_tokens=0 is not allowed"),
     ({"method": "ngram", "num_speculative_tokens": 2.0}, TypeError, "num_speculative_tokens=2.0 is not allowed"),
-    ({"method": "ngram", "num_speculative_tokens": 65}, ValueError, "num_speculative_tokens=65 is not allowed; allowed: a whole number from 1 to 64"),
-    ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 4}, ValueError, "prompt_lookup_min=5 exceeds prompt_lookup_max=4"),
-    ({"method": "draft_model", "model": "x", "prompt_lookup_max": 4}, ValueError, "prompt_lookup_max=4 has nothing to do with"),
+    ({"method": "ngram", "num_speculative_tokens": 65}, ValueError,
+     "num_speculative_tokens=65 is not allowed; allowed: a whole number from 1 to 64"),
+    ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 4}, ValueError,
+     "prompt_lookup_min=5 exceeds prompt_lookup_max=4"),
+    ({"method": "draft_model", "model": "x", "prompt_lookup_max": 4}, ValueError,
+     "prompt_lookup_max=4 has nothing to do with"),
     ({"method": "ngram", "model": "tinyworld-draft"}, ValueError, "has nothing to do with method='ngram'"),
     ({"method": "ngram", "quantization": "int8"}, ValueError, "needs a model to quantize"),
     ({"method": "draft_model"}, ValueError, "needs a model"),

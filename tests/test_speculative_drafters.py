@@ -156,7 +156,8 @@ def test_a_drafter_that_fails_or_an_id_used_again_leaves_nothing_behind(folder):
 # In Triton the steps are recorded.
 @pytest.mark.parametrize("backend", ["auto", pytest.param("triton", marks=needs_triton)])
 def test_guesses_are_waited_for_once_a_step(tmp_path, backend, monkeypatch):
-    """Requests that may guess equally many: the second to fourth guess are computed from tokens the host has not seen."""
+    """Requests that may guess equally many: the second to fourth guess are computed from tokens the host has not
+    seen."""
     save_tiny_llama(tmp_path / "target", head_dim=16)
     llm, waits, asked = make(tmp_path, "perfect", attention_backend=backend), [], []
     monkeypatch.setattr(Download, "wait", lambda self, wait=Download.wait: (waits.append(self), wait(self))[1])

@@ -152,7 +152,8 @@ def test_aborted_requests_leave_nothing_behind(folder):
 
 
 def test_unseeded_requests_are_distributed_as_without(folder):
-    """Two tokens of many unseeded requests, with a draft model that is often wrong and without one: one distribution."""
+    """Two tokens of many unseeded requests, with a draft model that is often wrong and without one:
+    one distribution."""
     params = SamplingParams(max_tokens=4, temperature=0.4, top_k=5, ignore_eos=True)
     found = []
     for speculation, names in ((None, count(0)), ("noisy", count(10**6))):

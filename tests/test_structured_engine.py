@@ -1,4 +1,5 @@
-"""Structured output in the engine: only what the grammar allows, whatever else is in the batch and whatever road it took."""
+"""Structured output in the engine: only what the grammar allows,
+whatever else is in the batch and whatever road it took."""
 
 from __future__ import annotations
 
@@ -128,8 +129,9 @@ SETTINGS = {
 }
 
 
-ROADS = [("json", {}), ("regex 1", dict(temperature=0.0)), ("regex 2", dict(n=2)), ("json", dict(frequency_penalty=0.5, logprobs=1)),
-         ("json", dict(jump=True)), ("regex 1", dict(jump=True, n=2)), ("regex 3", dict(jump=True, temperature=0.0))]  # fmt: skip
+ROADS = [("json", {}), ("regex 1", dict(temperature=0.0)), ("regex 2", dict(n=2)),
+         ("json", dict(frequency_penalty=0.5, logprobs=1)), ("json", dict(jump=True)),
+         ("regex 1", dict(jump=True, n=2)), ("regex 3", dict(jump=True, temperature=0.0))]  # fmt: skip
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -166,7 +168,8 @@ def test_a_draft_model_guesses_inside_the_grammar(folder):
 
 
 def test_what_is_forced_is_jumped_over(folder, llm):
-    forced = {"type": "object", "properties": {"a_long_name": {"enum": [1, 2]}, "another_long_name": {"enum": [True, False]}},
+    forced = {"type": "object",
+              "properties": {"a_long_name": {"enum": [1, 2]}, "another_long_name": {"enum": [True, False]}},
               "required": ["a_long_name", "another_long_name"], "additionalProperties": False}  # fmt: skip
     for speculative_config in (None, {"method": "ngram", "prompt_lookup_min": 1}):
         other = make(folder, speculative_config=speculative_config)
@@ -235,7 +238,8 @@ def test_penalties_and_bias_act_before_the_mask(llm):
 
 def test_what_cannot_be_is_refused_before_anything_starts(llm):
     good = SamplingParams(max_tokens=5)
-    for constraint, says in ((dict(json={"type": "integer", "minimum": 3, "maximum": 1}), "json"), (dict(regex="a(?=b)"), "regex"),
+    for constraint, says in ((dict(json={"type": "integer", "minimum": 3, "maximum": 1}), "json"),
+                             (dict(regex="a(?=b)"), "regex"),
                              (dict(grammar="start: undefined_rule"), "grammar")):  # fmt: skip
         with pytest.raises(ValueError, match=says):
             say(llm, [good, SamplingParams(structured_outputs=constraint), good])

@@ -1,4 +1,5 @@
-"""Grouped heads under a mask in torch's kernels: the rows that a GPU's kernel takes give what the CPU's grouped heads give."""
+"""Grouped heads under a mask in torch's kernels: the rows that a GPU's kernel takes give what the CPU's grouped heads
+give."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ def test_folded_groups_are_grouped_heads(tiles, heads, kv_heads, queries, num_ke
 
 
 def test_no_grouped_heads_and_no_strided_rows_reach_torchs_kernel(monkeypatch):
-    """What the kernel that takes masks asks for: as many heads of q as of k and v, dimensions side by side, and rows of the
-    mask that start at multiples of 8 keys."""
+    """What the kernel that takes masks asks for: as many heads of q as of k and v, dimensions side by side,
+    and rows of the mask that start at multiples of 8 keys."""
     calls = []
 
     def record(q, k, v, attn_mask, scale, **more):

@@ -166,7 +166,8 @@ def test_prompts_and_samples_are_not_recorded(tmp_path):
 
 
 def test_guesses_are_rows_of_a_recorded_step(tmp_path):
-    """Of rows with different numbers of guesses, and one that catches up on two tokens, the logits are those of the flat batch."""
+    """Of rows with different numbers of guesses, and one that catches up on two tokens,
+    the logits are those of the flat batch."""
     _, model = load(tmp_path, **settings_of("llama-mha"))
     plain, two, behind, one = rows_of(9, 6, 14, 3)
     rows = [  # in any order: a scheduler of one's own need not put rows of one token first

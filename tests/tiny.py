@@ -15,8 +15,8 @@ TIMES = int(os.environ.get("MINILLM_EXAMPLES", "1"))
 
 
 def examples(count: int) -> settings:
-    """A property that fails here fails everywhere, and no example is refused for being slow. With MINILLM_EXAMPLES=20 in the
-    environment every property gets 20 times as many examples, others each time."""
+    """A property that fails here fails everywhere, and no example is refused for being slow. With MINILLM_EXAMPLES=20
+    in the environment every property gets 20 times as many examples, others each time."""
     return settings(derandomize=TIMES == 1, deadline=None, max_examples=count * TIMES, database=None)
 
 

@@ -41,8 +41,8 @@ class Compiled:
 
 def count_variants() -> None:
     active = types.SimpleNamespace(
-        get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_current_target=lambda: GPUTarget("cuda", 90, 32),
-        get_active_torch_device=lambda: torch.device("cpu"),
+        get_current_device=lambda: 0, get_current_stream=lambda device: 0,
+        get_current_target=lambda: GPUTarget("cuda", 90, 32), get_active_torch_device=lambda: torch.device("cpu"),
     )  # fmt: skip
     jit.driver = triton.runtime.driver = types.SimpleNamespace(active=active)
 
@@ -107,8 +107,8 @@ def main() -> None:
     count_variants()
     found = {}
     for name, work in {
-        "plain": lambda: attend([None, None], 1), "windows": lambda: attend([32, None, 32], 1), "drafts": lambda: attend([None], 4),
-        "products": multiply,
+        "plain": lambda: attend([None, None], 1), "windows": lambda: attend([32, None, 32], 1),
+        "drafts": lambda: attend([None], 4), "products": multiply,
     }.items():  # fmt: skip
         before = set(COMPILED)
         work()

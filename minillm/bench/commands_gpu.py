@@ -64,7 +64,8 @@ def bench_predict(
 
 
 def bench_rehearsal(device: Device = "auto", save: Save = None) -> None:
-    """Launches, operations, waits, specialisations and memory of the engine's steps: counted, to be compared with the rehearsal's."""
+    """Launches, operations, waits, specialisations and memory of the engine's steps:
+    counted, to be compared with the rehearsal's."""
     with errors_in_one_line():
         from . import rehearsal
 

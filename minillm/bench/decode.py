@@ -1,4 +1,5 @@
-"""Decoding at batch 1, against `transformers`, llama.cpp where it is installed, and the memory's limit. Built in chapter 00.
+"""Decoding at batch 1, against `transformers`, llama.cpp where it is installed, and the memory's limit.
+Built in chapter 00.
 
 To make one token every weight is read once, and every key and value of the text so far: a decode step can take no
 less than those bytes over the bandwidth. `run` measures the bandwidth first, checks that both engines say the same
@@ -208,8 +209,8 @@ PARTS = {
 def take_apart(path: Path, dtype: str, device: torch.device, prompt: list[int], output_tokens: int) -> dict:
     """Seconds a token spent in each part of our decode step, as `parts`, and `parts_by`, how that was measured.
 
-    On a GPU they are the times of its kernels (`minillm.bench.kernel_times`), for a replayed step calls no method. Where
-    the profiler sees no kernel, and on a CPU, the methods in PARTS are timed.
+    On a GPU they are the times of its kernels (`minillm.bench.kernel_times`), for a replayed step calls no method.
+    Where the profiler sees no kernel, and on a CPU, the methods in PARTS are timed.
     """
     llm = LLM(str(path), device=str(device), dtype=dtype, **measure.room_for(1, len(prompt) + output_tokens))
     params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
@@ -313,8 +314,8 @@ def write_random_checkpoint(
     """A Hugging Face folder of that shape, float32, with a small tokenizer of the corpus.
 
     Weights are drawn wider than usual: then the layers, and not the embedding of the last token, decide what comes
-    next, and two engines that agree on the tokens agree on the arithmetic. For a GPU they are drawn there, and written in
-    `dtype`: eight billion numbers take a CPU minutes.
+    next, and two engines that agree on the tokens agree on the arithmetic. For a GPU they are drawn there,
+    and written in `dtype`: eight billion numbers take a CPU minutes.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 

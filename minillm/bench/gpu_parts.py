@@ -36,7 +36,8 @@ class Part:
 
 
 def parts_of(out: Path, toy: bool = False, device: str = "cuda") -> list[Part]:
-    """What is run, in order. `toy` shrinks every part to what an interpreted kernel can do, to test this very program."""
+    """What is run, in order. `toy` shrinks every part to what an interpreted kernel can do,
+    to test this very program."""
     bench = ("-c", "from minillm.cli import app; app()", "bench")
     save = ("--device", device, "--save", str(out))
     describe = Part("describe", ("-c", "from minillm.device import describe; print(describe())"), 60)

@@ -1,5 +1,5 @@
-"""What `minillm bench kernels` measures: each kernel's shapes, its peers, and the bytes and operations they cannot avoid.
-Built in chapter 12.
+"""What `minillm bench kernels` measures: each kernel's shapes, its peers, and the bytes and operations they cannot
+avoid. Built in chapter 12.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def cases_of(families: tuple[str, ...], scale: int, device: torch.device, dtype:
         raise ValueError(f"families={sorted(unknown)} are unknown; choose among {', '.join(build)}")
     if device.type == "cpu" and set(families) & set(FAMILIES["cuda"]) and (MODE != "interpreted" or scale < 16):
         raise ValueError(
-            f"families={sorted(families)} are Triton kernels: they need a GPU, or the interpreter and a scale of 16 at least"
+            f"families={sorted(families)} are Triton kernels: they need a GPU, "
+            "or the interpreter and a scale of 16 at least"
         )
     if set(families) & set(FAMILIES["cpu"]) and (device.type != "cpu" or native.library(dtype) is None):
         raise ValueError(

@@ -2,7 +2,8 @@
 
 A rung loads a model and gives back a stream: a function that yields tokens greedily as they are made, each with the
 time at which it was made, so that two rungs can be watched side by side. All rungs but those with rounded weights say
-the same tokens (in float32); only when they say them differs. A later chapter adds its own with `RUNGS.append(Rung(...))`.
+the same tokens (in float32); only when they say them differs. A later chapter adds its own with
+`RUNGS.append(Rung(...))`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     seconds = limit / share + fixed          limit = max(bytes / bandwidth, operations / rate), of the data sheet
 
-`share` is what others reach: plain Triton reaches 0.76 of FlashAttention-3 (which reaches about 0.6 to 0.75 of the rate),
-well-kept paged decoding 0.85 and more of the bandwidth, a large copy 0.9. `fixed` is what a launch in a recorded step
-costs beside its work, a microsecond or two: the last programs of one kernel end before the first of the next begin.
+`share` is what others reach: plain Triton reaches 0.76 of FlashAttention-3 (which reaches about 0.6 to 0.75 of the
+rate), well-kept paged decoding 0.85 and more of the bandwidth, a large copy 0.9. `fixed` is what a launch in a recorded
+step costs beside its work, a microsecond or two: the last programs of one kernel end before the first of the next
+begin.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ PEERS = (  # result, case, peer, its seconds over ours, why
 
 @dataclass(frozen=True)
 class Prediction:
-    """`result` and `figure` say where the measured number will stand: the name of a result, and the keys down to it. A key that ends in * is the beginning of one."""
+    """`result` and `figure` say where the measured number will stand: the name of a result, and the keys down to it.
+    A key that ends in * is the beginning of one."""
 
     result: str
     figure: tuple[str, ...]
@@ -81,7 +83,8 @@ def predict(gpu: GPU) -> list[Prediction]:
     """Raises ValueError for a GPU without bfloat16, in which everything here is measured."""
     if gpu.capability < 80:
         raise ValueError(
-            f"gpu={gpu.name!r} has no bfloat16, in which the parts of `bench gpu` are measured; predict an A100, L4, H100 or H200"
+            f"gpu={gpu.name!r} has no bfloat16, in which the parts of `bench gpu` are measured; "
+            "predict an A100, L4, H100 or H200"
         )
     return [*ceilings(gpu), *kernels(gpu), *throughputs(gpu), *decodes(gpu), *steps(gpu), *bits(gpu), *others(gpu)]
 
@@ -146,7 +149,8 @@ def kernels(gpu: GPU) -> list[Prediction]:
 
 
 def step_seconds(gpu: GPU, shape: str, batch: int, weight_bytes: int | None = None) -> tuple[float, float, dict]:
-    """A recorded decode step of `bench step`'s workload: bytes at a share of the bandwidth, and a gap for every launch."""
+    """A recorded decode step of `bench step`'s workload: bytes at a share of the bandwidth,
+    and a gap for every launch."""
     config, workload = decode.model_config(decode.SHAPES[shape]), decode.Workload(prompt_tokens=64, output_tokens=64)
     kv_bytes = (workload.prompt_tokens + workload.output_tokens // 2) * config.kv_bytes_per_token(DTYPE)
     plain = decode.bytes_per_token(config, DTYPE, workload) - kv_bytes
@@ -229,7 +233,10 @@ def throughputs(gpu: GPU) -> list[Prediction]:
         (
             "qwen3-0.6b",
             (0.30, 0.70),
-            "vLLM 50% and nano-vllm-triton 58% on an A100; here the weights weigh less beside the host; the goal is 60%",
+            (
+                "vLLM 50% and nano-vllm-triton 58% on an A100; here the weights weigh less beside the host; "
+                "the goal is 60%"
+            ),
         ),
         ("qwen2-0.5b", (0.12, 0.50), "28% elsewhere: the host's gap decides where the step is short; the goal is 35%"),
     ):

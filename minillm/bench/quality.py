@@ -43,7 +43,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Workload:
-    """How much to measure: `documents` of each task of a seed for perplexity, `asked` of each task for answers (0: none)."""
+    """How much to measure: `documents` of each task of a seed for perplexity,
+    `asked` of each task for answers (0: none)."""
 
     model: str = "tinyworld"
     documents: int = 20

@@ -1,4 +1,5 @@
-"""Optimisations switched off for a while, so that they can be compared with nothing else changed. Built in chapter 14."""
+"""Optimisations switched off for a while, so that they can be compared with nothing else changed.
+Built in chapter 14."""
 
 from __future__ import annotations
 

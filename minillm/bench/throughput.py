@@ -1,4 +1,5 @@
-"""Offline throughput: many requests at once, against the best that `transformers.generate` reaches. Built in chapter 05.
+"""Offline throughput: many requests at once, against the best that `transformers.generate` reaches.
+Built in chapter 05.
 
 The workload is nano-vllm's recipe at a CPU's size: prompts of random tokens and output lengths drawn first, all
 requests there from the start, no end of sequence. `transformers` batches what it is given: it pads every prompt of a
@@ -165,7 +166,8 @@ def figures_of(times: dict[str, measure.Samples], tokens: int, limit: float) -> 
 
 
 def check(ours: Ours, expected: list[list[int]], dtype: torch.dtype) -> int:
-    """How many greedy tokens agree, of CHECKED_TOKENS a request, all requests in one batch here and one by one there."""
+    """How many greedy tokens agree, of CHECKED_TOKENS a request,
+    all requests in one batch here and one by one there."""
     said = ours.greedy(CHECKED_TOKENS)[:CHECKED_REQUESTS]
     agreeing = sum(a == b for one, other in zip(said, expected) for a, b in zip(one, other))
     if dtype == torch.float32 and said != expected:
@@ -212,7 +214,8 @@ class Ours:
 
 
 class Theirs:
-    """transformers, a model for each attention implementation; batches in the order of the requests, padded on the left."""
+    """transformers, a model for each attention implementation;
+    batches in the order of the requests, padded on the left."""
 
     def __init__(
         self, path: Path, dtype: torch.dtype, device: torch.device, prompts: list[list[int]], lengths: list[int]
@@ -229,7 +232,8 @@ class Theirs:
             }
 
     def run(self, setting: str) -> int:
-        """All requests by one setting; how many tokens of use it made (continuous batching takes one length for all)."""
+        """All requests by one setting; how many tokens of use it made (continuous batching takes one length for
+        all)."""
         if setting == CONTINUOUS:
             return self._generate_batch()
         implementation, _, batch_size = setting.partition(", batch ")
@@ -299,7 +303,8 @@ def limit_seconds(
 
 
 def tables(measured: dict) -> list:
-    """The limit first, then both engines, every setting of transformers, and the parts of our step (rich renderables)."""
+    """The limit first, then both engines, every setting of transformers,
+    and the parts of our step (rich renderables)."""
     from rich.table import Table
 
     f = measured["figures"]
@@ -309,8 +314,8 @@ def tables(measured: dict) -> list:
         "± half range",
         "of limit",
         "speed-up",
-        title=f"{f['prompt_tokens']:,} prompt and {f['output_tokens']:,} output tokens, {measured['workload']['shape']}, "
-        f"{measured['hardware']['name']}",
+        title=f"{f['prompt_tokens']:,} prompt and {f['output_tokens']:,} output tokens, "
+        f"{measured['workload']['shape']}, {measured['hardware']['name']}",
     )
     speed.add_row("the limit", f"{f['limit_tokens_per_second']:,.0f}", "", "100%", "", style="dim")
     speed.add_row(

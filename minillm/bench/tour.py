@@ -1,4 +1,5 @@
-"""The ladder as something to watch (`minillm tour`) and as a measurement (`minillm bench ladder`). Built in chapter 00."""
+"""The ladder as something to watch (`minillm tour`) and as a measurement (`minillm bench ladder`).
+Built in chapter 00."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""vLLM as a peer, where it is installed: the same requests, in a process of its own that gives its memory back. Built in chapter 14."""
+"""vLLM as a peer, where it is installed: the same requests, in a process of its own that gives its memory back.
+Built in chapter 14."""
 
 from __future__ import annotations
 

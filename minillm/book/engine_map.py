@@ -1,4 +1,5 @@
-"""The map of the engine at the head of every chapter: what stands, what comes now, what is still to build. Built in chapter 00."""
+"""The map of the engine at the head of every chapter: what stands, what comes now, what is still to build.
+Built in chapter 00."""
 
 from __future__ import annotations
 
@@ -105,7 +106,10 @@ def _box(ax, part: Part, state: str) -> None:
 def _in_words(chapter: int) -> str:
     plain = {part: part.name.replace("\n", " ") for part in PARTS}
     said = [
-        f"Map of the engine at chapter {chapter:02d}; a request runs from {' to '.join(plain[part] for part in PARTS[:8])}."
+        (
+            f"Map of the engine at chapter {chapter:02d}; a request runs from "
+            f"{' to '.join(plain[part] for part in PARTS[:8])}."
+        )
     ]
     for state, label in (("finished", "Already built"), ("current", "In this chapter"), ("later", "Still to come")):
         names = [plain[part] for part in PARTS if part.state(chapter) == state]

@@ -89,7 +89,8 @@ def record_traffic(*, poison: bool = False) -> Iterator[Traffic]:
     Raises RuntimeError where kernels are not interpreted (`count_traffic` counts there too), and, out of the launch,
     OutOfBounds when a program leaves a tensor: a view ends where its own elements end, not where its storage does.
 
-    poison: lanes that a load masks without an `other` hold NaN (float16 to float64). On a GPU what they hold is undefined;
+    poison: lanes that a load masks without an `other` hold NaN (float16 to float64). On a GPU what they hold is
+            undefined;
     the interpreter alone makes it 0.
     """
     if MODE != "interpreted":

@@ -19,8 +19,8 @@ from minillm.sampling.logprobs import Logprob
 class OutputCollector:
     """Collects what a request and the samples split off it say.
 
-    `decode` maps token ids to text, `decode_all` the special ones too, for the names of tokens. `streaming` makes text of
-    every token at once. `on_finish` is called when the last sample has ended.
+    `decode` maps token ids to text, `decode_all` the special ones too, for the names of tokens. `streaming` makes text
+    of every token at once. `on_finish` is called when the last sample has ended.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class OutputCollector:
         return self._num_open == 0
 
     def has_ended(self, index: int) -> bool:
-        """Whether sample `index` is complete: tokens that come in the same step behind a stop string are not its own."""
+        """Whether sample `index` is complete: tokens that come in the same step behind a stop string are not its
+        own."""
         return self.samples[index].finish_reason is not None
 
     def add(self, delta: TokenDelta) -> StreamDelta:

@@ -147,7 +147,8 @@ class Engine:
 
     @locked
     def abort(self, *requests: Request) -> None:
-        """End requests at any moment, their samples too; their blocks are free once no step in flight writes into them."""
+        """End requests at any moment, their samples too; their blocks are free once no step in flight writes into
+        them."""
         groups = {request.group_id for request in requests}
         with ExitStack() as afterwards:  # all are told, whatever one of them raises
             for request in requests if self.on_abort is not None else ():
@@ -214,9 +215,9 @@ class Engine:
         """Raise RuntimeError when it is closed, or in a child process that has only a copy of it."""
         if self.is_forked:
             raise RuntimeError(
-                f"this LLM was made in process {self.process_id}, and this is process {os.getpid()}, a fork of it without its "
-                f"threads and its device: make an LLM in the child itself, and where there is a GPU start the child with "
-                f"multiprocessing.get_context('spawn')"
+                f"this LLM was made in process {self.process_id}, and this is process {os.getpid()}, "
+                "a fork of it without its threads and its device: make an LLM in the child itself, "
+                f"and where there is a GPU start the child with multiprocessing.get_context('spawn')"
             )
         if self.is_closed:
             raise RuntimeError("this LLM is closed: it computes nothing any more; make a new one")
@@ -247,8 +248,8 @@ class Engine:
         """Launch the next step, then see to the tokens of the one before, which the device computed meanwhile.
 
         The launched step may turn out to hold a request that has just ended: that token is dropped (chapter 14). A step
-        whose tokens the host needs first (penalties, log-probabilities, samples about to split off) is waited for, and so
-        is every step where the next one begins with guesses that continue them.
+        whose tokens the host needs first (penalties, log-probabilities, samples about to split off) is waited for,
+        and so is every step where the next one begins with guesses that continue them.
         """
         output = self._schedule()
         launched = self.runner.launch(output)

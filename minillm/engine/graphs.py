@@ -45,13 +45,14 @@ def bucket_sizes(most_tokens: int) -> list[int]:
 
 @functools.cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream that everything on this device is recorded on: cuBLAS keeps a workspace for every stream it has seen."""
+    """The stream that everything on this device is recorded on:
+    cuBLAS keeps a workspace for every stream it has seen."""
     return torch.cuda.Stream(device)
 
 
 class Recorder:
-    """Records functions as CUDA graphs. Graphs that never run at the same time share the memory of what lies between their
-    kernels. On a CPU a replay calls the function again."""
+    """Records functions as CUDA graphs. Graphs that never run at the same time share the memory of what lies between
+    their kernels. On a CPU a replay calls the function again."""
 
     def __init__(self, device: torch.device):
         self.device, self.on_gpu = device, device.type == "cuda"
@@ -154,8 +155,8 @@ class DecodeGraphs:
 class Inputs:
     """Where recorded steps read: five numbers of each of `size` rows, and the block tables.
 
-    The numbers change in every step, and one copy brings them. A row's table gets one more block every block_size steps,
-    so of the tables only the entries that changed are sent, and written to their places on the device.
+    The numbers change in every step, and one copy brings them. A row's table gets one more block every block_size
+    steps, so of the tables only the entries that changed are sent, and written to their places on the device.
     """
 
     def __init__(self, most_tokens: int, columns: int, device: torch.device):
@@ -170,7 +171,8 @@ class Inputs:
         return self.numbers[: 5 * aligned(size)].view(5, -1)[:, :size].unbind()
 
     def fill(self, rows: Sequence[ScheduledRequest], size: int, block_size: int) -> None:
-        """Send a step of at most `size` tokens. The rest is padding: slot -1, length 0, and a table that is not read."""
+        """Send a step of at most `size` tokens. The rest is padding:
+        slot -1, length 0, and a table that is not read."""
         tokens = [token_id for row in rows for token_id in tokens_of(row)]
         positions = [position for row in rows for position in range(row.start, row.start + row.num_tokens)]
         tables = [row.block_ids for row in rows for _ in range(row.num_tokens)]
@@ -192,7 +194,8 @@ class Inputs:
             self.table.view(-1).index_copy_(0, target, source)
 
     def _changes(self, tables: Sequence[list[int]]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Where the tables differ from those on the device, as places in the flattened `table`; and the blocks there."""
+        """Where the tables differ from those on the device, as places in the flattened `table`;
+        and the blocks there."""
         places, blocks = [], []
         for index, table in enumerate(tables):
             if self.rows[index] != table:

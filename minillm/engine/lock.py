@@ -64,8 +64,9 @@ class FairLock:
                 self._call_if_free()
 
     def call_soon(self, action: Callable[[], None]) -> None:
-        """Call `action` in a turn: at once where nobody has one, else at the end of the turn that is. This never waits, so a
-        finalizer may do it, which Python runs in any thread at any moment, in the middle of a turn too."""
+        """Call `action` in a turn: at once where nobody has one, else at the end of the turn that is.
+        This never waits, so a finalizer may do it, which Python runs in any thread at any moment,
+        in the middle of a turn too."""
         self._soon.append(action)
         self._call_if_free()
 

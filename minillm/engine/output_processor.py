@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class OutputProcessor:
-    """Knows who waits for what. A request is known by its group id, from `collect` or `submit` until it has ended and its
-    caller has been told."""
+    """Knows who waits for what. A request is known by its group id, from `collect` or `submit` until it has ended and
+    its caller has been told."""
 
     def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerBase):
         self.engine, self.tokenizer = engine, tokenizer
@@ -66,7 +66,8 @@ class OutputProcessor:
         self.engine.abort(*requests)
 
     def leave(self, requests: list[Request]) -> None:
-        """`withdraw` without waiting: in the middle of a step, which may be where Python drops a generator, it waits for the end."""
+        """`withdraw` without waiting: in the middle of a step, which may be where Python drops a generator,
+        it waits for the end."""
         self.lock.call_soon(partial(self.withdraw, requests))
 
     def process(self, deltas: Iterable[TokenDelta]) -> BaseException | None:

@@ -2,7 +2,9 @@
 
 token_ids            [p p p p p p | o o o]     prompt, then what was generated
 num_computed_tokens   --------->               keys and values of these are in the cache
-num_tokens            ------------------>      all there are, guesses too (chapter 18); a step computes some of the difference
+num_tokens            ------------------>      all there are, guesses too (chapter 18)
+
+A step computes some of the difference.
 """
 
 from __future__ import annotations
@@ -121,20 +123,21 @@ class Request:
 
     @property
     def prefix_cache_limit(self) -> int:
-        """How many of its first tokens may come from a cache. The logits of the last are always wanted; those of the prompt
-        from one token before where its log-probabilities begin.
+        """How many of its first tokens may come from a cache. The logits of the last are always wanted;
+        those of the prompt from one token before where its log-probabilities begin.
         """
         known = len(self.token_ids)
         return (known if self.prompt_logprobs is None else min(known, self.logprob_start_len)) - 1
 
     def sample_seed(self, index: int | None = None) -> int:
-        """The seed of sample `index`, or of this one. The first one keeps the request's, so it is the same for any n."""
+        """The seed of sample `index`, or of this one. The first one keeps the request's,
+        so it is the same for any n."""
         index = self.index if index is None else index
         return derive_seed(self.seed, index) if index else self.seed
 
     def append(self, token_id: int) -> bool:
-        """Take the next token, and finish if it is the last: `stop` for a stop token, `length` at the limit. A token that
-        its grammar does not take ends it with `error`. Returns whether it was taken."""
+        """Take the next token, and finish if it is the last: `stop` for a stop token, `length` at the limit.
+        A token that its grammar does not take ends it with `error`. Returns whether it was taken."""
         at_end = False
         if self.grammar is not None:
             try:
@@ -157,8 +160,9 @@ class Request:
     def take(self, tokens: list[SampledToken]) -> list[tuple[Request, SampledToken | None]]:
         """Take what the model drew, as far as the text goes on, and whatever the grammar forces after each token.
 
-        Several were drawn where guesses were right; those behind a jump count only if the guess was that very jump. What was
-        drawn without a mask is not taken. Returns what was; a None if the grammar failed before the first token.
+        Several were drawn where guesses were right; those behind a jump count only if the guess was that very jump.
+        What was drawn without a mask is not taken. Returns what was; a None if the grammar failed before the first
+        token.
         """
         if self.grammar is None and len(tokens) == 1:  # as in most steps
             self.append(tokens[0].token_id)

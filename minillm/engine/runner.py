@@ -78,8 +78,8 @@ class ModelRunner:
     def forward(
         self, rows: list[ScheduledRequest], token_ids: Tensor | None = None
     ) -> tuple[Tensor, list[tuple[ScheduledRequest, int]]]:
-        """One forward pass: the logits that `build_batch` says. A draft model passes the tokens that it drew last, `token_ids`
-        [len(rows)] on the device, where each row processes the one that the host has not seen."""
+        """One forward pass: the logits that `build_batch` says. A draft model passes the tokens that it drew last,
+        `token_ids` [len(rows)] on the device, where each row processes the one that the host has not seen."""
         with self.trace.span("build batch"):
             recorded = self.graphs is not None and self.graphs.serves(rows)
             batch, scored = (self.graphs.fill(rows), []) if recorded else self.build_batch(rows)
@@ -98,8 +98,9 @@ class ModelRunner:
         return logits.index_select(0, *upload(wanted, device=self.model.device)), scored
 
     def build_batch(self, rows: list[ScheduledRequest]) -> tuple[ForwardBatch, list[tuple[ScheduledRequest, int]]]:
-        """The flat batch of `rows`. Its logits are those of the last token of every row that samples, and of each of its
-        guesses; then those that prompt log-probabilities need. The second value says of which rows, and how many.
+        """The flat batch of `rows`. Its logits are those of the last token of every row that samples,
+        and of each of its guesses; then those that prompt log-probabilities need. The second value says of which rows,
+        and how many.
         """
         block_size = self.cache.block_size
         token_ids, positions, slots = [], [], []
@@ -257,8 +258,8 @@ class LaunchedStep:
         self.download = Download(*wanted)
 
     def wait(self) -> list[list[SampledToken]]:
-        """The sampled tokens, for each row as many as it wanted samples; of a row with a draft the accepted draft tokens,
-        and the token after them. Prompt log-probabilities go to their requests."""
+        """The sampled tokens, for each row as many as it wanted samples; of a row with a draft the accepted draft
+        tokens, and the token after them. Prompt log-probabilities go to their requests."""
         with self.trace.span("wait"):
             tensors = iter(self.download.wait())
         sampled = self.sampled and self.sampled.read(*islice(tensors, len(self.sampled.tensors)))
@@ -282,7 +283,8 @@ def _first_scored(row: ScheduledRequest) -> int:
 
 
 def _accepted(tokens: Iterator[SampledToken], draft: tuple[int, ...]) -> list[SampledToken]:
-    """The target's own tokens, up to the first that was guessed wrong: what it drew behind that one had a wrong text before it."""
+    """The target's own tokens, up to the first that was guessed wrong:
+    what it drew behind that one had a wrong text before it."""
     drawn = [next(tokens) for _ in range(len(draft) + 1)]
     right = takewhile(lambda pair: pair[0].token_id == pair[1], zip(drawn, draft))
     return drawn[: 1 + sum(1 for _ in right)]

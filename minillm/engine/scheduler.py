@@ -117,8 +117,9 @@ class Scheduler:
         needed = self.kv_cache.blocks_needed(most, min(most, self.max_num_batched_tokens))
         if needed > (available := self.kv_cache.pool.num_blocks):
             raise ValueError(
-                f"request {request.request_id}: {request.num_prompt_tokens} prompt tokens and max_tokens={request.max_tokens} "
-                f"need {needed} blocks, the cache has {available}; raise num_kv_blocks, or ask for fewer tokens"
+                f"request {request.request_id}: {request.num_prompt_tokens} prompt tokens and "
+                f"max_tokens={request.max_tokens} need {needed} blocks, the cache has {available}; "
+                "raise num_kv_blocks, or ask for fewer tokens"
             )
         if not self.enable_chunked_prefill and most > self.max_num_batched_tokens:
             raise ValueError(
@@ -162,7 +163,8 @@ class Scheduler:
         """Take what the step computed: for each row its sampled tokens, as many as it wanted samples; of a row with a
         draft the guesses that were right, and the token after them.
 
-        Returns the new tokens, each with the request (perhaps a fork of the row's) that it continues; None where its grammar failed.
+        Returns the new tokens, each with the request (perhaps a fork of the row's) that it continues;
+        None where its grammar failed.
         """
         added: list[tuple[Request, SampledToken | None]] = []
         for row, tokens in zip(output.rows, sampled):

@@ -37,7 +37,8 @@ DEFAULT_LENGTH = 4
 
 
 class Speculation:
-    """Asks a drafter for guesses for every request that decodes, at most `num_tokens` each; `lengths` may choose fewer."""
+    """Asks a drafter for guesses for every request that decodes, at most `num_tokens` each;
+    `lengths` may choose fewer."""
 
     def __init__(
         self,
@@ -53,8 +54,8 @@ class Speculation:
         self._known: dict[str, Request] = {}  # those that the drafter may remember something of
 
     def propose(self, scheduler: Scheduler) -> None:
-        """Give every request that is about to decode its guesses. None of their steps is in flight: a guess continues the
-        last token, which has to be known."""
+        """Give every request that is about to decode its guesses. None of their steps is in flight:
+        a guess continues the last token, which has to be known."""
         self._forget_finished()
         for request in scheduler.running:  # guesses that the last step had no room for are of no use any more
             request.spec_token_ids, request.spec_probs = [], None
@@ -67,7 +68,8 @@ class Speculation:
             drafts = self.drafter.propose(ready, counts)
         if not isinstance(drafts, list) or len(drafts) != len(ready):
             raise ValueError(
-                f"{self._name}.propose returned {drafts!r:.200} for {len(ready)} requests; a list with a Draft for each, in their order"
+                f"{self._name}.propose returned {drafts!r:.200} for {len(ready)} requests; "
+                "a list with a Draft for each, in their order"
             )
         for request, count, draft in zip(ready, counts, drafts):
             token_ids = self._checked(draft, count)
@@ -75,8 +77,8 @@ class Speculation:
             if request.grammar is not None and (allowed := request.grammar.validate(token_ids)) < len(token_ids):
                 if probs is not None:
                     raise ValueError(
-                        f"{self._name} gives probs for token {token_ids[allowed]}, which the request's grammar forbids; draft inside "
-                        f"request.grammar, or leave probs out"
+                        f"{self._name} gives probs for token {token_ids[allowed]}, "
+                        f"which the request's grammar forbids; draft inside request.grammar, or leave probs out"
                     )
                 del token_ids[allowed:]
             request.spec_token_ids, request.spec_probs = token_ids, probs
@@ -131,7 +133,8 @@ class Speculation:
         wanted = (len(draft.token_ids), self.vocab_size)
         if draft.probs is not None and tuple(draft.probs.shape) != wanted:
             raise ValueError(
-                f"{self._name} gives probs of shape {tuple(draft.probs.shape)} for {wanted[0]} tokens; allowed: {wanted}"
+                f"{self._name} gives probs of shape {tuple(draft.probs.shape)} for {wanted[0]} tokens; "
+                f"allowed: {wanted}"
             )
         return token_ids
 
@@ -204,8 +207,8 @@ def check_same_tokens(target: str | Path, vocab_size: int, draft: Path) -> None:
     found = load_config(draft).vocab_size
     if found != vocab_size:
         raise ValueError(
-            f"speculative_config: the draft model {str(draft)!r} has a vocabulary of {found} tokens, the model has {vocab_size}; "
-            f"draft and target need the same tokenizer"
+            f"speculative_config: the draft model {str(draft)!r} has a vocabulary of {found} tokens, "
+            f"the model has {vocab_size}; draft and target need the same tokenizer"
         )
     if not target:  # an engine that was made from parts
         return
@@ -220,11 +223,11 @@ def check_same_tokens(target: str | Path, vocab_size: int, draft: Path) -> None:
 
 
 def measure_steps(runner: ModelRunner, most_tokens: int, clock: Callable[[], float] = time.perf_counter) -> StepCost:
-    """Seconds of a step by how many tokens it processes: from its inputs on the host to its logits on the device, which the
-    host waits for, as it waits for the tokens of every step that speculation prepares.
+    """Seconds of a step by how many tokens it processes: from its inputs on the host to its logits on the device,
+    which the host waits for, as it waits for the tokens of every step that speculation prepares.
 
-    Steps that the engine replays are replayed here too, with nothing but padding: eager, a GPU's steps are all as long as
-    the host takes for their launches, and more tokens would seem to be free. The others write into the null block.
+    Steps that the engine replays are replayed here too, with nothing but padding: eager, a GPU's steps are all as long
+    as the host takes for their launches, and more tokens would seem to be free. The others write into the null block.
     """
     device, seconds = runner.model.device, {}
     for size in [size for size in MEASURED_SIZES if size <= most_tokens] or [1]:

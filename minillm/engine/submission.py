@@ -18,10 +18,10 @@ from minillm.engine.request import Request
 class Submission:
     """What `LLM.submit` hands back: whether the request is finished, its output, and the way to withdraw it.
 
-    `on_delta(submission, delta)` hears of each token inside the step that made it, whoever asked for that step. The last
-    delta has a `finish_reason`; it is "abort" when somebody aborted it, and when a step failed: then `error` says with what.
-    It may submit more, but may not ask for a step. What it raises ends its own request; the others hear what is theirs, then
-    it goes on to whoever asked for the step.
+    `on_delta(submission, delta)` hears of each token inside the step that made it, whoever asked for that step.
+    The last delta has a `finish_reason`; it is "abort" when somebody aborted it, and when a step failed:
+    then `error` says with what. It may submit more, but may not ask for a step. What it raises ends its own request;
+    the others hear what is theirs, then it goes on to whoever asked for the step.
     """
 
     def __init__(

@@ -35,7 +35,8 @@ else:
 
 
 class AbsentTriton:
-    """Stands in for `triton` and `triton.language`, so that the modules of this room can be imported for their twins."""
+    """Stands in for `triton` and `triton.language`, so that the modules of this room can be imported for their
+    twins."""
 
     def __getattr__(self, name: str) -> AbsentTriton:
         return self

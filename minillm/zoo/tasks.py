@@ -221,7 +221,8 @@ SOUNDS = {
     "pig": "oink",
 }
 OPPOSITES = [("hot", "cold"), ("big", "small"), ("day", "night"), ("fast", "slow"), ("up", "down"), ("open", "closed"),
-             ("happy", "sad"), ("early", "late"), ("old", "new"), ("wet", "dry"), ("full", "empty"), ("loud", "quiet")]  # fmt: skip
+             ("happy", "sad"), ("early", "late"), ("old", "new"), ("wet", "dry"), ("full", "empty"),
+             ("loud", "quiet")]  # fmt: skip
 
 
 def chat(rng: random.Random) -> Segments:

@@ -62,7 +62,8 @@ def halves(names: list[str]) -> list[list[str]]:
 
 
 def load() -> None:
-    """What every GPU's process needs, once, and kept out of the garbage collections that each start of an engine asks for."""
+    """What every GPU's process needs, once, and kept out of the garbage collections that each start of an engine asks
+    for."""
     import minillm
     import minillm.engine.llm  # noqa: F401
     from minillm.kernels import language

@@ -1,4 +1,5 @@
-"""Checks of chapter 01: top-p with a floor, Gumbel top-k, a penalty that spares the prompt, typical sampling. Built in chapter 01.
+"""Checks of chapter 01: top-p with a floor, Gumbel top-k, a penalty that spares the prompt, typical sampling.
+Built in chapter 01.
 
 The references are loops over rows and tokens in float64: slow, and easy to believe. Random trials choose their
 thresholds halfway between two possible sums, so that rounding never decides. Ties are judged on any machine alike:
@@ -71,7 +72,10 @@ def _top_p_edges(case: Case) -> None:
         two,
         "the mask of four equal logits for p = 0.5",
         {
-            "Two of these tokens hold exactly 0.5, and that is enough: keep where the sum before is less than p, not where it equals p.": [
+            (
+                "Two of these tokens hold exactly 0.5, and that is enough: keep where the sum before is less than "
+                "p, not where it equals p."
+            ): [
                 True,
                 True,
                 True,
@@ -147,7 +151,10 @@ def _gumbel_edges(case: Case) -> None:
         cold,
         torch.tensor([[0, 1, 2]]),
         "the tokens at temperature 0",
-        hint="Temperature 0 is a case of its own. However small a number you divide by in its place, the noise decides between equal logits.",
+        hint=(
+            "Temperature 0 is a case of its own. However small a number you divide by in its place, "
+            "the noise decides between equal logits."
+        ),
     )
     mixed = case.call(logits.expand(2, 4).clone(), wild.expand(2, 4).clone(), torch.tensor([0.0, 1.0]), 1)
     case.equal(mixed, torch.tensor([[1], [0]]), "a greedy row beside one that draws")
@@ -327,7 +334,10 @@ def _typical_edges(case: Case) -> None:
             {
                 "The token that carries the sum across the mass stays in.": [True, False, False, False],
                 "All distances are equal: ties go to the smaller token id.": [False, False, True, True],
-                "Two of these tokens hold exactly 0.5, and that is enough: keep where the sum before is less than mass, not where it equals mass.": [
+                (
+                    "Two of these tokens hold exactly 0.5, and that is enough: "
+                    "keep where the sum before is less than mass, not where it equals mass."
+                ): [
                     True,
                     True,
                     True,

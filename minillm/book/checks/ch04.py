@@ -17,15 +17,24 @@ from minillm.book.checks import Case, Checker
 
 check_pack_short_first = Checker(
     "pack_short_first",
-    hint="Sequences stand by the number of tokens they bring, equal ones as given; only logits_indices is in the order given.",
+    hint=(
+        "Sequences stand by the number of tokens they bring, equal ones as given; "
+        "only logits_indices is in the order given."
+    ),
 )
 check_fit_regimes = Checker(
     "fit_regimes",
-    hint="Every split k = 0 … n; geometric means; the error over all measurements, of max(floor, slope · B); the larger k at a tie.",
+    hint=(
+        "Every split k = 0 … n; geometric means; the error over all measurements, of max(floor, slope · B); "
+        "the larger k at a tie."
+    ),
 )
 check_plan_batches = Checker(
     "plan_batches",
-    hint="Least sum of max(bend, prompts · longest); then fewest batches; then the smallest list of sizes, shortest prompts first.",
+    hint=(
+        "Least sum of max(bend, prompts · longest); then fewest batches; "
+        "then the smallest list of sizes, shortest prompts first."
+    ),
 )
 check_ridge_batch = Checker(
     "ridge_batch",
@@ -310,7 +319,10 @@ def _ridge_example(case: Case) -> None:
         case.call(_LLAMA, _H100, 0),
         296,
         "the batch for Llama-3.1-8B on an H100 without any context",
-        hint="989e12 / 3350e9 = 295.2 FLOP/byte, and B rows do B FLOP with each byte of 16-bit weights: 296 is the first beyond.",
+        hint=(
+            "989e12 / 3350e9 = 295.2 FLOP/byte, and B rows do B FLOP with each byte of 16-bit weights: "
+            "296 is the first beyond."
+        ),
     )
     case.equal(
         case.call(_LLAMA, _H100, 1024),

@@ -1,4 +1,5 @@
-"""Checks of chapter 05: stop conditions, admission, a scheduler, a repaired one, memory that suffices. Built in chapter 05.
+"""Checks of chapter 05: stop conditions, admission, a scheduler, a repaired one, memory that suffices.
+Built in chapter 05.
 
 The references, and the drive that serves made-up requests with a student's scheduler, are in `ch05_oracle`; the jobs
 of the scheduler to be repaired are in `ch05_jobs`.
@@ -127,7 +128,10 @@ def _stop_random(case: Case) -> None:
 def _takes(case: Case, params: SamplingParams, eos_id: int | None, num_outputs: int, new: list[int], told: str) -> None:
     kept, reason, stop = taken(params, eos_id, num_outputs, new)
     got = case.call(params, eos_id, num_outputs, new)
-    asked = f"max_tokens={params.max_tokens}, min_tokens={params.min_tokens}, stop tokens {list(params.stop_token_ids)}, ignore_eos={params.ignore_eos}"
+    asked = (
+        f"max_tokens={params.max_tokens}, min_tokens={params.min_tokens}, "
+        f"stop tokens {list(params.stop_token_ids)}, ignore_eos={params.ignore_eos}"
+    )
     hint = f"Here {told}. It had {num_outputs} outputs; {asked}, eos_id={eos_id}."
     case.true(
         isinstance(got, tuple) and len(got) == 3,
@@ -199,7 +203,10 @@ def _admits(case: Case, waiting: list[tuple[str, int]], budget: int, slots: int,
             f"{name} is cut into {count} and {rest} tokens {told}",
             hint="Neither part may be shorter than min_chunk: the one that goes now, and the rest.",
         )
-    hint = "Every request in its turn: all of it, else the largest part that the rule allows, else it is passed over, and the next one has its chance."
+    hint = (
+        "Every request in its turn: all of it, else the largest part that the rule allows, else it is passed over, "
+        "and the next one has its chance."
+    )
     case.equal(
         [tuple(pair) for pair in got],
         admitted(waiting, budget, slots, min_chunk),
@@ -351,7 +358,10 @@ def _repairs(case: Case, rows: Sequence[tuple[str, int, int]], memory: int, seqs
             got,
             plan,
             f"the plan of {where}\n  the plan",
-            hint=f"Running jobs first, each what it lacks; new jobs whole or not at all; one that was preempted may be cut. {stands}",
+            hint=(
+                "Running jobs first, each what it lacks; new jobs whole or not at all; "
+                f"one that was preempted may be cut. {stands}"
+            ),
         )
         case.run(scheduler.update, got, may_change=True)
         for what, right in (("running", running), ("waiting", waiting)):
@@ -360,7 +370,10 @@ def _repairs(case: Case, rows: Sequence[tuple[str, int, int]], memory: int, seqs
                 names,
                 [job.name for job in right],
                 f"`{what}` after {where}\n  {what}",
-                hint="Nobody joins without a token, nobody is lost, and a job leaves when num_tokens is num_prompt_tokens + max_tokens.",
+                hint=(
+                    "Nobody joins without a token, nobody is lost, and a job leaves when num_tokens is "
+                    "num_prompt_tokens + max_tokens."
+                ),
             )
         for right in [*running, *waiting]:
             for what in ("num_tokens", "num_computed_tokens"):
@@ -368,9 +381,15 @@ def _repairs(case: Case, rows: Sequence[tuple[str, int, int]], memory: int, seqs
                     getattr(jobs[right.name], what),
                     getattr(right, what),
                     f"{what} of {right.name} after {where}\n  {what}",
-                    hint=f"A job has one more token where all those that it had are computed, and only there; a victim loses them. {stands}",
+                    hint=(
+                        "A job has one more token where all those that it had are computed, and only there; "
+                        f"a victim loses them. {stands}"
+                    ),
                 )
-        stands = f"Computed before it: {', '.join(f'{job.name} {job.num_computed_tokens} of {job.num_tokens}' for job in [*running, *waiting])}."
+        stands = (
+            "Computed before it: "
+            f"{', '.join(f'{job.name} {job.num_computed_tokens} of {job.num_tokens}' for job in [*running, *waiting])}."
+        )
     case.true(not scheduler.running and not scheduler.waiting, f"all are done, but somebody still waits or runs {told}")
 
 

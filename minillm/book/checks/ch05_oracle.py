@@ -98,7 +98,8 @@ class World:
 def drive(
     case: Case, asks: Sequence[Ask], *, blocks: int, block_size: int, seqs: int, budget: int, cached: bool = False
 ) -> int:
-    """Serve `asks` with the student's scheduler and with the reference, and compare every step; how many were preempted."""
+    """Serve `asks` with the student's scheduler and with the reference, and compare every step;
+    how many were preempted."""
     right, theirs = (KVCacheManager(blocks, block_size, enable_prefix_caching=cached) for _ in range(2))
     reference = World(right, Scheduler(right, seqs, budget, ShortestFirst()))
     student = World(theirs, call(case, case.student, "at the start", theirs, seqs, budget))
@@ -203,7 +204,10 @@ def _sound(case: Case, world: World, output: SchedulerOutput, told: str, budget:
         case.equal(
             row.samples,
             wanted,
-            f"samples of {name}'s row, which computes {row.start} to {row.start + row.num_tokens - 1} of {request.num_tokens} tokens, in {told}\n  samples",
+            (
+                f"samples of {name}'s row, which computes {row.start} to {row.start + row.num_tokens - 1} of "
+                f"{request.num_tokens} tokens, in {told}\n  samples"
+            ),
             hint="A next token is wanted only where the row reaches the last token there is.",
         )
         table = world.kv_cache.tables.get(name)
@@ -232,7 +236,10 @@ def _as_planned(case: Case, output: SchedulerOutput, expected: SchedulerOutput, 
         gone,
         should,
         f"the list of preempted requests in {told}\n  preempted",
-        hint="Only where allocate_slots says False for a running request, and as often as it does: the last of `running` goes.",
+        hint=(
+            "Only where allocate_slots says False for a running request, and as often as it does: "
+            "the last of `running` goes."
+        ),
     )
     got, plan = ([(row.request.request_id, row.num_tokens) for row in out.rows] for out in (output, expected))
     if gone and len(got) > len(plan):
@@ -243,11 +250,15 @@ def _as_planned(case: Case, output: SchedulerOutput, expected: SchedulerOutput, 
         )
     first = [pair for pair in plan if pair[0] in ran]
     if got[: len(first)] != first:
-        hint = "Running requests first, in the order in which they were admitted; each gets what it lacks, or what is left of the budget."
+        hint = (
+            "Running requests first, in the order in which they were admitted; "
+            "each gets what it lacks, or what is left of the budget."
+        )
     else:
         hint = (
-            "Who joins: a preempted one at the head of the queue, else the shortest prompt, ties to who came first; it gets what it lacks, "
-            "or what is left of the budget. Who does not fit into memory ends it, nobody overtakes."
+            "Who joins: a preempted one at the head of the queue, else the shortest prompt, "
+            "ties to who came first; it gets what it lacks, or what is left of the budget. "
+            "Who does not fit into memory ends it, nobody overtakes."
         )
     case.equal(got, plan, f"the list of (request, tokens) in {told}\n  the list", hint=hint)
 
@@ -306,19 +317,27 @@ def _alike(case: Case, student: World, reference: World, told: str) -> None:
 
 
 _RAISED = {
-    "schedule": "A newcomer's call of allocate_slots gets `computed` too; who was preempted, perhaps the one that asked, has no blocks and no place in `running`.",
+    "schedule": (
+        "A newcomer's call of allocate_slots gets `computed` too; who was preempted, perhaps the one that asked, "
+        "has no blocks and no place in `running`."
+    ),
     "update": "A request may have been aborted between schedule and update: skip it if it is finished.",
     "finish": "A request is in `running` or in `waiting` when it ends; one that has finished already stays as it is.",
 }
 _ASPECTS = {
-    "num_computed_tokens": "update() moves it on to the end of the row, a preemption sets it to 0; whoever joins starts at computed.num_tokens.",
+    "num_computed_tokens": (
+        "update() moves it on to the end of the row, a preemption sets it to 0; "
+        "whoever joins starts at computed.num_tokens."
+    ),
     "output_token_ids": "request.append(token_id), once for every token that was sampled.",
     "status": "WAITING, RUNNING, PREEMPTED, FINISHED: whoever moves a request sets its status.",
     "finish_reason": "request.append says why it ends; finish(request, reason) keeps the reason it is given.",
 }
 _PLACES = {
     "running": "In the order in which they were admitted; without those that finished or were preempted.",
-    "waiting": "In the order in which they came; who is preempted goes to the front; who is admitted, or aborted, leaves.",
+    "waiting": (
+        "In the order in which they came; who is preempted goes to the front; who is admitted, or aborted, leaves."
+    ),
 }
 
 
@@ -337,4 +356,7 @@ def _scene(world: World) -> str:
         f"{r.request_id} ({'preempted, ' * (r.status is RequestStatus.PREEMPTED)}{r.num_tokens} tokens)"
         for r in scheduler.waiting
     )
-    return f"running {running or 'nobody'}; waiting {waiting or 'nobody'}; {pool.num_free} of {pool.num_blocks} blocks free"
+    return (
+        f"running {running or 'nobody'}; waiting {waiting or 'nobody'}; "
+        f"{pool.num_free} of {pool.num_blocks} blocks free"
+    )

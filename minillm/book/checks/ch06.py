@@ -318,7 +318,10 @@ def _victims_random(case: Case) -> None:
 
 
 def _victims(case: Case, running: list[Running], k: int, expected: list[int] | None) -> None:
-    told = "Trying every subset takes forever here. Only requests of one group share blocks: solve each group, then put the groups together."
+    told = (
+        "Trying every subset takes forever here. Only requests of one group share blocks: "
+        "solve each group, then put the groups together."
+    )
     got = bounded(case, 3_000_000, told, case.student, running, k)
     names, hint = [one.name for one in running], None
     wanted = None if expected is None else [names[i] for i in expected]
@@ -330,9 +333,15 @@ def _victims(case: Case, running: list[Running], k: int, expected: list[int] | N
             sum(running[i].cost for i in expected),
         )
         if freed < k:
-            hint = f"Blocks that {list(got)} free: {freed}. One that another request holds stays, one with several owners counts once, 0 is no block."
+            hint = (
+                f"Blocks that {list(got)} free: {freed}. One that another request holds stays, "
+                "one with several owners counts once, 0 is no block."
+            )
         elif cost > least:
-            hint = f"{list(got)} cost {cost} and free {freed} blocks; {wanted} cost {least} and free {len(freed_by(running, expected))}."
+            hint = (
+                f"{list(got)} cost {cost} and free {freed} blocks; {wanted} cost {least} and free "
+                f"{len(freed_by(running, expected))}."
+            )
         elif len(places) > len(expected):
             hint = f"Both cost {cost}: the smaller number of victims counts then."
         elif places != expected:

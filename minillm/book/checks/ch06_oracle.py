@@ -180,7 +180,10 @@ class ForkTrial:
         fits = -(-(len(text) + count) // size) - len(before) + shares <= self.pool.num_free
         free = self.pool.num_free
         got = self.case.run(self.tables.append, name, count)
-        told = f"{-(-(len(text) + count) // size) - len(before)} new blocks and {int(shares)} for a copy are needed, {free} were free."
+        told = (
+            f"{-(-(len(text) + count) // size) - len(before)} new blocks and {int(shares)} for a copy are needed, "
+            f"{free} were free."
+        )
         self.case.equal(got, fits, f"append({name!r}, {count}) at length {len(text)}", hint=told)
         if fits:
             self.texts[name] = text + [f"{name}{len(text) + i}" for i in range(count)]
@@ -199,7 +202,10 @@ class ForkTrial:
             self.planned,
         )
         shown = ", ".join(f"{a} to {b}" for a, b in copies) or "none"
-        told = "Every owner but the last one to write needs a copy of its own; all of them are in the list, in the order they were planned."
+        told = (
+            "Every owner but the last one to write needs a copy of its own; "
+            "all of them are in the list, in the order they were planned."
+        )
         if len(copies) > len(wanted):
             told = "A copy too many: was it planned for the last owner, or by an append that then returned False?"
         self.case.true(
@@ -220,7 +226,10 @@ class ForkTrial:
                 self.texts[name],
                 f"what {name!r} reads through its table {self.tables.tables[name]} after the copies {shown},",
                 hint=hint
-                or "'a3' is what sequence a wrote at position 3. Each copy is made when its turn comes, then the tokens are written.",
+                or (
+                    "'a3' is what sequence a wrote at position 3. Each copy is made when its turn comes, "
+                    "then the tokens are written."
+                ),
             )
         self.case.equal(
             self.case.run(self.tables.take_copies),
@@ -246,7 +255,10 @@ class ForkTrial:
             others = [n for n, t in self.tables.tables.items() if n != name and table[index] in t]
             self.case.true(
                 not others,
-                f"{when}, {name!r} is about to write into block {table[index]}, which stands in the table of {others[:1]} too",
+                (
+                    f"{when}, {name!r} is about to write into block {table[index]}, "
+                    f"which stands in the table of {others[:1]} too"
+                ),
                 hint="Copy on write: take a block, plan the copy, put it into this table, free the shared one.",
             )
         if not shares:
@@ -282,7 +294,10 @@ class ForkTrial:
             )
             self.case.true(
                 self.pool.ref_cnt[block] == owned[block],
-                f"{when}, the pool counts {self.pool.ref_cnt[block]} owners of block {block}, the tables {owned[block]}",
+                (
+                    f"{when}, the pool counts {self.pool.ref_cnt[block]} owners of block {block}, "
+                    f"the tables {owned[block]}"
+                ),
                 hint=told,
             )
 

@@ -1,4 +1,5 @@
-"""Checks of chapter 07: a vote, the hash chain, a cached pool, a repaired cache, an order of service. Built in chapter 07.
+"""Checks of chapter 07: a vote, the hash chain, a cached pool, a repaired cache, an order of service.
+Built in chapter 07.
 
 The references, and the mistakes they can make on purpose, are in `ch07_oracle`.
 """
@@ -34,7 +35,10 @@ check_vote = Checker(
 )
 check_prefix_hasher = Checker(
     "prefix_hasher",
-    hint="hash of a block = SHA-256(its tokens, 4 bytes each, then the hash before); before the first one: SHA-256(salt).",
+    hint=(
+        "hash of a block = SHA-256(its tokens, 4 bytes each, then the hash before); before the first one: "
+        "SHA-256(salt)."
+    ),
     forbid=(
         "minillm.kv_cache.prefix.hash_block",
         "minillm.kv_cache.prefix.root_hash",
@@ -43,7 +47,10 @@ check_prefix_hasher = Checker(
 )
 check_cached_pool = Checker(
     "cached_pool",
-    hint="Out at the front; back from the last block of a table to the first, findable ones to the end, others to the front.",
+    hint=(
+        "Out at the front; back from the last block of a table to the first, findable ones to the end, "
+        "others to the front."
+    ),
     forbid=("minillm.kv_cache.block_pool.BlockPool",),
 )
 check_repair_cache = Checker(
@@ -207,7 +214,10 @@ def _cached(
     run = next((i for i, h in enumerate(names) if h not in known), len(names)) * size
     hint = None
     if got == len(token_ids) and got:
-        hint = "Everything is a hit, and no token is left to compute: then there are no logits to choose the next token from."
+        hint = (
+            "Everything is a hit, and no token is left to compute: then there are no logits to choose the "
+            "next token from."
+        )
     elif isinstance(got, int) and got % size:
         hint = "Only whole blocks are reused: if the last token must be computed, its whole block is."
     elif got == sum(h in known for h in names) * size and got > run:
@@ -215,7 +225,10 @@ def _cached(
     elif any(
         got == sum(h in known for h in chain(token_ids, size, salt, m)) * size > run for m in ("no parent", "no salt")
     ):
-        hint = "These keys and values belong to another beginning, or to another salt: the hash before, and the salt, must be in the hash."
+        hint = (
+            "These keys and values belong to another beginning, or to another salt: "
+            "the hash before, and the salt, must be in the hash."
+        )
     held = [h in known for h in names]
     case.equal(
         got,
@@ -453,13 +466,19 @@ def _served(
     )
     hint = None
     for place, (mine, expected) in enumerate(zip(got, right)):
-        told = f"row {place} (index, start, computed tokens) of {len(right)}; arrivals {arrivals}, block_size={size}, capacity={capacity}, ageing={ageing};"
+        told = (
+            f"row {place} (index, start, computed tokens) of {len(right)}; "
+            f"arrivals {arrivals}, block_size={size}, capacity={capacity}, ageing={ageing};"
+        )
         if tuple(mine) != expected:
             same = (
                 m
                 for m, mistake in SERVE_MISTAKES.items()
                 if got == serve(prompts, arrivals, size, capacity, ageing, mistake=mistake)
             )
-            hint = f"{next(same, check_serve_order.hint)} Here prompt {expected[0]} is {prompts[expected[0]]}; served before it: {[row[0] for row in right[:place]]}."
+            hint = (
+                f"{next(same, check_serve_order.hint)} Here prompt {expected[0]} is {prompts[expected[0]]}; "
+                f"served before it: {[row[0] for row in right[:place]]}."
+            )
         case.equal(tuple(mine), expected, told, hint=hint)
     return got

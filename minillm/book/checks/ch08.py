@@ -316,7 +316,8 @@ def _runs(case: Case, prompts: list[int], budget: int, seqs: int, cap: int, grai
             outputs[name] = outputs.get(name, 0) + (todo == 0)
         running = [(name, todo or 1) for name, todo in running if outputs[name] < 2]
     case.fail(
-        f"after {40 + 2 * sum(prompts)} steps there are still {[name for name, _ in running + waiting]} of the prompts {prompts}"
+        f"after {40 + 2 * sum(prompts)} steps there are still {[name for name, _ in running + waiting]} of the "
+        f"prompts {prompts}"
     )
 
 
@@ -406,7 +407,8 @@ def _even_edges(case: Case) -> None:
         max(costs) <= 60_000_000,
         f"the heaviest of {len(long)} steps costs {max(costs):,}, over the target of 60,000,000",
     )
-    case.true(max(costs) - min(costs) < 0.01 * max(costs), f"the steps of the long prompt cost from {min(costs):,} to {max(costs):,}",
+    case.true(max(costs) - min(costs) < 0.01 * max(costs),
+              f"the steps of the long prompt cost from {min(costs):,} to {max(costs):,}",
               hint="With so many tokens all steps can be nearly equally heavy.")  # fmt: skip
 
 
@@ -429,7 +431,8 @@ def _even(case: Case, prompt: int, streams: int, target: int, c0: int, c1: int, 
     mine, theirs = chunk_cost(got, streams, c0, c1, c2), chunk_cost(best, streams, c0, c1, c2)
     case.true(max(mine) <= target, f"{got} costs {mine}, over the target {told}")
     case.true(len(got) <= len(best), f"{got} takes {len(got)} steps; {best} takes {len(best)} {told}")
-    case.true(max(mine) <= max(theirs), f"the most expensive step of {got} costs {max(mine)}; that of {best} only {max(theirs)} {told}",
+    case.true(max(mine) <= max(theirs),
+              f"the most expensive step of {got} costs {max(mine)}; that of {best} only {max(theirs)} {told}",
               hint="Among plans with the fewest steps, the load is to be spread.")  # fmt: skip
     case.equal(
         got,

@@ -18,7 +18,10 @@ __all__ = ["check_dequantize", "check_gated", "check_repair_log_softmax", "check
 _KERNELS = tuple(
     f"minillm.kernels.{name}" for name in ("activation.silu_mul", "rotary.rotate_and_store", "softmax.softmax")
 )
-_TWICE = "Two programs, or two lanes of one, store the same number: on a GPU either may come last. Whose is it? Mask the other."
+_TWICE = (
+    "Two programs, or two lanes of one, store the same number: on a GPU either may come last. "
+    "Whose is it? Mask the other."
+)
 _FLOAT16 = "more than one rounding"
 
 check_gated = Checker(
@@ -69,17 +72,28 @@ def _gated(case: Case, x: Tensor, limit: float) -> None:
     seen = Watched(case, case.student, (x, out, limit), {"x": x, "out": out}, writes=("out",))
     seen.written("out")
     half = x.shape[1] // 2
-    _close(case, out, gated_reference(x, limit), "out", {
-        "This is the chapter's layout, gates in front of ups. Here they alternate: gate, up, gate, up.":
-            lambda: gated_reference(x, limit, split=lambda x: (x[..., :half], x[..., half:])),
-        "Gate and up have changed places: the gates stand at the even places.": lambda: gated_reference(x, limit, split=lambda x: (x[..., 1::2], x[..., ::2])),
-        "The gate is limited from above only.": lambda: gated_reference(x, limit, gate=(-limit, limit)),
-        "The gate is limited from above.": lambda: gated_reference(x, limit, gate=(-torch.inf, torch.inf)),
-        "The up is limited, from above and from below.": lambda: gated_reference(x, limit, up=(-torch.inf, torch.inf)),
-        "The up is limited from below too.": lambda: gated_reference(x, limit, up=(-torch.inf, limit)),
-        "The gate is multiplied by (up + 1), not by up.": lambda: gated_reference(x, limit, shift=0.0),
-        "The sigmoid is that of 1.702 times the gate.": lambda: gated_reference(x, limit, alpha=1.0),
-    })  # fmt: skip
+    _close(
+        case,
+        out,
+        gated_reference(x, limit),
+        "out",
+        {
+            "This is the chapter's layout, gates in front of ups. Here they alternate: gate, up, gate, up.": lambda: (
+                gated_reference(x, limit, split=lambda x: (x[..., :half], x[..., half:]))
+            ),
+            "Gate and up have changed places: the gates stand at the even places.": lambda: gated_reference(
+                x, limit, split=lambda x: (x[..., 1::2], x[..., ::2])
+            ),
+            "The gate is limited from above only.": lambda: gated_reference(x, limit, gate=(-limit, limit)),
+            "The gate is limited from above.": lambda: gated_reference(x, limit, gate=(-torch.inf, torch.inf)),
+            "The up is limited, from above and from below.": lambda: gated_reference(
+                x, limit, up=(-torch.inf, torch.inf)
+            ),
+            "The up is limited from below too.": lambda: gated_reference(x, limit, up=(-torch.inf, limit)),
+            "The gate is multiplied by (up + 1), not by up.": lambda: gated_reference(x, limit, shift=0.0),
+            "The sigmoid is that of 1.702 times the gate.": lambda: gated_reference(x, limit, alpha=1.0),
+        },
+    )
     seen.minimum("out", "store", hint=_TWICE)
     seen.minimum(
         "x", "load", hint="One load for the gates, one for the ups; what is loaded stays in the program's variables."
@@ -139,14 +153,30 @@ def _rotates(case: Case, x: Tensor, places: list[int], table: Tensor, base: Tens
         writes=("x",),
         reads=("x",),
     )
-    _close(case, x, rotated(old, positions, table), "x", {
-        "Nothing has changed. The result belongs where x was: in place.": lambda: old.double(),
-        "This is chapter 02's half-split layout. Here neighbours turn together: 2i and 2i + 1.": lambda: rotated(old, positions, table, neighbours=False),
-        "This turns the other way round: a' = a cos - b sin, b' = a sin + b cos.": lambda: rotated(old, positions, table, sign=-1),
-        "A token stands at positions[token], not at its own number.": lambda: rotated(old, torch.arange(len(places)) % len(table), table),
-        f"Dimensions from {dim} on carry no position: they stay as they are.": lambda: torch.cat([rotated(old, positions, table)[..., :dim], x[..., dim:].double()], -1),
-        "Each pair has an angle of its own.": lambda: rotated(old, positions, table[:, [0] * (dim // 2) + [dim // 2] * (dim // 2)]),
-    })  # fmt: skip
+    _close(
+        case,
+        x,
+        rotated(old, positions, table),
+        "x",
+        {
+            "Nothing has changed. The result belongs where x was: in place.": lambda: old.double(),
+            "This is chapter 02's half-split layout. Here neighbours turn together: 2i and 2i + 1.": lambda: rotated(
+                old, positions, table, neighbours=False
+            ),
+            "This turns the other way round: a' = a cos - b sin, b' = a sin + b cos.": lambda: rotated(
+                old, positions, table, sign=-1
+            ),
+            "A token stands at positions[token], not at its own number.": lambda: rotated(
+                old, torch.arange(len(places)) % len(table), table
+            ),
+            f"Dimensions from {dim} on carry no position: they stay as they are.": lambda: torch.cat(
+                [rotated(old, positions, table)[..., :dim], x[..., dim:].double()], -1
+            ),
+            "Each pair has an angle of its own.": lambda: rotated(
+                old, positions, table[:, [0] * (dim // 2) + [dim // 2] * (dim // 2)]
+            ),
+        },
+    )
     case.equal(
         base * outside,
         before * outside,
@@ -163,7 +193,10 @@ def _rotates(case: Case, x: Tensor, places: list[int], table: Tensor, base: Tens
         "table",
         "load",
         tokens_at,
-        hint="The row of the table is loaded once for a token, for all of its heads: what shares a row belongs to one program.",
+        hint=(
+            "The row of the table is loaded once for a token, for all of its heads: "
+            "what shares a row belongs to one program."
+        ),
     )
     seen.minimum("positions", "load", hint="A token's position is a single number: its program loads it once.")
 
@@ -228,23 +261,44 @@ def _dequantizes(
     case.true(
         sizes <= {4},
         f"the kernel loads packed in pieces of {', '.join(map(str, sorted(sizes)))} bytes; expected words of 4",
-        hint="To take a word apart is the exercise: packed stays int32, without .view(torch.uint8), and the kernel shifts.",
+        hint=(
+            "To take a word apart is the exercise: packed stays int32, without .view(torch.uint8), "
+            "and the kernel shifts."
+        ),
     )
     seen.written("out")
-    _close(case, out, dequantized(unpacked(packed), scales, zeros, group), "out", {
-        "The first weight is in the lowest 8 bits of its word, not in the highest.": lambda: dequantized(unpacked(packed, reverse=True), scales, zeros, group),
-        "A weight is a number from 0 to 255: its highest bit is no sign.": lambda: dequantized(unpacked(packed, signed=True), scales, zeros, group),
-        "The zero point is subtracted before the scale multiplies: (q - zero) * scale.": lambda: dequantized(unpacked(packed), scales, zeros * 0, group) - _spread(zeros, group, width),
-        "The zero point is missing.": lambda: dequantized(unpacked(packed), scales, zeros * 0, group),
-        "q - zero is negative where q is the smaller one, and no uint8 is: subtract as int32.":
-            lambda: (unpacked(packed) - _spread(zeros, group, width)) % 256 * _spread(scales, group, width),
-        "What is shifted still has the later weights in its higher bits, and ones if it is negative: keep 8 bits, & 0xFF.":
-            lambda: dequantized(unpacked(packed, all_bits=True), scales, zeros, group),
-    })  # fmt: skip
+    _close(
+        case,
+        out,
+        dequantized(unpacked(packed), scales, zeros, group),
+        "out",
+        {
+            "The first weight is in the lowest 8 bits of its word, not in the highest.": lambda: dequantized(
+                unpacked(packed, reverse=True), scales, zeros, group
+            ),
+            "A weight is a number from 0 to 255: its highest bit is no sign.": lambda: dequantized(
+                unpacked(packed, signed=True), scales, zeros, group
+            ),
+            "The zero point is subtracted before the scale multiplies: (q - zero) * scale.": lambda: (
+                dequantized(unpacked(packed), scales, zeros * 0, group) - _spread(zeros, group, width)
+            ),
+            "The zero point is missing.": lambda: dequantized(unpacked(packed), scales, zeros * 0, group),
+            "q - zero is negative where q is the smaller one, and no uint8 is: subtract as int32.": lambda: (
+                (unpacked(packed) - _spread(zeros, group, width)) % 256 * _spread(scales, group, width)
+            ),
+            (
+                "What is shifted still has the later weights in its higher bits, and ones if it is negative: "
+                "keep 8 bits, & 0xFF."
+            ): lambda: dequantized(unpacked(packed, all_bits=True), scales, zeros, group),
+        },
+    )
     seen.minimum(
         "out",
         "store",
-        hint=f"Perhaps the weights of the next group: a group has {group // 4} words, a block a power of two of lanes. {_TWICE}",
+        hint=(
+            f"Perhaps the weights of the next group: a group has {group // 4} words, "
+            f"a block a power of two of lanes. {_TWICE}"
+        ),
     )
     seen.minimum(
         "packed",
@@ -298,12 +352,18 @@ def _repairs(case: Case, logits: Tensor, told: str = "") -> None:
     seen = Watched(case, case.student, (logits, out), {"logits": logits, "out": out}, writes=("out",))
     seen.written("out")
     lanes = 1 << (logits.shape[1] - 1).bit_length()
-    empty = f"{lanes} lanes for {logits.shape[1]} logits: what do the other {lanes - logits.shape[1]} bring into the maximum, and into the sum?"
+    empty = (
+        f"{lanes} lanes for {logits.shape[1]} logits: what do the other {lanes - logits.shape[1]} bring into the "
+        "maximum, and into the sum?"
+    )
     wanted = logits.double().log_softmax(-1)
     if (place := first((out.isinf() & wanted.isfinite()).numpy())) is not None:
         case.fail(
             f"out{list(place)} is {out[place].item()}, expected {wanted[place].item():g}{told and f': {told}'}",
-            hint="e^89 is more than float32 holds, e^-104 is 0, and log 0 is -inf: the row's maximum must be subtracted before exp.",
+            hint=(
+                "e^89 is more than float32 holds, e^-104 is 0, and log 0 is -inf: "
+                "the row's maximum must be subtracted before exp."
+            ),
         )
     _close(
         case,
@@ -317,12 +377,16 @@ def _repairs(case: Case, logits: Tensor, told: str = "") -> None:
     seen.minimum(
         "logits",
         "load",
-        hint=f"Columns 0 to {logits.shape[1] - 1} belong to a row, and one load has them all: they stay in the program's variables.",
+        hint=(
+            f"Columns 0 to {logits.shape[1] - 1} belong to a row, and one load has them all: "
+            "they stay in the program's variables."
+        ),
     )
 
 
 def watch(launcher, logits: Tensor) -> None:
-    """Launch on `logits` and print, access by access, which numbers each program touched, up to the first one outside."""
+    """Launch on `logits` and print, access by access, which numbers each program touched,
+    up to the first one outside."""
     out = poisoned(*logits.shape, dtype=logits.dtype)
     rows, columns = logits.shape
     print(f"{rows} rows of {columns}: row r has the numbers {columns}r to {columns}r + {columns - 1}")

@@ -1,6 +1,8 @@
-"""Checks of chapter 11: tile traffic, a snake through the tiles, split-K, a last tile, a fused epilogue. Built in chapter 11.
+"""Checks of chapter 11: tile traffic, a snake through the tiles, split-K, a last tile, a fused epilogue.
+Built in chapter 11.
 
-The references are in `ch11_oracle`; `ch11_launches` runs kernels in the interpreter and looks at what each program touched.
+The references are in `ch11_oracle`; `ch11_launches` runs kernels in the interpreter and looks at what each program
+touched.
 """
 
 from __future__ import annotations
@@ -140,7 +142,10 @@ def _chooses(
     case.true(
         isinstance(got, tuple) and len(got) == 2 and got[0] in tiles,
         f"the result is {got!r} {told}; expected (tile, bytes_loaded), with a tile of the list as it stands there",
-        hint=f"One of the tiles fits into shared memory: {expected[0]} needs {num_stages * (expected[0][0] + expected[0][1]) * expected[0][2] * itemsize:,} bytes.",
+        hint=(
+            f"One of the tiles fits into shared memory: {expected[0]} needs "
+            f"{num_stages * (expected[0][0] + expected[0][1]) * expected[0][2] * itemsize:,} bytes."
+        ),
     )
     mine, right = got[0], expected[0]
     case.is_a(got[1], int, f"bytes_loaded {told}", hint="Bytes are whole numbers: divide with //, not with /.")
@@ -148,7 +153,10 @@ def _chooses(
         got[1],
         walked_bytes(m, n, k, mine, itemsize),
         f"bytes_loaded with the tile {mine} {told}\n  bytes_loaded",
-        hint=f"The grid has {-(-m // mine[0])} rows and {-(-n // mine[1])} columns of tiles. At the edges masked lanes load nothing; each program loads all of K.",
+        hint=(
+            f"The grid has {-(-m // mine[0])} rows and {-(-n // mine[1])} columns of tiles. "
+            "At the edges masked lanes load nothing; each program loads all of K."
+        ),
     )
     if mine != right:
         need = num_stages * (mine[0] + mine[1]) * mine[2] * itemsize
@@ -158,7 +166,10 @@ def _chooses(
             hint="num_stages times a tile of A and a tile of B, each element `itemsize` bytes.",
         )
         facts = "; ".join(
-            f"{t} loads {walked_bytes(m, n, k, t, itemsize):,} bytes and does {multiply_adds(m, n, k, t):,} multiply-adds"
+            (
+                f"{t} loads {walked_bytes(m, n, k, t, itemsize):,} bytes and does {multiply_adds(m, n, k, t):,} "
+                "multiply-adds"
+            )
             for t in (right, mine)
         )
         case.fail(
@@ -180,7 +191,10 @@ def _interpreted(case: Case, m: int, n: int, k: int, tile: Tile) -> None:
     case.equal(
         case.call(m, n, k, 4, [tile], 1, 10**9)[1],
         traffic.bytes_loaded,
-        f"bytes_loaded, where the interpreter counted a kernel with m={m}, n={n}, k={k} and the tile {tile}\n  bytes_loaded",
+        (
+            f"bytes_loaded, where the interpreter counted a kernel with m={m}, n={n}, "
+            f"k={k} and the tile {tile}\n  bytes_loaded"
+        ),
     )
 
 
@@ -269,7 +283,10 @@ def _snakes(case: Case, tiles_m: int, tiles_n: int, group: int) -> None:
             room for room in range(2, tiles_m + tiles_n) if strips_loaded(order, room) > strips_loaded(expected, room)
         ]
         costs = [
-            f" A cache of {room} strips loads {strips_loaded(order, room)} in your order, {strips_loaded(expected, room)} in this one."
+            (
+                f" A cache of {room} strips loads {strips_loaded(order, room)} in your order, "
+                f"{strips_loaded(expected, room)} in this one."
+            )
             for room in rooms[:1]
         ]
         case.call(wrong, tiles_m, tiles_n, group)  # the last of the calls that the message shows
@@ -279,8 +296,14 @@ def _snakes(case: Case, tiles_m: int, tiles_n: int, group: int) -> None:
             else ""
         )
         case.fail(
-            f"program {wrong} gets tile {order[wrong]} {told}; expected {expected[wrong]}, after {expected[max(wrong - 3, 0) : wrong]}",
-            hint=f"{turn}It is in group {expected[wrong][1] // group}, counted from 0. All tiles are there, each once.{''.join(costs)}",
+            (
+                f"program {wrong} gets tile {order[wrong]} {told}; expected {expected[wrong]}, "
+                f"after {expected[max(wrong - 3, 0) : wrong]}"
+            ),
+            hint=(
+                f"{turn}It is in group {expected[wrong][1] // group}, counted from 0. "
+                f"All tiles are there, each once.{''.join(costs)}"
+            ),
         )
     case.equal(strips_loaded(order, 3), strips_loaded(expected, 3))
 
@@ -353,7 +376,8 @@ def _in_order(case: Case, dtype: torch.dtype, sums: list[int], told: str) -> Non
 
 
 def _one_output(dtype: torch.dtype, sums: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A row, a column, and their product in float32 [1, 1], where tile s of k adds up to sums[s]: the order of the sum shows."""
+    """A row, a column, and their product in float32 [1, 1], where tile s of k adds up to sums[s]:
+    the order of the sum shows."""
     a, b = torch.zeros(1, TILE * len(sums), dtype=dtype), torch.zeros(TILE * len(sums), 1, dtype=dtype)
     expected = torch.zeros(1, dtype=torch.float32)
     for s, value in enumerate(sums):
@@ -381,7 +405,10 @@ def _last_edges(case: Case) -> None:
         got,
         expected.half(),
         "where the tiles of k add up to 2048, 1 and 1 (float16)",
-        hint="2049 is no float16: the sum stays in float32 through all turns of the loop, and is rounded once, by the store.",
+        hint=(
+            "2049 is no float16: the sum stays in float32 through all turns of the loop, and is rounded once, "
+            "by the store."
+        ),
     )
 
 

@@ -1,4 +1,5 @@
-"""References of chapter 11: bytes of a tile, the snake's order, slices of K, what a program may touch. Built in chapter 11."""
+"""References of chapter 11: bytes of a tile, the snake's order, slices of K, what a program may touch.
+Built in chapter 11."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Checks of chapter 12: states merged, tiles planned, a repaired kernel, a sink and a window, soft-capping. Built in chapter 12.
+"""Checks of chapter 12: states merged, tiles planned, a repaired kernel, a sink and a window, soft-capping.
+Built in chapter 12.
 
-`ch12_merges` and `ch12_plans` judge the first two, `ch12_launches` what each program of a kernel touched; references: `ch12_oracle`.
+`ch12_merges` and `ch12_plans` judge the first two, `ch12_launches` what each program of a kernel touched;
+references: `ch12_oracle`.
 """
 
 from __future__ import annotations
@@ -33,8 +35,14 @@ _FLASH = tuple(
     f"minillm.kernels.flash_attention.{name}" for name in ("flash_attention", "torch_flash_attention", "torch_attend")
 )
 _MERGE = tuple(f"minillm.kernels.paged_decode.{name}" for name in ("merge_splits", "torch_merge_splits"))
-_LOW = "Scores that all grow by the same amount have the same softmax. Here low ones lose: something in the kernel is compared with them that is no score."
-_LEAVES = "acc is a sum of values, and leaves float16 (65,504) where they are large: the state is float32, also between two tiles."
+_LOW = (
+    "Scores that all grow by the same amount have the same softmax. Here low ones lose: "
+    "something in the kernel is compared with them that is no score."
+)
+_LEAVES = (
+    "acc is a sum of values, and leaves float16 (65,504) where they are large: "
+    "the state is float32, also between two tiles."
+)
 _DTYPES = {torch.float32: "float32", torch.float16: "float16"}
 
 check_merge_states = Checker(
@@ -58,7 +66,9 @@ check_sink_window = Checker(
 )
 check_capped = Checker(
     "capped",
-    hint="Scale, then cap, then mask, then the softmax. The rows of one token share its position, whatever their heads.",
+    hint=(
+        "Scale, then cap, then mask, then the softmax. The rows of one token share its position, whatever their heads."
+    ),
     forbid=_FLASH,
 )
 
@@ -110,9 +120,10 @@ def _plan_example(case: Case) -> None:
 
 @check_plan_tiles.part("edges")
 def _plan_edges(case: Case) -> None:
-    for numbers in ((1, 1, 16, 16, 0, None), (1, 17, 16, 16, 0, None), (1, 32, 16, 16, 0, 16), (1, 32, 16, 16, 0, 17), (16, 16, 16, 16, 16, 1),
-                    (10, 10, 4, 3, 7, None), (10, 10, 3, 4, 10, 2), (9, 30, 4, 8, 0, 1), (9, 30, 4, 8, 30, None), (20, 20, 8, 4, 6, 3),
-                    (20, 40, 4, 8, 21, 9), (20, 40, 16, 4, 8, 5), (33, 33, 32, 16, 0, 40), (5, 64, 8, 64, 0, None), (24, 24, 8, 1, 5, 4),
+    for numbers in ((1, 1, 16, 16, 0, None), (1, 17, 16, 16, 0, None), (1, 32, 16, 16, 0, 16), (1, 32, 16, 16, 0, 17),
+                    (16, 16, 16, 16, 16, 1), (10, 10, 4, 3, 7, None), (10, 10, 3, 4, 10, 2), (9, 30, 4, 8, 0, 1),
+                    (9, 30, 4, 8, 30, None), (20, 20, 8, 4, 6, 3), (20, 40, 4, 8, 21, 9), (20, 40, 16, 4, 8, 5),
+                    (33, 33, 32, 16, 0, 40), (5, 64, 8, 64, 0, None), (24, 24, 8, 1, 5, 4),
                     (24, 24, 1, 8, 5, 4), (12, 30, 6, 6, 18, 6), (12, 30, 6, 6, 19, 1)):  # fmt: skip
         plans(case, Plan(*numbers))
     plans_far(case, Plan(100, 10**15, 16, 64, 1000, 4096))
@@ -186,11 +197,18 @@ def _reads_documents(
     ]
     _judge(case, traffic, needs, q, k, told, "Every program reads all keys and values here, once.", also=("documents",))
     mistakes = {
-        "Here tokens see documents before their own.": lambda: attention(q, k, v, documents[:, None] >= documents[None, :]),
-        "Here tokens see documents behind their own.": lambda: attention(q, k, v, documents[:, None] <= documents[None, :]),
+        "Here tokens see documents before their own.": lambda: attention(
+            q, k, v, documents[:, None] >= documents[None, :]
+        ),
+        "Here tokens see documents behind their own.": lambda: attention(
+            q, k, v, documents[:, None] <= documents[None, :]
+        ),
         "Here tokens see all documents.": lambda: attention(q, k, v, documents[:, None] >= 0),
-    }  # fmt: skip
-    first = "NaN: a query that has seen nothing yet has the best score -inf, and -inf minus -inf is not a number. Which tile is the first that its document is in?"
+    }
+    first = (
+        "NaN: a query that has seen nothing yet has the best score -inf, and -inf minus -inf is not a number. "
+        "Which tile is the first that its document is in?"
+    )
     _values(
         case,
         got,
@@ -210,8 +228,10 @@ def _sink_example(case: Case) -> None:
 
 @check_sink_window.part("edges")
 def _sink_edges(case: Case) -> None:
-    for num_queries, num_keys, sink, window in ((50, 50, 0, 5), (70, 70, 0, 33), (40, 90, 4, 16), (1, 60, 4, 16), (1, 1, 0, 1), (33, 33, 40, 1), (64, 64, 20, 100),
-                                                (1, 41, 17, 24), (1, 42, 17, 24), (3, 70, 33, 1), (36, 60, 10, 40)):  # fmt: skip
+    for num_queries, num_keys, sink, window in ((50, 50, 0, 5), (70, 70, 0, 33), (40, 90, 4, 16), (1, 60, 4, 16),
+                                                (1, 1, 0, 1), (33, 33, 40, 1), (64, 64, 20, 100),
+                                                (1, 41, 17, 24), (1, 42, 17, 24), (3, 70, 33, 1),
+                                                (36, 60, 10, 40)):  # fmt: skip
         _sinks(case, num_queries, num_keys, sink, window)
     _sinks(case, 40, 100, 5, 12, torch.float16, level=-20)
     _sinks(case, 70, 70, 0, 5, level=-200)
@@ -269,21 +289,40 @@ def _sinks(
         q,
         k,
         told,
-        f"None of its queries sees that key. The first query's window begins at its position minus {window - 1}; the sink ends before key {sink}; no one sees ahead.",
+        (
+            "None of its queries sees that key. The first query's window begins at its position minus "
+            f"{window - 1}; the sink ends before key {sink}; no one sees ahead."
+        ),
     )
     position, key = torch.arange(past, num_keys)[:, None], torch.arange(num_keys)[None, :]
     mistakes = {
-        "This is the window alone: the first keys are missing.": lambda: attention(q, k, v, sink_mask(num_queries, num_keys, 0, window)),
-        "A window of w sees w keys, the query's own among them: this is one more.": lambda: attention(q, k, v, sink_mask(num_queries, num_keys, sink, window + 1) & _loaded(seen)),
-        "A window of w sees w keys, the query's own among them: this is one fewer.": lambda: attention(q, k, v, sink_mask(num_queries, num_keys, sink, max(window - 1, 1))),
-        "This is plain causal attention over what was loaded: each query has a window of its own.": lambda: attention(q, k, v, _loaded(seen) & (key <= position)),
-        "A query sees no key ahead of its own position.": lambda: attention(q, k, v, _loaded(seen) & ((key < sink) | (key > position - window))),
+        "This is the window alone: the first keys are missing.": lambda: attention(
+            q, k, v, sink_mask(num_queries, num_keys, 0, window)
+        ),
+        "A window of w sees w keys, the query's own among them: this is one more.": lambda: attention(
+            q, k, v, sink_mask(num_queries, num_keys, sink, window + 1) & _loaded(seen)
+        ),
+        "A window of w sees w keys, the query's own among them: this is one fewer.": lambda: attention(
+            q, k, v, sink_mask(num_queries, num_keys, sink, max(window - 1, 1))
+        ),
+        "This is plain causal attention over what was loaded: each query has a window of its own.": lambda: attention(
+            q, k, v, _loaded(seen) & (key <= position)
+        ),
+        "A query sees no key ahead of its own position.": lambda: attention(
+            q, k, v, _loaded(seen) & ((key < sink) | (key > position - window))
+        ),
         "The scores are not scaled by 1 / sqrt(head_dim).": lambda: attention(q, k, v, seen, scale=1.0),
-    }  # fmt: skip
-    empty = "NaN, where a query sees nothing of the first tile that its program loads: its best is still -inf there, and -inf minus -inf is not a number."
+    }
+    empty = (
+        "NaN, where a query sees nothing of the first tile that its program loads: "
+        "its best is still -inf there, and -inf minus -inf is not a number."
+    )
     hint = _LEAVES if values > 1 else _LOW if level < 0 else empty if got.isnan().any() else None
     if hint is None and past == 0 and (got[:TILE_N].double() - attention(q, k, v, seen)[:TILE_N]).abs().max() < 1e-3:
-        hint = "The queries that have all their keys in a single tile are right. What does the next tile do to best, total and acc?"
+        hint = (
+            "The queries that have all their keys in a single tile are right. "
+            "What does the next tile do to best, total and acc?"
+        )
     _values(case, got, attention(q, k, v, seen), dtype, told, mistakes, hint)
 
 
@@ -361,7 +400,10 @@ def _caps(
     )
     q[:, :, 0] /= 2
     v = v if values == 1.0 else values + 1000 * v
-    told = f"for {num_queries} queries, {num_keys} keys, {num_heads} heads over {num_kv_heads}, cap={cap:g}{f', scores around {level:g}' if level else ''}"
+    told = (
+        f"for {num_queries} queries, {num_keys} keys, {num_heads} heads over {num_kv_heads}, "
+        f"cap={cap:g}{f', scores around {level:g}' if level else ''}"
+    )
     got, traffic = attend(case, q, k, v, cap)
     group, past, needs = num_heads // num_kv_heads, num_keys - num_queries, []
     for begin in range(0, num_queries, TILE_M // group):
@@ -373,7 +415,10 @@ def _caps(
             keys = rows_of([key * num_kv_heads + head for key in range(past + tokens[-1] + 1)], head_dim)
             needs.append(
                 Need(
-                    f"the tokens at positions {_span(range(past + tokens[0], past + tokens[-1] + 1))} with the heads of KV head {head}",
+                    (
+                        f"the tokens at positions {_span(range(past + tokens[0], past + tokens[-1] + 1))} with the "
+                        f"heads of KV head {head}"
+                    ),
                     {"q": queries, "k": keys, "v": keys, "out": queries},
                 )
             )
@@ -387,14 +432,21 @@ def _caps(
         "A program reads its own KV head, from the first key to that at its last token's position; no one sees ahead.",
     )
     mistakes = {
-        "The mask does not survive: what was -inf before the cap is -cap after it. Cap first, then mask.": lambda: _masked_first(q, k, v, cap),
+        "The mask does not survive: what was -inf before the cap is -cap after it. Cap first, then mask.": lambda: (
+            _masked_first(q, k, v, cap)
+        ),
         "These scores are not capped.": lambda: capped_attention(q, k, v, None),
         "tanh(score / cap) is at most 1: the cap multiplies it again.": lambda: capped_attention(q / cap, k, v, 1.0),
-        "The score that is capped is the scaled one: scale first.": lambda: capped_attention(q, k, v, cap * head_dim**-0.5),
+        "The score that is capped is the scaled one: scale first.": lambda: capped_attention(
+            q, k, v, cap * head_dim**-0.5
+        ),
         "A query sees no key ahead of its own position.": lambda: capped_attention(q, k, v, cap, tile=TILE_M // group),
-    }  # fmt: skip
+    }
     overflow = (
-        "NaN: is there an exponential that overflows? tanh by (e - 1) / (e + 1) becomes inf / inf. The largest score has to be taken away too: exp(200) is no float32, and exp(-500) is 0."
+        (
+            "NaN: is there an exponential that overflows? tanh by (e - 1) / (e + 1) becomes inf / inf. "
+            "The largest score has to be taken away too: exp(200) is no float32, and exp(-500) is 0."
+        )
         if level
         else None
     )

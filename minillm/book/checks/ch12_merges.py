@@ -64,7 +64,8 @@ def _is_state(case: Case, got: tuple, expected: tuple, told: str) -> None:
             "-inf minus -inf is not a number: take away something else where no part has seen anything."
             if empty.any()
             else (
-                "The total and the acc of an empty part were never stored, and 0 times NaN, or infinity, is NaN: leave them out by torch.where, not by a product."
+                "The total and the acc of an empty part were never stored, and 0 times NaN, or infinity, "
+                "is NaN: leave them out by torch.where, not by a product."
             )
         )
     elif total.isinf().any():

@@ -26,7 +26,9 @@ check_merge_prefix = Checker(
 )
 check_best_splits = Checker(
     "best_splits",
-    hint="Let the programs start one after the other, each at the place that is free first; try every number of splits.",
+    hint=(
+        "Let the programs start one after the other, each at the place that is free first; try every number of splits."
+    ),
     forbid=_PAGED,
 )
 check_gather_window = Checker(
@@ -79,7 +81,8 @@ def _merges(
     dtype: torch.dtype = torch.float32,
     head_dim: int = 4,
 ) -> None:
-    """Sequences with keys of their own, those in `rows` behind `shared` keys of a prefix, against one softmax over all."""
+    """Sequences with keys of their own, those in `rows` behind `shared` keys of a prefix,
+    against one softmax over all."""
     prefix_values = case.randn(shared, head_dim).double()
     own, prefix, whole = [], [], []
     for seq, length in enumerate(lengths):
@@ -137,7 +140,8 @@ def _blame(
             "-inf minus -inf is not a number: where both parts are empty, the mean is 0 and the log -inf."
             if empty.all()
             else (
-                "The mean of an empty part was never stored, and 0 times NaN is NaN: leave it out by torch.where, not by a product."
+                "The mean of an empty part was never stored, and 0 times NaN is NaN: "
+                "leave it out by torch.where, not by a product."
             )
         )
     if log.isinf().logical_and(right.isfinite()).any():
@@ -223,7 +227,10 @@ def _chooses(
     case.true(
         got[1] == min(times),
         f"num_splits is {got[0]} {told}, which takes {mine}; expected {right}, which takes {min(times)}",
-        hint=f"The time neither falls nor rises all the way, so every number up to max_splits={max_splits} must be tried. Splits and their times: {near}.",
+        hint=(
+            f"The time neither falls nor rises all the way, so every number up to max_splits={max_splits} must be "
+            f"tried. Splits and their times: {near}."
+        ),
     )
     case.equal(
         got[0],
@@ -240,7 +247,8 @@ def _gather_example(case: Case) -> None:
 
 @check_gather_window.part("edges")
 def _gather_edges(case: Case) -> None:
-    for seq_lens, window, shape in (([8, 4], 4, (4, 1, 16)), ([9, 5], 4, (4, 1, 16)), ([1], 1, (16, 1, 1)), ([0, 7, 0], 100, (8, 2, 8)), ([13, 26], 13, (13, 3, 5)),
+    for seq_lens, window, shape in (([8, 4], 4, (4, 1, 16)), ([9, 5], 4, (4, 1, 16)), ([1], 1, (16, 1, 1)),
+                                    ([0, 7, 0], 100, (8, 2, 8)), ([13, 26], 13, (13, 3, 5)),
                                     ([40, 2], 1, (8, 2, 3)), ([16, 17], 16, (16, 2, 8))):  # fmt: skip
         _gathers(case, seq_lens, window, shape)
     _gathers(case, [30, 30], 30, (8, 2, 4), null=2)
@@ -268,9 +276,12 @@ def _gather_random(case: Case) -> None:
 
 _OUTSIDE = {
     "pages": "Was a table entry used that stands for no position of the window? Those behind the end hold anything.",
-    "out": "A slot that is not kept has no row in the output: before the window its row is less than starts[sequence], behind the end it is the next one's.",
+    "out": (
+        "A slot that is not kept has no row in the output: before the window its row is less than "
+        "starts[sequence], behind the end it is the next one's."
+    ),
     "block_table": "Row after row of the table lies max_blocks further on.",
-}  # fmt: skip
+}
 
 
 def _gathers(
@@ -379,7 +390,11 @@ def _places(case: Case, slots: list[int], num_blocks: int, block_size: int, num_
         ("keys", "values")[half],
     )
     base, row = num_blocks * block_size * width * half, slot * width
-    facts = f"Of {num_blocks:,} blocks with {block_size} slots of {width} numbers: slot * width = {row:,}{f', num_blocks * block_size * width = {base:,}' if half else ''}; an int32 ends at {2**31 - 1:,}."
+    facts = (
+        f"Of {num_blocks:,} blocks with {block_size} slots of {width} numbers: "
+        f"slot * width = {row:,}{f', num_blocks * block_size * width = {base:,}' if half else ''}; "
+        f"an int32 ends at {2**31 - 1:,}."
+    )
     case.true(
         slot >= 0,
         f"the place of the {name} of token {token}, a row of padding, is {mine:,}; expected -1",

@@ -1,4 +1,5 @@
-"""Checks of chapter 15: columns in groups, codes from the highest bit down, a budget of bytes, mxfp4. Built in chapter 15."""
+"""Checks of chapter 15: columns in groups, codes from the highest bit down, a budget of bytes, mxfp4.
+Built in chapter 15."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ _FORMATS = ("minillm.quantization.formats.Format", "minillm.quantization.formats
 
 check_quantize_columns = Checker(
     "quantize_columns",
-    hint="A group is weight[start:start + group]; its maximum and minimum are over dimension 0, its places are float32.",
+    hint=(
+        "A group is weight[start:start + group]; its maximum and minimum are over dimension 0, its places are float32."
+    ),
     forbid=_RTN,
 )
 check_bit_words = Checker(
@@ -266,7 +269,9 @@ def _chooses(case: Case, matrices: list[list[Option]], budget: int) -> None:
     case.true(
         error == best_error,
         f"the choice {got} {told} loses {error}; a better choice exists: {example} loses {best_error}",
-        hint="The best gain a byte first is not the best in sum; remember the smallest error for every number of bytes.",
+        hint=(
+            "The best gain a byte first is not the best in sum; remember the smallest error for every number of bytes."
+        ),
     )
     case.true(
         size == best_size,
@@ -327,7 +332,10 @@ def _block(x: Tensor, wrong: Tensor) -> str:
     row, place = (wrong.nonzero().tolist() or [[0, 0]])[0]
     block = x[row, 32 * place : 32 * place + 32]
     begins = ", ".join(repr(round(value, 7) if abs(value) > 1e-3 else value) for value in block[:5].tolist())
-    return f"of {x.shape[0]} x {x.shape[1]}, first in row {row}, block {place}, which begins {begins}; largest magnitude {float(block.abs().max())!r}"
+    return (
+        f"of {x.shape[0]} x {x.shape[1]}, first in row {row}, block {place}, which begins {begins}; "
+        f"largest magnitude {float(block.abs().max())!r}"
+    )
 
 
 def _exponent_hint(found: Tensor, x: Tensor) -> str | None:
@@ -343,10 +351,16 @@ def _exponent_hint(found: Tensor, x: Tensor) -> str | None:
     for up in (torch.ceil(torch.log2(most / 6)), torch.ceil(torch.log2(most)) - 2):
         clear = (most > 0) & (torch.frexp(most * (1 + 1e-5)).exponent == torch.frexp(most * (1 - 1e-5)).exponent)
         if bool((clear & wrong).any()) and torch.equal(found[clear], (up.clamp(-127, 125) + 127).int()[clear]):
-            return "The standard takes the floor of the logarithm, even if the largest is cut off at 6 then. This is the next power up."
+            return (
+                "The standard takes the floor of the logarithm, even if the largest is cut off at 6 then. "
+                "This is the next power up."
+            )
     near = (found - right).abs().max() <= 1
     return (
-        "Is the logarithm exact? torch.log2 rounds, next to a power of two and among the smallest numbers; torch.frexp does not. And it is the floor."
+        (
+            "Is the logarithm exact? torch.log2 rounds, next to a power of two and among the smallest numbers; "
+            "torch.frexp does not. And it is the floor."
+        )
         if near
         else None
     )

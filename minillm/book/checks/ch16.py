@@ -1,4 +1,5 @@
-"""Checks of chapter 16: a static scale, a column of GPTQ, AWQ's search, SmoothQuant's alpha, folding. Built in chapter 16."""
+"""Checks of chapter 16: a static scale, a column of GPTQ, AWQ's search, SmoothQuant's alpha, folding.
+Built in chapter 16."""
 
 from __future__ import annotations
 
@@ -227,8 +228,10 @@ def _settle_hint(got: Tensor, weight: Tensor, inverse: Tensor, column: int, roun
         "They move in the wrong direction: the column moved by -error, so subtract.": weight
         + error / row[column] * row,
         "Divide the error by inverse[column, column].": weight - error * row,
-        "That is the square root's row, as with Cholesky; with the inverse itself divide by inverse[column, column], once.": weight
-        - error / row[column].sqrt() * row,
+        (
+            "That is the square root's row, as with Cholesky; with the inverse itself divide by inverse[column, "
+            "column], once."
+        ): weight - error / row[column].sqrt() * row,
         "Row 0 of the inverse belongs to column 0; take that of the column you settled.": weight
         - error / inverse[0, 0] * inverse[0],
     }
@@ -312,7 +315,10 @@ def _searches(
         )
     case.true(
         true_error <= least + tolerance,
-        f"alpha={alpha}, shrink={shrink} has the error {true_error:.6g}, and a better pair exists ({least:.6g}), {told}",
+        (
+            f"alpha={alpha}, shrink={shrink} has the error {true_error:.6g}, "
+            f"and a better pair exists ({least:.6g}), {told}"
+        ),
     )
     tied = [pair for pair, value in errors.items() if value <= least + tolerance]
     first = min(tied, key=lambda pair: (pair[0], -pair[1]))
@@ -452,9 +458,15 @@ def _folds(case: Case, layer: dict[str, Tensor], scales: dict[str, Tensor]) -> N
     expected = folded(layer, scales)
     x = case.randn(6, len(layer["norm"])).double()
     hints = {
-        "norm": "The inputs shall become *smaller* by the scales. The function is the same both ways round; the inputs are not.",
+        "norm": (
+            "The inputs shall become *smaller* by the scales. The function is the same both ways round; "
+            "the inputs are not."
+        ),
         "gate": "gate is multiplied where its inputs were divided. Its rows stay: silu(g / t) is not silu(g) / t.",
-        "up": "Columns are multiplied by scales['norm'], rows divided by scales['down']: up is linear, so its rows can carry that.",
+        "up": (
+            "Columns are multiplied by scales['norm'], rows divided by scales['down']: "
+            "up is linear, so its rows can carry that."
+        ),
         "up_bias": "What makes an input of down is row and bias of up; both are divided.",
         "down": "down's columns are multiplied by scales['down'].",
     }

@@ -12,7 +12,10 @@ __all__ = ["check_heavy_hitters", "check_place", "check_span_policy", "check_tok
 
 check_token_grid = Checker(
     "token_grid",
-    hint="A vector is the last axis: low = its smallest number, step = (largest - smallest) / 255, code = round((x - low) / step).",
+    hint=(
+        "A vector is the last axis: low = its smallest number, step = (largest - smallest) / 255, "
+        "code = round((x - low) / step)."
+    ),
     forbid=("minillm.kv_cache.quantized.quantize_vectors",),
 )
 check_span_policy = Checker(
@@ -23,7 +26,10 @@ check_span_policy = Checker(
 check_place = Checker("place", hint="Total time = the sum of num_blocks * uses * cost of the tier; the device costs 0.")
 check_heavy_hitters = Checker(
     "heavy_hitters",
-    hint="Add the weights to the sums, then the smallest sum goes, but never one of the last `recent`; equal: the smallest position.",
+    hint=(
+        "Add the weights to the sums, then the smallest sum goes, but never one of the last `recent`; equal: "
+        "the smallest position."
+    ),
 )
 
 
@@ -154,7 +160,10 @@ def _judge_policy(case: Case, block_size: int, window: int, pinned: list, tables
         if isinstance(got, dict) and set(got) == set(seen) and all(p == place for p, place in got.items()):
             hint = "These are positions in the text. In the cache the seen keys stand side by side: 0, 1, 2, …"
         elif isinstance(got, dict) and set(got) == set(seen):
-            hint = "The seen keys count 0, 1, 2, … in the order of the text, and each key counts once: also one that is pinned and in the window."
+            hint = (
+                "The seen keys count 0, 1, 2, … in the order of the text, and each key counts once: "
+                "also one that is pinned and in the window."
+            )
         elif isinstance(got, dict) and query not in got:
             hint = "A query sees its own key: p <= t."
         elif isinstance(got, dict) and any(p > query for p in got):
@@ -269,7 +278,10 @@ def _judge_plan(case: Case, prefixes: list, rooms: tuple[int, int, int], costs: 
     )
     case.true(
         seconds < 8,
-        f"{setting} took {seconds:.0f} s; remember the best for each (device left, host left, disk left), and try no state twice",
+        (
+            f"{setting} took {seconds:.0f} s; remember the best for each (device left, host left, disk left), "
+            "and try no state twice"
+        ),
     )
 
 

@@ -1,4 +1,5 @@
-"""Checks of chapter 18: the best length of a draft, a second chance, a lookup by votes, a draft cache kept in step. Built in chapter 18."""
+"""Checks of chapter 18: the best length of a draft, a second chance, a lookup by votes, a draft cache kept in step.
+Built in chapter 18."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ _NGRAM = tuple(f"minillm.speculative.ngram.{name}" for name in ("NgramDrafter", 
 
 check_best_length = Checker(
     "best_length",
-    hint="Milliseconds of a step over tokens of a step; a step of the target has a token more, for each request, than was drafted.",
+    hint=(
+        "Milliseconds of a step over tokens of a step; a step of the target has a token more, for each request, "
+        "than was drafted."
+    ),
     forbid=("minillm.speculative.adaptive.AdaptiveLength",),
 )
 check_second_chance = Checker(
@@ -87,7 +91,10 @@ def _best(case: Case, chances: list[float], draft_ms: float, costs: dict[int, fl
     def step_ms(num_tokens: int) -> float:
         if num_tokens not in costs:
             case.fail(
-                f"step_ms was asked for {num_tokens} tokens: with batch={batch} a step has {', '.join(map(str, costs))}",
+                (
+                    f"step_ms was asked for {num_tokens} tokens: with batch={batch} a step has "
+                    f"{', '.join(map(str, costs))}"
+                ),
                 hint="Each of the requests brings its last token and its guesses.",
             )
         return costs[num_tokens]
@@ -191,14 +198,20 @@ def _chance_random(case: Case) -> None:
     square = float(((seen - count * p) ** 2 / (count * p)).sum())
     case.true(
         square < 27.9,
-        f"of {count} draws the tokens came {seen.astype(int).tolist()} times, expected about {(count * p).astype(int).tolist()}: chi-square {square:.1f}",
+        (
+            f"of {count} draws the tokens came {seen.astype(int).tolist()} times, "
+            f"expected about {(count * p).astype(int).tolist()}: chi-square {square:.1f}"
+        ),
     )
 
 
 def _gives(case: Case, p: np.ndarray, guesses: list[int], qs: np.ndarray, chances: list[float], last: float) -> None:
     given = (p.copy(), list(guesses), qs.copy(), list(chances), last)
     got = case.call(*given)
-    told = f"for p={_short(p)}, guesses={guesses}, qs={[_short(q) for q in qs]}, chances={[round(c, 4) for c in chances]}, last={last:.6g}"
+    told = (
+        f"for p={_short(p)}, guesses={guesses}, qs={[_short(q) for q in qs]}, "
+        f"chances={[round(c, 4) for c in chances]}, last={last:.6g}"
+    )
     case.true(isinstance(got, tuple) and len(got) == 2, f"the result {told} is {got!r}, not (token, which)", hint="")
     right = second_chance(*given)
     case.true(
@@ -349,7 +362,8 @@ def _drafter_random(case: Case) -> None:
 
 
 def _follows(case: Case, text: list[int], steps: list[tuple[int, ...]]) -> None:
-    """Steps of (tokens asked for, of them accepted, tokens that the target adds[, how far these are from what the model says])."""
+    """Steps of (tokens asked for, of them accepted, tokens that the target adds[,
+    how far these are from what the model says])."""
     model, text = ToyModel(), list(text)
     student = case.run(case.student, model, may_change=True)
     known: list[int] = []  # what an attentive drafter has in its slots
@@ -374,7 +388,10 @@ def _follows(case: Case, text: list[int], steps: list[tuple[int, ...]]) -> None:
             hint=(
                 "A call with count=0 reads nothing."
                 if not count
-                else f"{same} slots hold what they should: only what comes after them is read, all of it at once, and then guess after guess, but not the last."
+                else (
+                    f"{same} slots hold what they should: only what comes after them is read, all of it at once, "
+                    "and then guess after guess, but not the last."
+                )
             ),
         )
         case.true(

@@ -42,7 +42,8 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Road:
-    """The settings of an engine, and its requests. The defaults are those of the plain engine that it is compared with."""
+    """The settings of an engine, and its requests. The defaults are those of the plain engine that it is compared
+    with."""
 
     requests: tuple[Arrival, ...]
     model: str = "llama"
