@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from minillm.engine.lock import FairLock, locked
 from minillm.engine.outputs import RequestOutput
@@ -85,7 +85,7 @@ class State:
         self._error: BaseException | None = None
         self += text if isinstance(text, str) else llm.inputs.conversations([text])[0]
 
-    def __iadd__(self, piece: str | Gen | Select) -> State:
+    def __iadd__(self, piece: str | Gen | Select) -> Self:
         does = {str: self._write, Gen: self._generate, Select: self._select}.get(type(piece))
         if does is None:
             raise TypeError(f"a state grows by a string, gen(...) or select(...), not by {piece!r}")
@@ -161,7 +161,7 @@ class State:
         self._sealed = self._sealed if self.is_finished and self._sealed else "was closed"
         self._stop()
 
-    def __enter__(self) -> State:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_) -> None:

@@ -20,10 +20,10 @@ import json
 import os
 import random
 import time
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Callable, Iterator
 
 import numpy as np
 import torch

@@ -5,8 +5,20 @@ from __future__ import annotations
 import torch
 
 from minillm.kernels import (
-    activation, decode_plan, flash_attention, matmul, norm, packed_weight, paged_decode, paged_prefill,
-    quantized_matmul, rotary, sampling, scaled_matmul, softmax, tile_plan,
+    activation,
+    decode_plan,
+    flash_attention,
+    matmul,
+    norm,
+    packed_weight,
+    paged_decode,
+    paged_prefill,
+    quantized_matmul,
+    rotary,
+    sampling,
+    scaled_matmul,
+    softmax,
+    tile_plan,
 )  # fmt: skip
 
 FP32, FP16 = torch.float32, torch.float16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import shutil
@@ -44,7 +45,7 @@ def test_a_candidate_may_time_itself():
 
 
 def test_too_few_repeats_are_refused():
-    with pytest.raises(ValueError, match="repeats=4.*5"):
+    with pytest.raises(ValueError, match=r"repeats=4.*5"):
         measure.interleave({"a": lambda: None}, repeats=4)
 
 
@@ -178,15 +179,15 @@ def test_bytes_a_token_are_the_weights_and_the_mean_context(toy):
 
 def test_timed_methods_are_put_back(toy):
     before = ContiguousAttention.attend
-    with pytest.raises(KeyError):
-        with decode.timed_methods({"attention": (ContiguousAttention, "attend")}, CPU) as seconds:
-            assert ContiguousAttention.attend is not before and seconds == {"attention": 0.0}
-            raise KeyError
+    timed = decode.timed_methods({"attention": (ContiguousAttention, "attend")}, CPU)
+    with pytest.raises(KeyError), timed as seconds:
+        assert ContiguousAttention.attend is not before and seconds == {"attention": 0.0}
+        raise KeyError
     assert ContiguousAttention.attend is before
 
 
 def test_an_unknown_shape_is_named():
-    with pytest.raises(ValueError, match="'huge'.*smollm2-135m"):
+    with pytest.raises(ValueError, match=r"'huge'.*smollm2-135m"):
         decode.run(decode.Workload("huge"))
 
 
@@ -260,7 +261,7 @@ def test_rungs_that_disagree_are_found():
 def test_the_tour_shows_every_rung(toy):
     from rich.console import Console
 
-    console = Console(width=140, record=True, file=open("/dev/null", "w"))
+    console = Console(width=140, record=True, file=io.StringIO())
     recordings = tour.watch(str(toy), "cpu", max_tokens=8, console=console)
     shown = console.export_text()
     assert [run.rung for run in recordings] == [rung.name for rung in ladder.RUNGS]

@@ -159,9 +159,8 @@ def test_a_case_that_fails_costs_only_itself_where_results_are_kept():
     assert finished["figures"].keys() == {"good", "last"} and finished["errors"] == {"bad": "RuntimeError: no room"}
     assert finished["reason"] == "1 failed: bad" and kept[-1] == finished
     assert [one["reason"] for one in kept][:2] == ["cut off during 'good'", "cut off after 'good'"]
-    with pytest.raises(RuntimeError, match="no"):
-        with Record("toy", "minillm bench toy", CPU, {}).case("bad"):
-            raise RuntimeError("no room")
+    with pytest.raises(RuntimeError, match="no"), Record("toy", "minillm bench toy", CPU, {}).case("bad"):
+        raise RuntimeError("no room")
 
 
 def test_samples_are_kept_as_they_are_taken_and_a_whole_result_has_no_reason(monkeypatch):
@@ -259,7 +258,7 @@ def test_a_gpu_without_a_data_sheet_is_refused_by_name(name, message):
 def test_kernels_are_sorted_into_the_parts_of_a_step():
     event = lambda name, us, kind="DeviceType.CUDA": SimpleNamespace(
         name=name, device_type=kind, time_range=SimpleNamespace(elapsed_us=lambda: us)
-    )  # noqa: E731
+    )
     events = [
         event("paged_decode_kernel", 30.0),
         event("merge_kernel", 10.0),

@@ -29,7 +29,7 @@ def test_every_rung_of_the_step_says_the_same_and_asks_torch_for_less():
     found = measured["figures"]["rungs"]
     assert list(found) == [rung.name for rung in rungs] and len(done) == 4 * (1 + 6)
     assert all(figures["agreeing_tokens"] == 6 for figures in found.values())
-    plain, packed, ours, whole = (figures["torch_operations_a_step"] for figures in found.values())
+    plain, _packed, ours, whole = (figures["torch_operations_a_step"] for figures in found.values())
     assert plain > 2 * whole and ours > whole and whole < 30
     assert next(iter(found.values()))["times_first"] == 1.0
     assert all(len(seconds) == 5 for seconds in measured["samples_seconds"].values())
@@ -99,7 +99,7 @@ def test_a_candidate_that_is_wrong_is_not_timed():
     case = kernels.Case(
         "doubling", lambda: (torch.ones(3),), {"minillm": lambda x: x * 2.1, "torch": lambda x: x * 2}, 24
     )
-    with pytest.raises(RuntimeError, match="doubling: minillm is 5.0e-02 from the reference"):
+    with pytest.raises(RuntimeError, match=r"doubling: minillm is 5.0e-02 from the reference"):
         kernels.check(case, CPU)
 
 

@@ -33,7 +33,7 @@ def test_throughput_checks_the_outputs_and_writes_every_figure(monkeypatch):
 
 def test_throughput_refuses_to_time_engines_that_disagree(monkeypatch):
     monkeypatch.setattr(throughput.Ours, "greedy", lambda self, count: [[0] * count for _ in self.prompts])
-    with pytest.raises(RuntimeError, match="disagree on .* of 80 greedy tokens"):
+    with pytest.raises(RuntimeError, match=r"disagree on .* of 80 greedy tokens"):
         throughput.run(TOY_WORKLOAD, "cpu", shapes={"toy": TOY})
     with pytest.raises(ValueError, match="shape='huge' is unknown; choose one of smollm2-135m"):
         throughput.run(throughput.Workload("huge"), "cpu")

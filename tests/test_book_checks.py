@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from minillm.book.checks import CheckFailed, Checker
+from minillm.book.checks import Checker, CheckFailed
 from minillm.book.checks.compare import first_difference, short
 
 

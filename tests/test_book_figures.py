@@ -154,7 +154,7 @@ def test_a_prediction_is_shown_then_revealed():
     made = []
     [(committed, _)] = shown(lambda: made.append(book.predict("How often?", 100, unit="times")))
     assert "Your prediction: 100 times." in committed["text/plain"]
-    [(data, metadata)] = shown(lambda: made[0].reveal(5050))
+    [(_data, metadata)] = shown(lambda: made[0].reveal(5050))
     assert (
         metadata["image/png"]["alt"]
         == "How often? Predicted: 100 times; counted: 5,050 times. The result is 50.5 times the prediction."

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minillm.book import chips, paths
-from minillm.book.checks import CheckFailed, Checker
+from minillm.book.checks import Checker, CheckFailed
 from minillm.book.checks.origin import forbidden_call, reference_behind
 
 

@@ -269,7 +269,7 @@ def test_what_goes_wrong_in_the_other_process_is_said_here(monkeypatch):
     monkeypatch.setattr(module, "MODE", "compiled")
     with pytest.raises(OutOfBounds, match="element 500 of 'x'"):
         count_traffic(notebook_kernel, torch.ones(500), torch.ones(512), n=512, BLOCK=512, grid=(1,))
-    with pytest.raises(RuntimeError, match="notebook_kernel in a process of its own failed: .*TypeError"):
+    with pytest.raises(RuntimeError, match=r"notebook_kernel in a process of its own failed: .*TypeError"):
         count_traffic(notebook_kernel, torch.ones(4), grid=(1,))
 
 

@@ -89,7 +89,7 @@ def test_missing_tensors_are_named(folder):
 
 def test_surplus_tensors_are_named(folder):
     change(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.q_norm.weight": torch.ones(12)}))
-    with pytest.raises(CheckpointError, match="1 surplus: model.layers.0.self_attn.q_norm.weight"):
+    with pytest.raises(CheckpointError, match=r"1 surplus: model.layers.0.self_attn.q_norm.weight"):
         load_model(folder)
 
 
@@ -101,13 +101,13 @@ def test_misshapen_tensors_are_named_with_both_shapes(folder):
 
 def test_tensors_of_another_dtype_are_not_silently_converted(folder):
     change(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(48, dtype=torch.int8)}))
-    with pytest.raises(CheckpointError, match="model.norm.weight is torch.int8"):
+    with pytest.raises(CheckpointError, match=r"model.norm.weight is torch.int8"):
         load_model(folder)
 
 
 def test_a_long_list_is_cut(folder):
     change(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if "layers.1" in name])
-    with pytest.raises(CheckpointError, match="12 missing: .* and 7 more"):
+    with pytest.raises(CheckpointError, match=r"12 missing: .* and 7 more"):
         load_model(folder)
 
 
@@ -141,14 +141,14 @@ def test_a_folder_without_weights_or_config(folder):
     with pytest.raises(CheckpointError, match=r"no \*.safetensors file; nor any other weights"):
         load_model(folder)
     (folder / "config.json").unlink()
-    with pytest.raises(CheckpointError, match="no config.json"):
+    with pytest.raises(CheckpointError, match=r"no config.json"):
         load_config(folder)
 
 
 def test_a_cut_config_is_named(folder):
     file = folder / "config.json"
     file.write_text(file.read_text()[:50])
-    with pytest.raises(CheckpointError, match="config.json is not valid JSON"):
+    with pytest.raises(CheckpointError, match=r"config.json is not valid JSON"):
         load_model(folder)
 
 
@@ -156,7 +156,7 @@ def test_names_folders_and_bundled_models(folder, monkeypatch):
     assert resolve_model(folder) == resolve_model(str(folder)) == folder
     monkeypatch.setattr(zoo, "bundled", lambda: {"tinyworld": folder})
     assert resolve_model("tinyworld") == folder
-    with pytest.raises(CheckpointError, match="'tinywrld' is neither .*bundled .tinyworld"):
+    with pytest.raises(CheckpointError, match=r"'tinywrld' is neither .*bundled .tinyworld"):
         resolve_model("tinywrld")
     with pytest.raises(CheckpointError, match="is a file; pass the folder"):
         resolve_model(folder / "config.json")
@@ -212,5 +212,5 @@ def test_remote_code_is_never_run(folder):
 
 def test_a_missing_tokenizer_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(CheckpointError, match="has no tokenizer.json"):
+    with pytest.raises(CheckpointError, match=r"has no tokenizer.json"):
         load_tokenizer(tmp_path)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from grammar_cases import sentencepiece_tokenizer
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tiny import VOCAB_SIZE, byte_tokenizer, seeded
 
 from minillm.engine.detokenizer import REPLACEMENT, Detokenizer

@@ -213,7 +213,7 @@ def test_a_cache_too_small_for_the_model_shortens_it_or_is_refused(folder):
         LLM(folder, device="cpu", block_size=4, num_kv_blocks=6, max_model_len=100)
     with pytest.raises(ValueError, match="max_num_batched_tokens=64 is less than max_model_len=128"):
         LLM(folder, device="cpu", enable_chunked_prefill=False, max_num_batched_tokens=64)
-    with pytest.raises(ValueError, match="preemption_mode='swap'.*host_kv_bytes=0"):
+    with pytest.raises(ValueError, match=r"preemption_mode='swap'.*host_kv_bytes=0"):
         LLM(folder, device="cpu", preemption_mode="swap")
     with pytest.raises(ValueError, match="host_kv_bytes=5 holds no block; a block has"):
         LLM(folder, device="cpu", preemption_mode="swap", host_kv_bytes=5)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from tiny import save_tiny_llama, seeded
 from hypothesis import given, strategies as st
+from tiny import save_tiny_llama, seeded
 
 from minillm import LLM, SamplingParams
 from minillm.engine.engine import Engine
@@ -108,7 +108,7 @@ def test_ahead_says_what_in_turn_says(seed, num_blocks, budget, mode):
 def test_aborting_ahead_disturbs_nobody(seed):
     rng = random.Random(seed)
     abort_at = {str(index): rng.randint(1, 5) for index in range(0, 8, 3)}
-    alone = [request for request in make_requests(seed)]
+    alone = list(make_requests(seed))
     in_turn, _ = serve(alone, False)
     ahead, _ = serve(make_requests(seed), True, abort_at=abort_at)
     for request_id, tokens in ahead.items():
@@ -256,7 +256,7 @@ def test_only_the_last_token_of_a_request_says_why_it_ended(tmp_path):
 
 
 def test_the_switch_says_what_it_allows(tmp_path):
-    with pytest.raises(TypeError, match="async_scheduling='yes'.*True, False, or None"):
+    with pytest.raises(TypeError, match=r"async_scheduling='yes'.*True, False, or None"):
         LLM(tmp_path, async_scheduling="yes")
 
 

@@ -10,8 +10,7 @@ from test_triton_engine import load, pages, rows_of, settings_of
 from tiny import save_tiny_llama
 
 from minillm import LLM, SamplingParams
-from minillm.engine import engine as engine_module
-from minillm.engine import graphs as graphs_module
+from minillm.engine import engine as engine_module, graphs as graphs_module
 from minillm.engine.graphs import DecodeGraphs, Inputs
 from minillm.engine.pieces import PIECE_SIZES, PieceGraphs, piece_sizes
 from minillm.engine.runner import ModelRunner
@@ -62,7 +61,7 @@ def test_the_tables_on_the_device_are_those_of_the_rows_whatever_happened_before
         size = rng.choice([6, max(2, sum(row.num_tokens for row in rows))])
         inputs.fill(rows, size, 4)
         tables = [row.block_ids for row in rows for _ in range(row.num_tokens)]
-        token_ids, positions, slots, lengths, indices = (x.tolist() for x in inputs.numbers_of(size))
+        _token_ids, positions, slots, lengths, indices = (x.tolist() for x in inputs.numbers_of(size))
         assert [inputs.table[at, : len(table)].tolist() for at, table in enumerate(tables)] == tables
         wanted = [position for row in rows for position in range(row.start, row.start + row.num_tokens)]
         padding = size - len(wanted)

@@ -47,12 +47,12 @@ MAX_TOKENS, NEVER = 20, VOCAB_SIZE - 1
 INTERPRETED_COST, INTERPRETED_TOKENS = 20, 12
 SHARED = [3 + i * 7 % 90 for i in range(32)]  # two blocks of 16, and a prompt that is a full hit
 PROMPTS = [
-    SHARED + [50, 60, 70],
+    [*SHARED, 50, 60, 70],
     SHARED,
     [5],
     SHARED[:16] + [9] * 5,
     [11, 12, 13, 14, 15, 16, 17],
-    SHARED + [50, 61],
+    [*SHARED, 50, 61],
     list(range(20, 68)),
 ]
 

@@ -69,7 +69,7 @@ def test_bad_prompts_are_refused_and_the_llm_serves_on(llm, healthy, prompts, er
 
 def test_all_prompts_are_checked_before_any_is_computed(llm, monkeypatch):
     computed = []
-    monkeypatch.setattr(llm.engine, "add_request", lambda request: computed.append(request))
+    monkeypatch.setattr(llm.engine, "add_request", computed.append)
     with pytest.raises(ValueError, match=r"prompts\[2\]"):
         llm.generate(["the cat", "the mat", ""], GREEDY, use_tqdm=False)
     assert computed == []
@@ -163,7 +163,7 @@ def test_wrong_device_and_dtype_are_refused_by_name(folder):
 
 
 def test_a_model_that_is_nowhere_is_named():
-    with pytest.raises(ValueError, match="model='tinywurld'.*tinyworld"):
+    with pytest.raises(ValueError, match=r"model='tinywurld'.*tinyworld"):
         LLM("tinywurld")
 
 
@@ -191,14 +191,14 @@ def test_a_truncated_weight_file_is_named(folder, tmp_path, share):
 def test_a_damaged_config_is_named(folder, tmp_path):
     file = copy(folder, tmp_path) / "config.json"
     file.write_text(file.read_text()[:50])
-    with pytest.raises(ValueError, match="config.json is not valid JSON"):
+    with pytest.raises(ValueError, match=r"config.json is not valid JSON"):
         LLM(str(file.parent), device="cpu")
 
 
 def test_a_config_that_does_not_fit_the_weights_is_refused(folder, tmp_path):
     file = copy(folder, tmp_path) / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"num_hidden_layers": 3}))
-    with pytest.raises(ValueError, match="missing: model.layers.2"):
+    with pytest.raises(ValueError, match=r"missing: model.layers.2"):
         LLM(str(file.parent), device="cpu")
 
 
@@ -230,5 +230,5 @@ def test_bad_conversations_are_refused(llm, healthy, messages, said):
 
 def test_chat_without_a_template_says_what_to_do(llm, monkeypatch):
     monkeypatch.setattr(llm.tokenizer, "chat_template", None)
-    with pytest.raises(ValueError, match="no chat template.*generate"):
+    with pytest.raises(ValueError, match=r"no chat template.*generate"):
         llm.chat([{"role": "user", "content": "a"}], GREEDY, use_tqdm=False)

@@ -45,7 +45,7 @@ def logits(model, tokens=range(3, 60)) -> torch.Tensor:
 
 def weights(model) -> dict[str, torch.Tensor]:
     """Every weight of our model by checkpoint name, dequantized."""
-    model = {name: module for name, module in model.named_modules()}
+    model = dict(model.named_modules())
     return {name: module.weight for name, module in model.items() if hasattr(module, "in_features")}
 
 
@@ -224,7 +224,7 @@ def test_text_is_that_of_the_folder(family, kind, families, tmp_path):
 def test_the_tokenizer_is_that_of_the_folder(families, tmp_path):
     folder, theirs = families["llama"]
     ours, expected = load_tokenizer(write(tmp_path / "model.gguf", theirs)), load_tokenizer(folder)
-    for text in PROMPTS + ["<|user|>so, 10 crêpes 😀 日本語<|end|>", "  two  spaces\n\n"]:
+    for text in [*PROMPTS, "<|user|>so, 10 crêpes 😀 日本語<|end|>", "  two  spaces\n\n"]:
         assert ours.encode(text) == expected.encode(text), text
         assert ours.decode(ours.encode(text)) == expected.decode(expected.encode(text))
     chat = [{"role": "user", "content": "the cat"}]

@@ -36,7 +36,7 @@ def path(sound, tmp_path):
 def test_a_path_or_the_folder_of_one_file(path):
     assert resolve_model(path) == resolve_model(path.parent) == resolve_model(str(path.parent)) == path
     shutil.copy(path, path.parent / "other.gguf")
-    with pytest.raises(CheckpointError, match="2 GGUF files and no config.json: name one of model.gguf, other.gguf"):
+    with pytest.raises(CheckpointError, match=r"2 GGUF files and no config.json: name one of model.gguf, other.gguf"):
         resolve_model(path.parent)
     (path.parent / "config.json").write_text("{}")
     assert resolve_model(path.parent) == path.parent
@@ -114,7 +114,7 @@ def test_the_same_heads_or_windows_for_all_layers(model, tmp_path):
 def test_an_unknown_architecture_is_named(path):
     path.write_bytes(path.read_bytes().replace(struct.pack("<Q", 5) + b"llama", struct.pack("<Q", 5) + b"mamba", 1))
     with pytest.raises(
-        CheckpointError, match="general.architecture='mamba' is not supported; supported: llama, qwen2, qwen3"
+        CheckpointError, match=r"general.architecture='mamba' is not supported; supported: llama, qwen2, qwen3"
     ):
         load_model(path)
 
@@ -147,5 +147,5 @@ def test_a_file_without_a_vocabulary_has_no_tokenizer(model, tmp_path):
 def test_plain_files_can_be_quantized_and_quantized_ones_cannot_again(model, path, tmp_path):
     plain = write(tmp_path / "f16.gguf", model, Type.F16)
     assert load_model(plain, "float32", "cpu", "int8").layers[0].mlp.down_proj.quantized is not None
-    with pytest.raises(CheckpointError, match="quantized already .gguf, Q8_0.: leave quantization out"):
+    with pytest.raises(CheckpointError, match=r"quantized already .gguf, Q8_0.: leave quantization out"):
         load_model(path, "float32", "cpu", "int8")

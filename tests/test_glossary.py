@@ -15,14 +15,14 @@ from minillm.book.paths import notebooks, repository_root
 NOTEBOOK = repository_root() / "chapters" / "91_glossary.ipynb"
 
 # The words that the engine, its API and its chapters use without explaining them each time.
-STANDARD = (
-    """
+STANDARD = [
+    "radix node",
+    *"""
 request num_computed_tokens block block_size block_table slot_mapping ref_cnt BlockPool KVCacheManager
 get_computed_blocks allocate_slots free SchedulerOutput max_num_batched_tokens max_num_seqs query_start_loc seq_lens
 WAITING RUNNING PREEMPTED FINISHED TTFT TPOT ITL TBT goodput MBU MFU page extend
-""".split()
-    + ["radix node"]
-)
+""".split(),
+]
 TAUGHT = (
     """
 token|logit|prefill|decode|KV cache|prefix cache|chunked prefill|preemption|recompute|swap|continuous batching

@@ -37,8 +37,8 @@ def test_rows_with_and_without_a_grammar_and_with_drafts():
     assert masks.fill([(None, ()), (None, [5, 6])]) is None
     choice, number = start(choice=["red", "rare"]), start(regex="[0-9]{1,2}")
     draft = [*ids("4"), *ids("2"), 1]
-    for grammar, tokens in ((choice, []), (number, draft)):
-        assert grammar.validate(tokens) == len(tokens)
+    for grammar, guesses in ((choice, []), (number, draft)):
+        assert grammar.validate(guesses) == len(guesses)
     assert masks.fill([(None, [9]), (choice, ()), (number, draft)]) is masks
     masked = masks.apply(logits)
     expected = [None, None, allowed(choice, VOCAB_SIZE)]
@@ -46,8 +46,8 @@ def test_rows_with_and_without_a_grammar_and_with_drafts():
         expected.append(allowed(number, VOCAB_SIZE))
         number.accept(token_id)
     number.rollback(3)
-    for row, tokens in enumerate([*expected, None]):
-        kept = set(range(VOCAB_SIZE)) if tokens is None else tokens
+    for row, those in enumerate([*expected, None]):
+        kept = set(range(VOCAB_SIZE)) if those is None else those
         assert set(masked[row].isfinite().nonzero()[:, 0].tolist()) == kept
         assert torch.equal(masked[row][masked[row].isfinite()], logits[row][masked[row].isfinite()])
     assert allowed(number, VOCAB_SIZE) == expected[3], "the grammar stands where it stood"
@@ -207,7 +207,7 @@ def test_the_masks_that_are_kept_have_a_bound(monkeypatch):
     assert allowed(grammar, VOCAB_SIZE) == set() and len(rules.masks) == 3
 
 
-LONG = ["%06d wordwordword" % number for number in range(5000)]
+LONG = [f"{number:06d} wordwordword" for number in range(5000)]
 
 
 @pytest.mark.parametrize("given, said", [

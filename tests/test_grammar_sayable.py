@@ -16,8 +16,7 @@ from grammar_cases import (
     sentencepiece_tokenizer,
     tinyworld,
 )
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from test_grammar_tokens import TOKENS, bounded_patterns
 
 from minillm import StructuredOutputsParams
@@ -130,7 +129,7 @@ def test_a_character_that_is_a_token_needs_no_bytes():
             assert re.fullmatch(pattern, b"".join(written[token_id] for token_id in tokens).decode())
     for pattern in ("本", "x日本", "añ"):  # 本 is no token, though tokens hold it
         with pytest.raises(
-            ValueError, match="no text that can be written; .* the vocabulary has no token for a character of it"
+            ValueError, match=r"no text that can be written; .* the vocabulary has no token for a character of it"
         ):
             compiler.compile(StructuredOutputsParams(regex=pattern))
 

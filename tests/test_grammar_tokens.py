@@ -18,8 +18,7 @@ from grammar_cases import (
     tinyworld,
     tinyworld_compiler,
 )
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
@@ -139,7 +138,7 @@ def test_a_tokenizer_without_bytes_is_refused():
     pieces.decoder = decoders.WordPiece()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="[UNK]")
     with pytest.raises(
-        ValueError, match="with the decoder WordPiece; supported: .*ByteLevel, ByteFallback or Metaspace"
+        ValueError, match=r"with the decoder WordPiece; supported: .*ByteLevel, ByteFallback or Metaspace"
     ):
         Vocabulary(tokenizer, 3, [0])
 
@@ -150,7 +149,7 @@ def test_a_vocabulary_that_lacks_bytes_never_gets_stuck():
     for seed in range(20):
         random_walk(rules.start(), 6, {END}, seed)
     with pytest.raises(
-        ValueError, match="'ac' is not possible: .* no text that can be written.* the vocabulary has no token"
+        ValueError, match=r"'ac' is not possible: .* no text that can be written.* the vocabulary has no token"
     ):
         compiler.compile(StructuredOutputsParams(regex="ac"))
 

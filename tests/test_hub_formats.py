@@ -314,7 +314,7 @@ def test_a_matrix_of_another_size_is_named(families, folder, tmp_path):
 
 
 def test_what_is_quantized_is_not_quantized_again(folder):
-    with pytest.raises(CheckpointError, match="quantized already .gptq, 4.: leave quantization out"):
+    with pytest.raises(CheckpointError, match=r"quantized already .gptq, 4.: leave quantization out"):
         load_model(folder, "float32", "cpu", "int8")
 
 

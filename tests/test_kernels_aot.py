@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 import pytest
 import torch
-from aot_calls import CALLS, FP16, FP32, FP8, INT8, empty
+from aot_calls import CALLS, FP8, FP16, FP32, INT8, empty
 from kernel_cases import needs_triton
 
 from minillm.kernels.build import Job, Report, build_all, occupancy
@@ -69,8 +69,8 @@ def jobs_of(launcher, arguments: tuple, capability: int, monkeypatch: pytest.Mon
             jobs.append(Job(self.kernel, signature, constants, capability, num_warps, num_stages))
 
     with monkeypatch.context() as patch:
-        for place, name in [(place, name) for place in modules for name in vars(place) if name.endswith("_kernel")]:
-            patch.setattr(place, name, Recorder(getattr(place, name)))
+        for owner, name in [(place, name) for place in modules for name in vars(place) if name.endswith("_kernel")]:
+            patch.setattr(owner, name, Recorder(getattr(owner, name)))
         patch.setattr(module, "capability", lambda x: capability, raising=False)
         patch.setattr(module, "plan_tiles", lambda *shape: empty(9, 2, dtype=torch.int32), raising=False)
         launcher(*arguments)

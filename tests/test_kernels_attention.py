@@ -6,8 +6,8 @@ from itertools import accumulate
 
 import pytest
 import torch
-
 from kernel_cases import DTYPES, device, error, poisoned
+
 from minillm.kernels.flash_attention import flash_attention, torch_flash_attention
 from minillm.kernels.paged_decode import (
     choose_num_splits,
@@ -85,7 +85,7 @@ def test_heads_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="3 query heads cannot share 2 KV heads"):
         flash_attention(q, k, v, starts([4]), 4)
     q, k, v = qkv(4, 1, 1, 8, torch.float32)
-    with pytest.raises(ValueError, match="head_dim=8.*16 to 256"):
+    with pytest.raises(ValueError, match=r"head_dim=8.*16 to 256"):
         flash_attention(q, k, v, starts([4]), 4)
     q, k, v = (x.transpose(0, 2).contiguous().transpose(0, 2) for x in qkv(16, 1, 1, 16, torch.float32))
     with pytest.raises(ValueError, match="side by side"):

@@ -11,8 +11,7 @@ import tempfile
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from model_zoo import CHECKPOINTS, save_checkpoint
 from tiny import seeded
 
@@ -218,7 +217,7 @@ def test_a_layer_in_one_call_equals_the_layer_in_pieces(name, dtype, tmp_path):
 
 
 def test_native_attention_says_what_it_cannot_serve():
-    with pytest.raises(ValueError, match="attention_backend='native'.*float16.*attention_backend='torch'"):
+    with pytest.raises(ValueError, match=r"attention_backend='native'.*float16.*attention_backend='torch'"):
         NativeAttention(PagedKVCache(1, 1, 16, 2, 16, torch.float16), [None])
 
 

@@ -8,8 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from model_zoo import save_checkpoint
 from tiny import seeded
 
@@ -221,9 +220,9 @@ def test_what_is_served_and_what_is_refused():
     )
     assert native_quant.serves("int4", 4, None, torch.bfloat16, group_size=24)
     assert not native_quant.serves("int4", 4, None, torch.bfloat16, group_size=12)
-    with pytest.raises(ValueError, match="groups of 12 inputs.*multiples of 8"):
+    with pytest.raises(ValueError, match=r"groups of 12 inputs.*multiples of 8"):
         pack(random_weight("int4", 16, 48, 12, False, True), torch.float32)
-    with pytest.raises(ValueError, match="activations='int8'.*65536 inputs.*48 inputs in 3 groups"):
+    with pytest.raises(ValueError, match=r"activations='int8'.*65536 inputs.*48 inputs in 3 groups"):
         pack(random_weight("int8", 16, 48, 16, False, True), torch.float32, "int8")
     with pytest.raises(ValueError, match="0x7f and 0xff are not numbers"):
         pack(

@@ -48,7 +48,7 @@ def packed(weight: QuantizedWeight) -> PackedWeight:
 def exact(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     values = weight.format.decode(weight.codes).double()
     group = weight.group_size
-    spread = lambda per_group: per_group.double().repeat_interleave(group, dim=1)[:, : weight.in_features]  # noqa: E731
+    spread = lambda per_group: per_group.double().repeat_interleave(group, dim=1)[:, : weight.in_features]
     values = (values - spread(weight.zeros) if weight.zeros is not None else values) * spread(weight.scales)
     out = x.double() @ values.t()
     return out if bias is None else out + bias.double()

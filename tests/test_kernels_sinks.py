@@ -3,6 +3,8 @@ in Triton and in torch. Interpreted on a CPU, compiled on a GPU."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from kernel_cases import error, needs_triton, poisoned
@@ -123,7 +125,7 @@ def speak(model, attention, chunks: list[int], num_tokens: int) -> tuple[list[in
     tokens, logits, table = list(PROMPT), [], [7, 2, 11, 4, 5, 9, 1, 3, 12, 14]
     bounds = [*chunks, *range(len(PROMPT), len(PROMPT) + num_tokens)]
     with torch.inference_mode():
-        for start, end in zip(bounds, bounds[1:]):
+        for start, end in pairwise(bounds):
             logits.append(model(batch_of(tokens[start:end], start, table), attention))
             if end >= len(tokens):
                 tokens.append(int(logits[-1][-1].argmax()))

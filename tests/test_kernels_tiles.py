@@ -9,9 +9,7 @@ import torch
 from kernel_cases import device, error, needs_triton
 from test_kernels_attention import paged, qkv, starts
 
-from minillm.kernels import paged_prefill as module
-from minillm.kernels import tile_plan
-from minillm.kernels import tiles as table
+from minillm.kernels import paged_prefill as module, tile_plan, tiles as table
 from minillm.kernels.flash_attention import base_2_scale, flash_attention, torch_flash_attention
 from minillm.kernels.gpus import GPUS
 from minillm.kernels.paged_prefill import PrefillPlan, paged_prefill, prefill_tiles, torch_paged_prefill

@@ -42,10 +42,10 @@ def test_rewinding_overwrites():
 def test_limits_are_named():
     cache = cache_of(max_len=4)
     row = torch.zeros(3, 2, 6)
-    with pytest.raises(ValueError, match="start=1.*only 0 positions"):
+    with pytest.raises(ValueError, match=r"start=1.*only 0 positions"):
         cache.append(0, row, row, 1)
     cache.append(0, row, row, 0)
-    with pytest.raises(ValueError, match="6 positions.*max_len=4"):
+    with pytest.raises(ValueError, match=r"6 positions.*max_len=4"):
         cache.append(0, row, row, 3)
     assert cache.length == 3
     for length in (-1, 4):

@@ -172,7 +172,7 @@ def test_a_request_that_does_not_fit_changes_nothing():
     manager = KVCacheManager(3, 4)
     compute(manager, Text("a", list(range(8))))
     before = list(manager.pool.free_queue), dict(manager.tables)
-    late = Text("b", list(range(8)) + [9, 9])
+    late = Text("b", [*range(8), 9, 9])
     assert not manager.allocate_slots(late, 6, manager.get_computed_blocks(Text("b", list(range(4)) + [9] * 6)))
     assert (list(manager.pool.free_queue), dict(manager.tables)) == before
     manager.check_integrity()
@@ -194,7 +194,7 @@ def test_a_fork_copies_what_is_written_while_it_is_shared_and_the_last_owner_wri
 
 def test_swapping_moves_private_blocks_and_finds_shared_ones_again():
     manager = KVCacheManager(10, 4, num_host_blocks=4)
-    one, other = Text("a", list(range(10))), Text("b", list(range(8)) + [70, 71])
+    one, other = Text("a", list(range(10))), Text("b", [*range(8), 70, 71])
     compute(manager, one), compute(manager, other)
     shared, private = manager.tables["b"][:2], manager.tables["b"][2]
     assert manager.swap_out(other) and manager.take_moves() == BlockMoves(swap_out=[(private, 0)])
@@ -209,7 +209,7 @@ def test_swapping_moves_private_blocks_and_finds_shared_ones_again():
 
 def test_a_swapped_request_recomputes_from_the_first_shared_block_that_is_gone():
     manager = KVCacheManager(8, 4, num_host_blocks=4)
-    one, other = Text("a", list(range(10))), Text("b", list(range(8)) + [70, 71])
+    one, other = Text("a", list(range(10))), Text("b", [*range(8), 70, 71])
     compute(manager, one), compute(manager, other)
     assert manager.swap_out(other)
     manager.free(one)
@@ -222,7 +222,7 @@ def test_a_swapped_request_recomputes_from_the_first_shared_block_that_is_gone()
 @pytest.mark.parametrize("num_lost, num_tokens", [(1, 12), (3, 4), (4, 0)])
 def test_a_swapped_request_whose_window_lost_a_block_resumes_where_the_whole_window_is_there(num_lost, num_tokens):
     manager = KVCacheManager(9, 4, window=6, num_host_blocks=1)
-    one, other = Text("a", list(range(17))), Text("b", list(range(16)) + [70, 71])
+    one, other = Text("a", list(range(17))), Text("b", [*range(16), 70, 71])
     compute(manager, one), compute(manager, other)
     heads = list(manager.tables["a"])
     # Of its window, token 13 on, block 3 stays on the device and block 4 goes to the host.
@@ -239,7 +239,7 @@ def test_a_swapped_request_whose_window_lost_a_block_resumes_where_the_whole_win
 
 def test_a_swapped_request_finds_a_shared_block_that_went_to_the_host():
     manager = KVCacheManager(8, 4, window=6, num_host_blocks=8)
-    one, other = Text("a", list(range(17))), Text("b", list(range(16)) + [70, 71])
+    one, other = Text("a", list(range(17))), Text("b", [*range(16), 70, 71])
     compute(manager, one), compute(manager, other)
     assert manager.swap_out(other)
     manager.free(one)

@@ -16,7 +16,7 @@ from minillm.model.checkpoint import load_model
 
 MAX_TOKENS, NEVER = 20, VOCAB_SIZE - 1
 SHARED = [3 + i * 7 % 90 for i in range(32)]
-PROMPTS = [SHARED + [50, 60, 70], SHARED, [5], SHARED[:16] + [9] * 5, list(range(20, 68))]
+PROMPTS = [[*SHARED, 50, 60, 70], SHARED, [5], SHARED[:16] + [9] * 5, list(range(20, 68))]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
 
 

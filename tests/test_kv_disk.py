@@ -42,7 +42,7 @@ def test_a_store_keeps_blocks_by_their_use_and_the_next_process_takes_them_up(tm
     with pytest.raises(ValueError, match="disk_kv_bytes=10 holds no block; a block takes 140 bytes"):
         DiskStore(tmp_path, 10, BYTES, "model one")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="disk_kv_path='.*file' cannot be used"):
+    with pytest.raises(ValueError, match=r"disk_kv_path='.*file' cannot be used"):
         DiskStore(str(tmp_path / "file"), room, BYTES, "model one")
 
 

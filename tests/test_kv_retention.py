@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 from block_memory import BlockMemory
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from model_zoo import LLAMA3, YARN
 from small_engine import ask
 from test_kv_cache_quantized import ROADS
@@ -126,13 +125,13 @@ def test_log_probabilities_equal_those_of_the_paper(family, policy, road, models
     )  # fmt: skip
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
     [output] = serve(llm, [text], params)
-    for position, (given, token) in enumerate(zip(output.prompt_logprobs[1:], text[1:])):
-        assert given[token].logprob == pytest.approx(float(expected[position, token]), abs=2e-3), position
+    for position, (found, token) in enumerate(zip(output.prompt_logprobs[1:], text[1:])):
+        assert found[token].logprob == pytest.approx(float(expected[position, token]), abs=2e-3), position
     whole = LLM(folder, device="cpu", dtype="float32", attention_backend=road, kv_retention={"sinks": 4, "window": 124})
     plain = LLM(folder, device="cpu", dtype="float32", attention_backend=road)
     ours, theirs = (serve(one, [text[:90]], params)[0].prompt_logprobs[1:] for one in (whole, plain))
-    assert [list(d.items())[0][1].logprob for d in ours] == pytest.approx(
-        [list(d.items())[0][1].logprob for d in theirs], abs=1e-4
+    assert [next(iter(d.values())).logprob for d in ours] == pytest.approx(
+        [next(iter(d.values())).logprob for d in theirs], abs=1e-4
     )
 
 
@@ -305,12 +304,12 @@ def test_bad_policies_are_named(models, tmp_path):
     ]:
         with pytest.raises(error, match=said):
             LLM(folder, device="cpu", kv_retention=wrong)
-    with pytest.raises(ValueError, match="max_model_len=129.*kv_retention"):
+    with pytest.raises(ValueError, match=r"max_model_len=129.*kv_retention"):
         LLM(folder, device="cpu", max_model_len=129)
     save_tiny_llama(tmp_path, model_type="mistral", sliding_window=9)
     with pytest.raises(ValueError, match=r"layers have windows of their own \(9 tokens\)"):
         LLM(str(tmp_path), device="cpu", kv_retention={"sinks": 4, "window": 60})
-    with pytest.raises(ValueError, match="disk_kv_path.*kv_retention"):
+    with pytest.raises(ValueError, match=r"disk_kv_path.*kv_retention"):
         LLM(
             folder,
             kv_retention={"sinks": 4, "window": 60},

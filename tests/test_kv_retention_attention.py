@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from test_kv_cache_quantized import batch_of
 from tiny import seeded
 

@@ -28,7 +28,7 @@ def serve_one(manager: KVCacheManager, tokens: list[int], name: str = "x") -> tu
     assert not {place for _, place in moves.swap_out} & {place for place, _ in moves.swap_in}, (
         "overwritten before it is read"
     )
-    for place, block_hash in moves.to_disk:
+    for _, block_hash in moves.to_disk:
         manager.tiers.disk.write(block_hash, "written")
     manager.free(text)
     manager.check_integrity()

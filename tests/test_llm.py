@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tiny import VOCAB_SIZE, save_tiny_llama, seeded
 
 from minillm import LLM, SamplingParams
@@ -64,7 +63,7 @@ def test_logprobs_equal_the_log_softmax_of_transformers_logits(llm, oracle):
     assert len(entries) == len(ids) - 1
     for position, row, count in entries:
         best = reference[position - 1].topk(count).indices.tolist()
-        assert list(row)[0] == ids[position] and set(row) == {ids[position], *best}
+        assert next(iter(row)) == ids[position] and set(row) == {ids[position], *best}
         for token_id, entry in row.items():
             assert entry.logprob == pytest.approx(reference[position - 1, token_id].item(), abs=1e-4)
             text = llm.get_tokenizer().decode([token_id])

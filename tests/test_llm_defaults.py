@@ -83,13 +83,13 @@ def test_a_wrong_default_names_the_file_and_the_way_out(folder):
 def test_a_file_that_holds_no_object_is_named(folder, text):
     load(folder, {})
     (folder / "generation_config.json").write_text(text)
-    with pytest.raises(CheckpointError, match="generation_config.json .*fetch it again"):
+    with pytest.raises(CheckpointError, match=r"generation_config.json .*fetch it again"):
         LLM(folder, device="cpu", num_kv_blocks=32)
 
 
 @pytest.mark.parametrize("eos", ["x", True, [3, 1.5]])
 def test_an_end_of_text_that_is_no_token_id_is_refused(folder, eos):
-    with pytest.raises(CheckpointError, match="eos_token_id=.*allowed: a token id"):
+    with pytest.raises(CheckpointError, match=r"eos_token_id=.*allowed: a token id"):
         load(folder, {"eos_token_id": eos})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ TOLERANCE = dict(rtol=0, atol=1e-4)
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    @lru_cache(maxsize=None)
+    @cache
     def load(name: str) -> tuple[PreTrainedModel, Decoder, Path]:
         folder = tmp_path_factory.mktemp(name)
         return save_checkpoint(folder, name), load_model(folder, "float32", "cpu"), folder

@@ -7,8 +7,8 @@ import torch
 from tiny import VOCAB_SIZE, save_tiny_llama
 
 from minillm import LLM, SamplingParams
-from minillm.model.batch import ForwardBatch
 from minillm.kv_cache.contiguous import ContiguousAttention, ContiguousKVCache
+from minillm.model.batch import ForwardBatch
 from minillm.model.checkpoint import load_model
 
 NUM_LAYERS = 7

@@ -162,7 +162,7 @@ def test_finished_requests_are_skipped_wherever_they_wait():
         policy.add(gone), policy.add(here)
         gone.status = RequestStatus.FINISHED
         assert [request.request_id for request in policy] == ["here"] and policy.peek() is here
-    with pytest.raises(ValueError, match="scheduling_policy='lifo' is unknown; choose one of fcfs.*lpm"):
+    with pytest.raises(ValueError, match=r"scheduling_policy='lifo' is unknown; choose one of fcfs.*lpm"):
         make_policy("lifo", lambda request: 0)
 
 

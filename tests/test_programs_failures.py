@@ -49,7 +49,7 @@ def test_a_failed_step_raises_for_all_that_wait(llm, monkeypatch):
         (branches[0], "three"),
         (states[0], "three"),
     ]:
-        with pytest.raises(RuntimeError, match="the program failed: .*ZeroDivisionError") as caught:
+        with pytest.raises(RuntimeError, match=r"the program failed: .*ZeroDivisionError") as caught:
             state[name]
         assert isinstance(caught.value.__cause__.__cause__, ZeroDivisionError)
     assert states[0]["one"] and is_clean(llm)
@@ -88,7 +88,7 @@ def test_an_abandoned_program_leaves_nothing_in_the_engine(llm):
     state = State(llm, TEXT)
     state += gen("x", max_tokens=5)
     llm.engine.abort(state._submissions[0].request)
-    with pytest.raises(RuntimeError, match="the program failed: .*it was withdrawn or aborted"):
+    with pytest.raises(RuntimeError, match=r"the program failed: .*it was withdrawn or aborted"):
         state["x"]
 
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from minillm import LLM, SamplingParams
 from minillm.model.checkpoint import load_model, read_model, resolve_model
@@ -142,8 +141,8 @@ def test_a_group_must_divide_the_inputs():
      "activation_scales='static' with activations=None has nothing to scale"),
     ({"calibration": "a.txt"}, "calibration='a.txt' with method='rtn' is not read"),
     ({"method": "llm_int8"},
-     "method='llm_int8' with activations=None is not allowed: it is there to round activations too; "
-     "start from {'name': 'llm_int8'}"),
+     ("method='llm_int8' with activations=None is not allowed: it is there to round activations too; "
+      "start from {'name': 'llm_int8'}")),
     ({"method": "smoothquant", "weights": "int8", "group_size": None}, "method='smoothquant' with activations=None"),
     ({"name": "llm_int8", "symmetric": False}, "symmetric=True"),
 ])  # fmt: skip

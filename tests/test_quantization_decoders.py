@@ -128,13 +128,13 @@ def test_what_cannot_be_calibrated_is_named(tmp_path):
 
 def test_calibration_text_is_enough_and_not_the_held_out(tmp_path):
     tokenizer = load_tokenizer(resolve_model("tinyworld"))
-    with pytest.raises(ValueError, match="calibration text of .* tokens .1 documents. is too little; at least 256"):
+    with pytest.raises(ValueError, match=r"calibration text of .* tokens .1 documents. is too little; at least 256"):
         calibration_sequences(tokenizer, 1)
     with pytest.raises(ValueError, match="seed=1 is the held-out text"):
         calibration_sequences(tokenizer, seed=1)
     file = tmp_path / "my.txt"
     file.write_text("Once upon a time. " * 20)
-    with pytest.raises(ValueError, match="my.txt.* is too little.*take a longer text"):
+    with pytest.raises(ValueError, match=r"my.txt.* is too little.*take a longer text"):
         calibration_sequences(tokenizer, file=file)
     file.write_text("Once upon a time there was a bird. " * 200)
     sequences = calibration_sequences(tokenizer, num_documents=2, file=file)

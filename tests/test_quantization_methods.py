@@ -262,7 +262,7 @@ def test_smoothing_evens_out_inputs_and_columns():
     torch.testing.assert_close(largest / scales, columns * scales)
     torch.testing.assert_close(smoothing_scales(largest, weight, 1.0), largest)
     torch.testing.assert_close(smoothing_scales(largest, weight, 0.0), 1 / columns)
-    with pytest.raises(ValueError, match="alpha=1.5 is not allowed"):
+    with pytest.raises(ValueError, match=r"alpha=1.5 is not allowed"):
         smoothing_scales(largest, weight, 1.5)
 
 

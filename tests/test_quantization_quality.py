@@ -57,7 +57,7 @@ def test_a_workload_that_makes_no_sense_is_named():
     with pytest.raises(ValueError, match="seeds=9 is not allowed"):
         quality.Workload(seeds=9)
     with pytest.raises(ValueError, match="no candidate begins with int9"):
-        quality.Workload(only=("int9",)).candidates
+        _ = quality.Workload(only=("int9",)).candidates
 
 
 def test_calibration_never_reads_what_is_measured():

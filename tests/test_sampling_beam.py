@@ -21,7 +21,7 @@ def table(seed: int) -> torch.Tensor:
 
 def model(logprobs: torch.Tensor):
     def next_logprobs(beams: list[tuple[int, ...]]) -> torch.Tensor:
-        pairs = [((VOCAB_SIZE, VOCAB_SIZE) + beam)[-2:] for beam in beams]
+        pairs = [(VOCAB_SIZE, VOCAB_SIZE, *beam)[-2:] for beam in beams]
         return torch.stack([logprobs[pair] for pair in pairs])
 
     return next_logprobs

@@ -7,8 +7,7 @@ from collections import deque
 
 import pytest
 from block_memory import BlockMemory
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tiny import examples
 
@@ -88,7 +87,7 @@ class Operations(RuleBasedStateMachine):
             self.engine.add_request(request)
             self.added.append(request)
         else:
-            with pytest.raises(ValueError, match="blocks|max_num_batched_tokens"):
+            with pytest.raises(ValueError, match=r"blocks|max_num_batched_tokens"):
                 self.engine.add_request(request)
 
     @rule()
@@ -156,7 +155,7 @@ def test_nobody_starves(policy):
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         return Request(name, prompt, params, max_tokens, arrival_time=engine.clock(), user=user)
 
-    waiting = deque(request(f"warm{i}", shared + [2], 4, "others") for i in range(6))
+    waiting = deque(request(f"warm{i}", [*shared, 2], 4, "others") for i in range(6))
     for one in waiting:
         engine.add_request(one)
     long = request("long", list(range(10, 40)), 30, "mine")
@@ -164,7 +163,7 @@ def test_nobody_starves(policy):
     for step in range(3000):
         engine.clock.advance(0.1)
         if step % 2 == 0:
-            engine.add_request(request(f"short{step}", shared + [step % 50], 4, "others"))
+            engine.add_request(request(f"short{step}", [*shared, step % 50], 4, "others"))
         engine.step()
         if long.is_finished:
             break

@@ -110,7 +110,7 @@ def test_a_trace_survives_its_file(tmp_path):
     record = json.loads(path.read_text().splitlines()[0])
     assert {"timestamp", "input_length", "output_length", "hash_ids"} <= record.keys()
     path.write_text('{"timestamp": 0, "input_length": 16, "output_length": 1, "hash_ids": [1]}\n{"timestamp": 1}\n')
-    with pytest.raises(ValueError, match="trace.jsonl, line 2"):
+    with pytest.raises(ValueError, match=r"trace.jsonl, line 2"):
         read_trace(path)
     with pytest.raises(ValueError, match="17 tokens are 2 blocks of 16"):
         TraceRequest(0.0, 17, 1, (1,))

@@ -23,7 +23,6 @@ from minillm.speculative.metrics import SpeculationMetrics
 from minillm.speculative.ngram import NgramDrafter
 from minillm.speculative.rejection import Drafted, RejectionSampler
 
-
 # N-grams
 
 

@@ -84,7 +84,7 @@ def test_a_drafter_that_breaks_the_rules_is_named(folder):
     params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)
     llm = make(folder, None)
     llm.engine = Engine(llm.model, config=llm.config, drafter=BadDrafter(10**6))
-    with pytest.raises(ValueError, match="BadDrafter drafted token id .* the vocabulary has 300 tokens"):
+    with pytest.raises(ValueError, match=r"BadDrafter drafted token id .* the vocabulary has 300 tokens"):
         say(llm, params)
     assert not llm.engine.has_unfinished
     drafter = llm.engine.speculation.drafter
@@ -128,7 +128,7 @@ def test_probs_of_a_draft_count_for_unseeded_requests_only(folder):
     assert tokens(say(llm, mixed))[:3] == expected
     assert tokens(say(llm, params, PROMPTS[:3])) == expected
     forbidden = SamplingParams(max_tokens=12, structured_outputs={"regex": "x[abc]+"})
-    with pytest.raises(ValueError, match="Uniform gives probs for token .* which the request's grammar forbids"):
+    with pytest.raises(ValueError, match=r"Uniform gives probs for token .* which the request's grammar forbids"):
         say(llm, forbidden)
 
 

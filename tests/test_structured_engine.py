@@ -214,7 +214,7 @@ def test_a_jump_ends_where_the_limit_is_and_streams(llm):
         llm, SamplingParams(temperature=1.0, seed=1, n=5, max_tokens=40, structured_outputs=structured), PROMPTS[:1]
     )
     assert {sample.text for sample in output.outputs} == set(structured.choice)
-    with pytest.raises(ValueError, match="logprobs=1.*jump_forward"):
+    with pytest.raises(ValueError, match=r"logprobs=1.*jump_forward"):
         SamplingParams(logprobs=1, structured_outputs=structured)
 
 

@@ -162,7 +162,7 @@ def test_a_submission_has_what_was_said_and_a_program_fails(folder):
             "one", temperature=0.0, max_tokens=40, logit_bias={1: -100.0}, structured_outputs=dict(grammar=AMBIGUOUS)
         )
         other += gen("two", temperature=0.0, max_tokens=50, ignore_eos=True)
-        with pytest.raises(RuntimeError, match="the program failed: .*Too many items"):
+        with pytest.raises(RuntimeError, match=r"the program failed: .*Too many items"):
             state["one"]
         assert len(other.output("two").outputs[0].token_ids) == 50
     assert submission.output().outputs[0].finish_reason == "error" and submission.error is None

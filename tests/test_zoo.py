@@ -52,7 +52,7 @@ def test_prompt_and_answer_are_the_text(task):
 
 
 def test_an_unknown_task_is_named_with_the_known_ones():
-    with pytest.raises(ValueError, match="'poem'.*story, arithmetic"):
+    with pytest.raises(ValueError, match=r"'poem'.*story, arithmetic"):
         corpus.document("poem", 0, 0)
 
 

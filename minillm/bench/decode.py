@@ -12,12 +12,12 @@ import gc
 import random
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Callable, Iterator
 
 import torch
 
@@ -261,7 +261,7 @@ def methods_timed(llm: LLM, device: torch.device, prompt: list[int], params: Sam
 @contextmanager
 def timed_methods(methods: dict[str, tuple[type, str]], device: torch.device) -> Iterator[dict[str, float]]:
     """While it lasts, add up the time spent in each method: `{name: seconds}`."""
-    seconds = {name: 0.0 for name in methods}
+    seconds = dict.fromkeys(methods, 0.0)
     originals = {name: getattr(owner, method) for name, (owner, method) in methods.items()}
 
     def timed(name: str):

@@ -26,7 +26,6 @@ from .case import Case
 from .kv_cases import kv8_cases
 from .quantized_cases import w4a16_cases, w8a8_cases
 
-
 FAMILIES = {
     "cuda": ("elementwise", "matmul", "prefill", "decode", "w4a16", "w8a8", "kv8"),
     "cpu": ("linear", "c-decode"),
@@ -99,7 +98,7 @@ def matmul_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[C
         make = lambda m=m, n=n, k=k: (
             torch.randn(m, k, device=device, dtype=dtype),
             torch.randn(k, n, device=device, dtype=dtype),
-        )  # noqa: E731
+        )
         cases.append(
             Case(
                 f"matmul {m} x {n} x {k}",

@@ -8,9 +8,9 @@ be: attention costs the same whatever they say, and no long prompt has to be com
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Callable
 
 import torch
 

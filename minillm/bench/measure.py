@@ -11,11 +11,11 @@ import json
 import platform
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Callable
 
 import torch
 
@@ -158,7 +158,7 @@ def result(
     return {
         "name": name,
         "command": command,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": hardware(device),
         "versions": versions(),
         "workload": workload,

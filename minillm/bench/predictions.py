@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from ..kernels.gpus import GPUS, GPU
+from ..kernels.gpus import GPU, GPUS
 from . import measure
 from .predicted import Prediction, predict
 

@@ -15,6 +15,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def run(
                 model = Path(folder) / "outliers"
                 if not model.exists():
                     write_outlier_model(workload.model, model)
-            figures[name] = measure_one(candidate, workload, model, device, lambda: on_run(name))
+            figures[name] = measure_one(candidate, workload, model, device, partial(on_run, name))
     for name, candidate in workload.candidates.items():
         before = figures[base_of(candidate)]["perplexities"]
         rise = [after / b - 1 for after, b in zip(figures[name]["perplexities"], before)]

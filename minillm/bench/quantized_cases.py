@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels.quantized_matmul import pack, quantized_matmul, torch_quantized_matmul
-from ..kernels.scaled_matmul import quantize_rows, scaled_matmul, torch_scaled_matmul
-from ..kernels.scaled_matmul import pack as pack_8
+from ..kernels.scaled_matmul import pack as pack_8, quantize_rows, scaled_matmul, torch_scaled_matmul
 from .case import Case
 
 SHAPES = ((4096, 4096), (14336, 4096), (1024, 3072))  # outputs, inputs

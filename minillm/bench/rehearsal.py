@@ -11,6 +11,7 @@ what the engine counts, `allocated_bytes` what torch held at most, from before t
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Self
 
 import torch
 
@@ -104,7 +105,7 @@ class Waits:
 
     count = 0
 
-    def __enter__(self) -> Waits:
+    def __enter__(self) -> Self:
         import warnings
 
         self.caught = warnings.catch_warnings(record=True)

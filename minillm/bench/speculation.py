@@ -8,10 +8,10 @@ parameters costs (`minillm.bench.enlarged`), so that reading weights is what tak
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Callable
 
 from .. import LLM, SamplingParams
 from ..device import resolve_device, resolve_dtype

@@ -3,8 +3,8 @@ Built in chapter 14."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Iterator
 from unittest import mock
 
 import torch

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Callable
 
 from .. import LLM, SamplingParams
 from ..zoo import corpus

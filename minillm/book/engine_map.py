@@ -4,6 +4,7 @@ Built in chapter 00."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
@@ -53,7 +54,7 @@ def you_are_here(chapter: int) -> Picture:
     fig, ax = canvas(width=9.2, height=2.15)
     ax.set(xlim=(-0.1, 7 * _STEP + 1.1), ylim=(0.05, 2.38), aspect="auto")
     ax.axis("off")
-    for left, right in zip(PARTS[:7], PARTS[1:8], strict=True):
+    for left, right in pairwise(PARTS[:8]):
         ax.add_patch(
             FancyArrowPatch(
                 (left.x + 1.02, 1.31),

@@ -98,7 +98,7 @@ def _source_of(obj) -> tuple[str, str]:
     module = obj if isinstance(obj, ModuleType) else inspect.getmodule(obj)
     parts = (module.__name__ if module else "").split(".")
     path = (
-        "/".join(parts[:-1] + [Path(file).name]) if Path(file).stem != "__init__" else "/".join(parts + ["__init__.py"])
+        "/".join([*parts[:-1], Path(file).name]) if Path(file).stem != "__init__" else "/".join([*parts, "__init__.py"])
     )
     if parts == ["__main__"] or file.startswith("<") or "ipykernel" in file:
         path = "this notebook"

@@ -150,6 +150,7 @@ def answer_call(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    from minillm.book import traffic  # under its own name, so that what is pickled can be found
+    # Under its own name, so that what is pickled can be found.
+    from minillm.book import traffic  # noqa: PLW0406
 
     traffic.answer_call(Path(sys.argv[1]))

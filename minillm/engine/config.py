@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from minillm.kv_cache.retention import RetentionPolicy
-from minillm.quantization.config import QuantizationConfig
-from minillm.quantization.config import resolve as resolve_quantization
+from minillm.quantization.config import QuantizationConfig, resolve as resolve_quantization
 from minillm.sampling.params import MAX_SEED, check_float, check_int
 from minillm.speculative.config import SpeculativeConfig
 

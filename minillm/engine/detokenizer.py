@@ -117,5 +117,5 @@ def token_text(decode: Callable[[list[int]], str], token_id: int, before: Sequen
         if not text.endswith(REPLACEMENT):
             while context and decode(context[-1:]).endswith(REPLACEMENT):
                 context.pop()
-            return text[len(commonprefix([decode(context), text])) :]
+            return text[len(commonprefix([decode(context), text])) :]  # noqa: RUF071  (of texts, not of paths)
     return ""

@@ -20,9 +20,9 @@ from minillm.sampling.noise import derive_seed
 from minillm.sampling.params import SamplingParams, check_int
 
 if TYPE_CHECKING:
-    from minillm.sampling.grammar.protocol import CompiledGrammar
-
     from transformers import PreTrainedTokenizerBase
+
+    from minillm.sampling.grammar.protocol import CompiledGrammar
 
 Prompt = str | dict[str, Any]
 PROMPT_FORMS = (

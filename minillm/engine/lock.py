@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, Self
 
 
 class FairLock:
@@ -32,7 +32,7 @@ class FairLock:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def __enter__(self) -> FairLock:
+    def __enter__(self) -> Self:
         if os.getpid() != self._process:  # a forked child has none of the threads that held it or waited
             self.__init__()
         thread = threading.get_ident()

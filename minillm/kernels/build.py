@@ -256,7 +256,7 @@ def _source(kernel, packed: dict):
         hints = {(position,): [["tt.divisibility", 16]] for position in aligned}
         return ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=hints)
     types = {name: kind for name, kind in types.items() if kind != "constexpr"}
-    hints = AttrsDescriptor.from_hints({position: 16 for position in aligned})
+    hints = AttrsDescriptor.from_hints(dict.fromkeys(aligned, 16))
     return ASTSource(fn=kernel, signature=types, constants=constants, attrs=hints)
 
 

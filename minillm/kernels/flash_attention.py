@@ -12,6 +12,7 @@ other two (Milakov & Gimelshein 2018; Dao et al. 2022). Nothing of size queries 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -187,7 +188,7 @@ def torch_flash_attention(
     """The twin: the formula, one sequence after the other."""
     bounds = query_start_loc.tolist()
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    for start, end in zip(bounds, bounds[1:]):
+    for start, end in pairwise(bounds):
         out[start:end] = torch_attend(q[start:end], k[start:end], v[start:end], window, scale)
     return out
 

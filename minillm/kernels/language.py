@@ -51,8 +51,8 @@ class AbsentTriton:
 if MODE == "absent":
     triton = tl = AbsentTriton()
 else:
-    import triton
-    import triton.language as tl
+    import triton  # noqa: F401  (the modules of this room take both from here)
+    import triton.language as tl  # noqa: F401
 
     if MODE == "interpreted":
         repair_interpreter()

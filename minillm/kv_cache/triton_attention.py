@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from minillm.device import triton_has_tensor_cores
-from minillm.kernels.language import serves
 from minillm.kernels.decode_plan import DecodePlan, plan_decode
+from minillm.kernels.language import serves
 from minillm.kernels.paged_decode import paged_decode
 from minillm.kernels.paged_prefill import PrefillPlan, paged_prefill
 from minillm.kernels.rotary import rotate_and_store

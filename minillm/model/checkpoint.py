@@ -24,8 +24,7 @@ from minillm.model.hub_formats import READERS
 from minillm.model.parts import QuantizedPart
 from minillm.model.quantize import quantize_decoder
 from minillm.model.quantized_folder import differences, read_quantized, stored_config
-from minillm.quantization.config import QuantizationConfig
-from minillm.quantization.config import resolve as resolve_quantization
+from minillm.quantization.config import QuantizationConfig, resolve as resolve_quantization
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -224,7 +223,7 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Tensor | QuantizedPart]]:
     for file in weight_files(path):
         try:
             with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():
+                for name in tensors.keys():  # noqa: SIM118  (a file, not a dict)
                     yield name, tensors.get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(

@@ -93,7 +93,7 @@ class QuantizationConfig:
     def _check_types(self) -> None:
         """Raise TypeError for a field of the wrong kind: True is no number of inputs, and "no" is not False."""
         kinds = {"symmetric": bool, "per_tensor": bool, "act_order": bool, "num_documents": int, "seed": int}
-        kinds |= {name: (int, float) for name in ("alpha", "damping", "outlier_threshold")} | {
+        kinds |= dict.fromkeys(("alpha", "damping", "outlier_threshold"), (int, float)) | {
             "group_size": (int, type(None))
         }
         for name, kind in kinds.items():

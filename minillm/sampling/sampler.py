@@ -86,7 +86,7 @@ class Sampler:
         logits = metadata.adjust(logits)
         if metadata.all_greedy:
             return logits.argmax(dim=-1)  # of equal logits the smallest id
-        if logits.is_cuda and self.fused is None or self.fused:
+        if (logits.is_cuda and self.fused is None) or self.fused:
             return metadata.draw_fused(logits)
         noise = gumbel_noise(metadata.seeds, metadata.positions, metadata.vocabulary)
         sampled = noise.add_(metadata.filter(logits)).argmax(dim=-1)

@@ -30,7 +30,7 @@ def arithmetic(rng: random.Random) -> Segments:
             "How many {item} are there [now|in the end]?",
         )
     )
-    question = " ".join(expand(s, rng, slots) for s in sentences + [ask])
+    question = " ".join(expand(s, rng, slots) for s in [*sentences, ask])
     answer = " ".join(f"{w}." for w in work) + f" The answer is {total}."
     return [(f"Question: {question}\nAnswer:", False), (f" {answer}", True)]
 

@@ -33,9 +33,10 @@ class Scenario:
 
 
 def scenarios() -> dict[str, Scenario]:
-    from . import shapes
     from minillm import SamplingParams as P
     from minillm.sampling.grammar.params import StructuredOutputsParams
+
+    from . import shapes
 
     few = dict(max_tokens=6, ignore_eos=True)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -430,7 +431,7 @@ def _between_sums(case: Case, ranked: list[float]) -> float:
     sums = [0.0]
     for probability in ranked:
         sums.append(sums[-1] + probability)
-    gaps = [(low + high) / 2 for low, high in zip(sums, sums[1:]) if high - low > 1e-3]
+    gaps = [(low + high) / 2 for low, high in pairwise(sums) if high - low > 1e-3]
     return case.rng.choice(gaps)
 
 

@@ -180,9 +180,7 @@ def _doubling_random(case: Case) -> None:
 @check_ring_cache.part("example")
 def _ring_example(case: Case) -> None:
     ring, ones = case.run(case.student, 3, 1, 1), torch.ones(1, 1, 1)
-    means = []
-    for value in (1.0, 2.0, 3.0, 10.0):
-        means.append(float(case.run(ring.step, torch.zeros(1, 1, 1), ones, value * ones)))
+    means = [float(case.run(ring.step, torch.zeros(1, 1, 1), ones, value * ones)) for value in (1.0, 2.0, 3.0, 10.0)]
     case.close(
         means,
         [1.0, 1.5, 2.0, 5.0],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache
 from itertools import combinations
 
 from torch import Tensor
@@ -251,7 +251,7 @@ def _cuts(lengths: list[int], most: int, bend: int) -> list[list[int]]:
 def _any_grouping(lengths: list[int], most: int, bend: int) -> int:
     """The least cost over all groupings, neighbours or not."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def least(rest: tuple[int, ...]) -> int:
         if not rest:
             return 0

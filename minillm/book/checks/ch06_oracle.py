@@ -288,9 +288,8 @@ class ForkTrial:
         owned = Counter(block for table in self.tables.tables.values() for block in table)
         for block in range(1, self.pool.num_blocks + 1):
             told = (
-                "Too many in the pool: a block that nobody will ever free. Too few: someone else will be given it."
-                if not hint
-                else hint
+                hint
+                or "Too many in the pool: a block that nobody will ever free. Too few: someone else will be given it."
             )
             self.case.true(
                 self.pool.ref_cnt[block] == owned[block],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from itertools import pairwise
 
 from minillm.book.checks import Case, Checker
 from minillm.book.checks.ch09_drives import BASES, POLICIES, Pair, drive, name_of, named, serve
@@ -133,7 +134,7 @@ def _key(case: Case, request: tuple, knobs: dict) -> tuple[float, float]:
 
 def _in_order(case: Case, told: list, hint: str | None = None) -> None:
     """`told` holds (urgency, (key, safe), words), the most urgent first."""
-    for (urgent, (key, _), words), (less, (other, _), other_words) in zip(told, told[1:]):
+    for (urgent, (key, _), words), (less, (other, _), other_words) in pairwise(told):
         near = abs(key - other) <= 1e-6 * max(1.0, abs(key))
         if urgent == less:
             case.true(
@@ -266,7 +267,9 @@ def _beat_edges(case: Case) -> None:
         engine.scheduler.waiting = policy = case.run(case.student, engine.clock, 2.0)
         aborted = ["3", "7", "11"]
         requests = to_requests(small_trace(seed))
-        serve = functools.partial(steps_of, engine, requests, lambda step: aborted[step // 4 % 3], lambda step: None)
+        serve = functools.partial(
+            steps_of, engine, requests, lambda step, aborted=aborted: aborted[step // 4 % 3], lambda step: None
+        )
         case.run(named(serve), engine, may_change=True)
         left = [one.request_id for one in requests if not one.is_finished]
         case.equal(left, [], "the list of requests that were never served")

@@ -133,7 +133,7 @@ def _fair_random(case: Case) -> None:
             [],
             60,
             "abcd",
-            after=lambda request: _charged(case, pair, request, case.randint(1, 12), "A random charge."),
+            after=lambda request, pair=pair: _charged(case, pair, request, case.randint(1, 12), "A random charge."),
         )
         _counters(case, pair, "At the end of a random run.")
     for round_ in range(3):

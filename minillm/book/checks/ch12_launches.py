@@ -75,7 +75,7 @@ def judge_programs(
     owner: dict[int, Any] = {}
     for program, accesses in sorted(by_program(traffic, 0).items()):
         for access in accesses:
-            _on_its_way(case, access, {**{name: itemsize[name] for name in shapes}, **{name: 0 for name in also}}, told)
+            _on_its_way(case, access, {**{name: itemsize[name] for name in shapes}, **dict.fromkeys(also, 0)}, told)
         stored = elements_of(accesses, "store", "out")
         case.true(
             stored.size,

@@ -18,7 +18,7 @@ def merges(case: Case, scores: Tensor, values: Tensor, parts: list[list[int]], g
             (3.0, torch.inf),
             (torch.inf, -5.0),
         )[number % 3]
-    keys = sum(parts, [])
+    keys = [key for part in parts for key in part]
     whole = state_of(scores[:, keys].double(), values[keys].double(), scores.dtype)
     told = f"for {len(parts)} parts of {[len(keys) for keys in parts]} keys"
     got = _merge(case, states, told)

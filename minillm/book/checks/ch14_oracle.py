@@ -4,7 +4,7 @@ Built in chapter 14."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import NamedTuple
 
 HOST_WORK = {
@@ -139,7 +139,7 @@ def read_trace(bars: Sequence[Bar]) -> Reading:
     )
     awake = dict.fromkeys(steps, 0)
     edges = sorted({edge for bar in bars for edge in (bar.start, bar.end)})
-    for left, right in zip(edges, edges[1:]):
+    for left, right in pairwise(edges):
         running = {bar.step for bar in device if bar.start <= left < bar.end}
         open_bar, length = innermost(bars, left), right - left
         busy += length * bool(running)

@@ -15,7 +15,8 @@ __all__ = ["Option", "check_bit_words", "check_choose_options", "check_quantize_
 BRUTE = "6^24 combinations are too many: of all choices that have spent the same bytes, keep one."
 
 _RTN = tuple(f"minillm.quantization.rtn.{name}" for name in ("round_to_nearest", "choose_scales", "encode"))
-_PACKING = tuple(f"minillm.quantization.formats.{name}" for name in ("pack_codes", "unpack_codes")) + (
+_PACKING = (
+    *tuple(f"minillm.quantization.formats.{name}" for name in ("pack_codes", "unpack_codes")),
     "minillm.model.hub_formats.unpack_words",
 )
 _FORMATS = ("minillm.quantization.formats.Format", "minillm.quantization.formats.FORMATS")

@@ -392,7 +392,7 @@ def _hitters_random(case: Case) -> None:
     for _ in range(25):
         budget = case.randint(1, 7)
         recent = case.randint(1, budget + 1)
-        steps = []
-        for number in range(case.randint(1, 30)):
-            steps.append([case.randint(0, 8) / 8 for _ in range(min(number, budget) + 1)])  # eighths: sums are exact
+        steps = [  # eighths: sums are exact
+            [case.randint(0, 8) / 8 for _ in range(min(number, budget) + 1)] for number in range(case.randint(1, 30))
+        ]
         _judge_hitters(case, budget, recent, steps)

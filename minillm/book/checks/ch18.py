@@ -3,7 +3,6 @@ Built in chapter 18."""
 
 from __future__ import annotations
 
-
 import numpy as np
 
 from minillm.book.checks import Case, Checker
@@ -226,7 +225,7 @@ def _short(x: np.ndarray) -> list[float]:
 
 
 def _why_token(got: tuple, given: tuple) -> str | None:
-    p, guesses, qs, chances, last = given
+    p, guesses, qs, chances, _last = given
     mistakes = {
         "The token of the draw is the first at which the running sum is larger than `last`, not equal to it.": {
             "at_least": True

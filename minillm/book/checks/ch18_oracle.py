@@ -147,4 +147,4 @@ def trace_of(drafter: type, agrees: Sequence[int] = (3, 3, 3, 2, 3), count: int 
             f"{tokens} from {start}" if len(tokens) > 1 else f"{tokens[0]} at {start}" for start, tokens in model.reads
         )
         print(f"{len(text):>4}  {reads:<50}{str(guesses):<15}{right:<10}{honest}")
-        text += honest[:right] + [(honest_draft(text + honest[:right], 1)[0] + (right == number < count)) % VOCABULARY]
+        text += [*honest[:right], (honest_draft(text + honest[:right], 1)[0] + (right == number < count)) % VOCABULARY]

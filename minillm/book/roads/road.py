@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from minillm.book.roads.models import WINDOW, config_of
+from minillm.book.roads.models import WINDOW
 from minillm.kv_cache.manager import KVCacheManager
 
 GREEDY = {"temperature": 0.0}

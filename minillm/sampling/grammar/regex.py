@@ -181,7 +181,7 @@ class _Parser:
             digits = self.pattern[self.place : self.place + HEX_DIGITS[letter]]
             self.place += len(digits)
             return CharacterClass.of((int(digits, 16), int(digits, 16)))
-        if letter in CONTROL or letter == "b" and in_class:
+        if letter in CONTROL or (letter == "b" and in_class):
             letter = CONTROL.get(letter, "\b")
         elif letter.isascii() and letter.isalnum():
             self.place -= 2
