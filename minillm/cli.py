@@ -55,15 +55,8 @@ def lab(
             )
         # Given as an argument, the notebook's folder would be the server's root, and exercises/ out of its reach.
         first_page = f"/lab/tree/chapters/{chapters[0].name}"
-        command = [
-            sys.executable,
-            "-m",
-            "jupyter",
-            "lab",
-            f"--ServerApp.root_dir={root}",
-            f"--LabApp.default_url={first_page}",
-        ]
-        command += [f"--port={port}"] + ([] if browser else ["--no-browser"])
+        command = [sys.executable, "-m", "jupyter", "lab", f"--ServerApp.root_dir={root}"]
+        command += [f"--LabApp.default_url={first_page}", f"--port={port}"] + ([] if browser else ["--no-browser"])
         if hasattr(os, "geteuid") and os.geteuid() == 0:  # Jupyter refuses root unless it is told that this is meant
             command.append("--allow-root")
         raise typer.Exit(subprocess.call(command, cwd=root))
@@ -120,16 +113,10 @@ def generate(
 
         from minillm import LLM, SamplingParams
 
-        params = SamplingParams(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            seed=seed,
-            stop=stop or None,
-            repetition_penalty=repetition_penalty,
-            max_tokens=max_tokens,
+        shape = dict(
+            temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, repetition_penalty=repetition_penalty
         )
+        params = SamplingParams(**shape, seed=seed, stop=stop or None, max_tokens=max_tokens)
         llm = LLM(model, device=device, dtype=dtype)
         if chat:
             ids = llm.get_tokenizer().apply_chat_template(
@@ -149,7 +136,7 @@ def generate(
 
 
 def report_speed(count: int, first: float | None, total: float) -> str:
-    """ "64 tokens, 210.3 tokens/s after the first, first token after 4 ms"."""
+    """As in "64 tokens, 210.3 tokens/s after the first, first token after 4 ms"."""
     if first is None:
         return "0 tokens"
     rate = f", {(count - 1) / (total - first):,.1f} tokens/s after the first" if count > 1 and total > first else ""

@@ -13,7 +13,7 @@ from itertools import islice
 import pytest
 import torch
 
-from minillm.bench import decode, ladder, llama_cpp, measure, tour
+from minillm.bench import decode, ladder, llama_cpp, measure, timed_parts, tour
 from minillm.kv_cache.contiguous import ContiguousAttention
 
 CPU = torch.device("cpu")
@@ -179,7 +179,7 @@ def test_bytes_a_token_are_the_weights_and_the_mean_context(toy):
 
 def test_timed_methods_are_put_back(toy):
     before = ContiguousAttention.attend
-    timed = decode.timed_methods({"attention": (ContiguousAttention, "attend")}, CPU)
+    timed = timed_parts.timed_methods({"attention": (ContiguousAttention, "attend")}, CPU)
     with pytest.raises(KeyError), timed as seconds:
         assert ContiguousAttention.attend is not before and seconds == {"attention": 0.0}
         raise KeyError

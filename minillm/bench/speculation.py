@@ -98,8 +98,8 @@ def run(
 
 
 def prompts_of(task: str, count: int) -> list[str]:
-    """ "json" shows some texts with their JSON and asks for one more with the same fields; "copying" asks for the first
-    of them again; a "story" is to be continued."""
+    """The prompt of a kind: "json" shows some texts with their JSON and asks for one more with the same fields;
+    "copying" asks for the first of them again; a "story" is to be continued."""
     if task == "story":
         return [document.text[:80] for document in corpus.held_out("story", count)]
     by_fields: dict[str, list[tuple[str, str]]] = {}

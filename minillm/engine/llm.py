@@ -44,8 +44,7 @@ class LLM:
     A request without SamplingParams uses `get_default_sampling_params()`. With `generation_config="auto"` these are the
     temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens (here max_tokens) that the model's
     generation_config.json sets, and the defaults of `SamplingParams` for what it leaves out; with "vllm" they are the
-    defaults of `SamplingParams` alone. The bundled models set none. SamplingParams that are given are never mixed with
-    them.
+    defaults of `SamplingParams` alone. The bundled models set none. Given SamplingParams are never mixed with them.
 
     `quantization` writes the weights in few bits: "int8", "int4", "fp8", "fp4", "gptq", "awq", "smoothquant",
     "llm_int8", or a dict (`minillm.quantization.config`). `kv_cache_dtype="int8"` or "fp8" keeps keys and values in 8
@@ -215,8 +214,7 @@ class LLM:
 
     @locked
     def save_prefix_cache(self, path: str | Path) -> int:
-        """Write every block that is cached on the device to a file; returns how many.
-        See `minillm.kv_cache.persist`."""
+        """Write every block cached on the device to a file; returns how many. See `minillm.kv_cache.persist`."""
         self.engine.check_open()
         return persist.save(path, self.engine.kv_cache, self.engine.runner.cache)
 
@@ -229,8 +227,7 @@ class LLM:
     @locked
     def close(self) -> None:
         """End what is under way ("abort"), and let the disk tier, if there is one, keep the prefixes that memory holds.
-        A second call does nothing; whatever computes raises RuntimeError from now on.
-        In a forked child it does nothing."""
+        A second call does nothing, nor does one in a forked child; what computes raises RuntimeError from now on."""
         if self.engine.is_forked:
             return
         try:

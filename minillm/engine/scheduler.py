@@ -58,12 +58,8 @@ class ScheduledRequest(NamedTuple):
         params = self.request.params
         if self.draft or self.request.grammar is not None:
             return True
-        return (
-            self.samples > 1
-            or params.has_penalties
-            or params.logprobs is not None
-            or params.prompt_logprobs is not None
-        )
+        asked = params.logprobs is not None or params.prompt_logprobs is not None
+        return self.samples > 1 or params.has_penalties or asked
 
 
 @dataclass

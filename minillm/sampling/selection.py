@@ -33,3 +33,13 @@ class Selection:
     @property
     def choice(self) -> str:
         return self.choices[self.index]
+
+
+def check_choices(name: str, choices: Sequence[str]) -> None:
+    """Raises TypeError or ValueError where `choices` is no list of different strings."""
+    told = f"select({name!r}): choices={choices!r} is not allowed; allowed: "
+    strings = isinstance(choices, Sequence) and not isinstance(choices, str)
+    if not strings or not all(isinstance(one, str) for one in choices):
+        raise TypeError(f"{told}a list of strings")
+    if not choices or not all(choices) or len(set(choices)) < len(choices):
+        raise ValueError(f"{told}at least one, none empty, each once")
