@@ -43,8 +43,8 @@ def gen(name: str, **fields: Any) -> Gen:
 
 
 def select(name: str, choices: Sequence[str], normalize: bool = False) -> Select:
-    """The most probable of `choices`, as `state[name]`: by the sum of its tokens' log-probabilities (how likely the model
-    is to go on so), or by their mean, as in SGLang. `minillm.sampling.selection` says what speaks for each."""
+    """The most probable of `choices`, as `state[name]`: by the sum of its tokens' log-probabilities (how likely it is
+    that the model goes on so), or by their mean, as in SGLang. `minillm.sampling.selection` says more."""
     check_choices(name, choices)
     return Select(name, tuple(choices), normalize)
 

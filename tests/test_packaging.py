@@ -83,7 +83,9 @@ def test_dependencies_are_ranges_that_colab_satisfies():
     everything = project["dependencies"] + [
         line for extra in project["optional-dependencies"].values() for line in extra
     ]
-    assert not [line for line in everything if re.search(r"==(?! ')|<(?!=? ?')|~=", line.split(";")[0])]
+    bounded = [line for line in everything if re.search(r"==(?! ')|<(?!=? ?')|~=", line.split(";")[0])]
+    # The formatter alone has an upper bound: another release would format these files anew.
+    assert bounded == [line for line in project["optional-dependencies"]["test"] if line.startswith("ruff ")]
     assert "torch >= 2.8" in project["dependencies"]
     assert {"test", "course"} <= project["optional-dependencies"].keys()
 

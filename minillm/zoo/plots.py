@@ -1,4 +1,4 @@
-"""The plots of the stories: what happens, beat by beat, and the ways to tell it."""
+"""The plots of the stories: what happens, beat by beat, and the ways to tell it. Built in chapter 00."""
 
 from __future__ import annotations
 
