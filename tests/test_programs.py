@@ -6,11 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from prompt_programs import BLOCK, TEXT, is_clean, make_llm, prefill_of, rows_of, say
-from tiny import BEGIN, save_tiny_llama
 
 from minillm import LLM, SamplingParams
 from minillm.programs import State, gen, select
+from tests.helpers.prompt_programs import BLOCK, TEXT, is_clean, make_llm, prefill_of, rows_of, say
+from tests.helpers.tiny import BEGIN, save_tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from prompt_programs import TEXT, is_clean, make_llm, say
-from tiny import save_tiny_llama
 
 from minillm import LLM, SamplingParams
 from minillm.programs import State, gen, select
+from tests.helpers.prompt_programs import TEXT, is_clean, make_llm, say
+from tests.helpers.tiny import save_tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from prompt_programs import BLOCK, TEXT, is_clean, make_llm, prefill_of, rows_of, say
-from tiny import save_tiny_llama
 
 from minillm import LLM, SamplingParams
 from minillm.programs import State, select
 from minillm.sampling.selection import Selection
+from tests.helpers.prompt_programs import BLOCK, TEXT, is_clean, make_llm, prefill_of, rows_of, say
+from tests.helpers.tiny import save_tiny_llama
 
 
 @pytest.fixture(scope="module")
