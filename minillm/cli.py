@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -55,15 +55,8 @@ def lab(
             )
         # Given as an argument, the notebook's folder would be the server's root, and exercises/ out of its reach.
         first_page = f"/lab/tree/chapters/{chapters[0].name}"
-        command = [
-            sys.executable,
-            "-m",
-            "jupyter",
-            "lab",
-            f"--ServerApp.root_dir={root}",
-            f"--LabApp.default_url={first_page}",
-        ]
-        command += [f"--port={port}"] + ([] if browser else ["--no-browser"])
+        command = [sys.executable, "-m", "jupyter", "lab", f"--ServerApp.root_dir={root}"]
+        command += [f"--LabApp.default_url={first_page}", f"--port={port}"] + ([] if browser else ["--no-browser"])
         if hasattr(os, "geteuid") and os.geteuid() == 0:  # Jupyter refuses root unless it is told that this is meant
             command.append("--allow-root")
         raise typer.Exit(subprocess.call(command, cwd=root))
@@ -103,8 +96,8 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0 means all.")] = 0,
     min_p: Annotated[float, typer.Option(help="Leave out tokens less likely than this share of the likeliest.")] = 0.0,
     repetition_penalty: Annotated[float, typer.Option(help="Over 1.0, what was said becomes less likely.")] = 1.0,
-    seed: Annotated[Optional[int], typer.Option(help="The same seed says the same.")] = None,
-    stop: Annotated[Optional[list[str]], typer.Option(help="Stop before this text; may be given again.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed says the same.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given again.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")] = False,
 ) -> None:
     """Say something, streamed as it is made; speed comes at the end, on stderr.
@@ -120,16 +113,10 @@ def generate(
 
         from minillm import LLM, SamplingParams
 
-        params = SamplingParams(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            seed=seed,
-            stop=stop or None,
-            repetition_penalty=repetition_penalty,
-            max_tokens=max_tokens,
+        shape = dict(
+            temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, repetition_penalty=repetition_penalty
         )
+        params = SamplingParams(**shape, seed=seed, stop=stop or None, max_tokens=max_tokens)
         llm = LLM(model, device=device, dtype=dtype)
         if chat:
             ids = llm.get_tokenizer().apply_chat_template(
@@ -149,7 +136,7 @@ def generate(
 
 
 def report_speed(count: int, first: float | None, total: float) -> str:
-    """ "64 tokens, 210.3 tokens/s after the first, first token after 4 ms"."""
+    """As in "64 tokens, 210.3 tokens/s after the first, first token after 4 ms"."""
     if first is None:
         return "0 tokens"
     rate = f", {(count - 1) / (total - first):,.1f} tokens/s after the first" if count > 1 and total > first else ""
@@ -160,13 +147,13 @@ def report_speed(count: int, first: float | None, total: float) -> str:
 def train(
     preset: Annotated[str, typer.Option(help="tinyworld or tinyworld-draft.")] = "tinyworld",
     out_folder: Annotated[
-        Optional[Path], typer.Option("--out", help="Folder for the model; runs/PRESET by default.")
+        Path | None, typer.Option("--out", help="Folder for the model; runs/PRESET by default.")
     ] = None,
-    tokens: Annotated[Optional[int], typer.Option(min=1, help="Tokens to train on, instead of the preset's.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens to train on, instead of the preset's.")] = None,
     seed: Annotated[int, typer.Option(help="Of the first weights and the order of documents.")] = 0,
     device: Device = "auto",
     compile: Annotated[
-        Optional[bool], typer.Option("--compile/--no-compile", help="torch.compile; on by default on a GPU.")
+        bool | None, typer.Option("--compile/--no-compile", help="torch.compile; on by default on a GPU.")
     ] = None,
     learn_tokenizer: Annotated[
         bool, typer.Option("--learn-tokenizer", help="Learn one first, instead of the bundled one.")
@@ -193,14 +180,14 @@ def quantize(
     out_folder: Annotated[Path, typer.Option("--out", help="Folder for the result; new, or empty.")],
     method: Annotated[str, typer.Option(help="rtn, gptq, awq, smoothquant or llm_int8.")] = "gptq",
     bits: Annotated[
-        Optional[int], typer.Option(min=2, max=8, help="Of a weight; 4 by default, 8 for smoothquant and llm_int8.")
+        int | None, typer.Option(min=2, max=8, help="Of a weight; 4 by default, 8 for smoothquant and llm_int8.")
     ] = None,
     group_size: Annotated[
         int, typer.Option(min=0, help="Inputs that share a scale; 0 is a whole row, as W8A8 always has it.")
     ] = 64,
-    format: Annotated[Optional[str], typer.Option(help="fp8 or fp4, instead of --bits.")] = None,
+    format: Annotated[str | None, typer.Option(help="fp8 or fp4, instead of --bits.")] = None,
     symmetric: Annotated[
-        Optional[bool],
+        bool | None,
         typer.Option(
             "--symmetric/--asymmetric", help="Without or with zero points; by default with, for gptq and awq."
         ),
@@ -209,7 +196,7 @@ def quantize(
         bool, typer.Option("--act-order", help="GPTQ: the columns with the largest inputs first.")
     ] = False,
     calibration: Annotated[
-        Optional[Path], typer.Option(help="A text file to calibrate with, instead of the corpus.")
+        Path | None, typer.Option(help="A text file to calibrate with, instead of the corpus.")
     ] = None,
     documents: Annotated[int, typer.Option(min=1, help="Of the corpus, or pieces of 512 tokens of the file.")] = 64,
     seed: Annotated[int, typer.Option(help="Which documents; not 1, which quality is measured on.")] = 0,
@@ -235,7 +222,7 @@ def quantize(
 
 @app.command()
 def check(
-    notebooks: Annotated[Optional[list[Path]], typer.Argument(help="Notebooks; by default all of the clone.")] = None,
+    notebooks: Annotated[list[Path] | None, typer.Argument(help="Notebooks; by default all of the clone.")] = None,
     lint: Annotated[bool, typer.Option("--lint", help="Look at the notebooks as they are (the default).")] = False,
     execute: Annotated[
         bool, typer.Option("--execute", help="Run them first, and save them in their stable form.")
@@ -244,35 +231,35 @@ def check(
         bool, typer.Option("--like-a-gpu", help="Run them with a GPU's defaults; compare, save nothing.")
     ] = False,
     release: Annotated[
-        Optional[str], typer.Option(help="Generate exercises/ from solutions/: self-study or course.")
+        str | None, typer.Option(help="Generate exercises/ from solutions/: self-study or course.")
     ] = None,
     to: Annotated[
-        Optional[Path], typer.Option(help="Folder for --release course, which does not go to exercises/.")
+        Path | None, typer.Option(help="Folder for --release course, which does not go to exercises/.")
     ] = None,
     badges: Annotated[
         bool, typer.Option("--badges", help="Point Colab badges and set-up cells at --repository.")
     ] = False,
-    repository: Annotated[Optional[str], typer.Option(help="owner/name of the fork, for --badges.")] = None,
+    repository: Annotated[str | None, typer.Option(help="owner/name of the fork, for --badges.")] = None,
     roads: Annotated[
-        Optional[int], typer.Option(min=1, help="Serve so many random combinations of the engine's settings.")
+        int | None, typer.Option(min=1, help="Serve so many random combinations of the engine's settings.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the first of --roads; the next has the next seed.")] = 0,
-    road: Annotated[Optional[str], typer.Option(help="Serve one combination, as --roads printed it.")] = None,
+    road: Annotated[str | None, typer.Option(help="Serve one combination, as --roads printed it.")] = None,
 ) -> None:
     """Check the notebooks, run them, generate the exercises; check the engine. For authors and lecturers.
 
     `minillm check chapters/01_one_token_at_a_time.ipynb --execute`
 
-    `minillm check --like-a-gpu` runs all chapters (or the notebooks you name) on a CPU with the defaults of a GPU: steps
-    scheduled ahead, attention in Triton, decode steps recorded. `MINILLM_LIKE_A_GPU=ahead,triton` in the environment gives
-    them to any engine on a CPU.
+    `minillm check --like-a-gpu` runs all chapters (or the notebooks you name) on a CPU with the defaults of a GPU:
+    steps scheduled ahead, attention in Triton, decode steps recorded. `MINILLM_LIKE_A_GPU=ahead,triton` in the
+    environment gives them to any engine on a CPU.
 
     `minillm check --release course --to ~/my-course/release`
 
     `minillm check --badges --repository owner/name`
 
-    `minillm check --roads 1000 --seed 0` compares random combinations of the engine's settings with the plain engine, about
-    five in a second, and prints each that fails with the fewest settings and requests that still fail.
+    `minillm check --roads 1000 --seed 0` compares random combinations of the engine's settings with the plain engine,
+    about five in a second, and prints each that fails with the fewest settings and requests that still fail.
     """
     with errors_in_one_line():
         if roads or road:

@@ -70,13 +70,15 @@ def resolve_dtype(dtype: str | torch.dtype = "auto", device: str | torch.device 
 def like_a_gpu(default: str) -> bool:
     """Whether a CPU takes this one of a GPU's defaults: "ahead" or "triton", where MINILLM_LIKE_A_GPU names it.
 
-    `minillm check --like-a-gpu` sets the variable, to run the notebooks as a GPU would. What a caller asks for explicitly
-    keeps its meaning, and on a GPU the variable changes nothing. Raises ValueError for a name that is no such default.
+    `minillm check --like-a-gpu` sets the variable, to run the notebooks as a GPU would. What a caller asks for
+    explicitly keeps its meaning, and on a GPU the variable changes nothing. Raises ValueError for a name that is no
+    such default.
     """
     named = [name.strip() for name in os.environ.get(LIKE_A_GPU, "").split(",") if name.strip()]
     if unknown := set(named) - set(GPU_DEFAULTS):
         raise ValueError(
-            f"{LIKE_A_GPU}={','.join(sorted(unknown))!r} is no default of a GPU; use {' or '.join(GPU_DEFAULTS)}, or both with a comma"
+            f"{LIKE_A_GPU}={','.join(sorted(unknown))!r} is no default of a GPU; "
+            f"use {' or '.join(GPU_DEFAULTS)}, or both with a comma"
         )
     return default in named
 

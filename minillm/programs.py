@@ -8,7 +8,7 @@
 
 After SGLang's front end (Zheng et al. 2024, https://arxiv.org/abs/2312.07104), in plain Python. `+=` never waits: what
 can be asked of the engine is asked at once, the rest as soon as the text before it is known. Whoever reads a value runs
-the engine until it is there, and all other states go on in the same batches. Its text is tokens (`minillm.engine.transcript`).
+the engine until it is there, and all other states go on in the same batches. (Text as tokens: `engine.transcript`.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from minillm.engine.lock import FairLock, locked
 from minillm.engine.outputs import RequestOutput
@@ -25,7 +25,7 @@ from minillm.engine.request import Request
 from minillm.engine.sink import OutputSink
 from minillm.engine.transcript import Transcript, kept_tokens
 from minillm.sampling.params import SamplingParams, check_int
-from minillm.sampling.selection import Selection
+from minillm.sampling.selection import Selection, check_choices
 
 if TYPE_CHECKING:
     from minillm.engine.llm import LLM
@@ -43,27 +43,17 @@ def gen(name: str, **fields: Any) -> Gen:
 
 
 def select(name: str, choices: Sequence[str], normalize: bool = False) -> Select:
-    """The most probable of `choices`, as `state[name]`: by the sum of its tokens' log-probabilities, which is how likely the
-    model is to go on so; or by their mean, as in SGLang. `minillm.sampling.selection` says what speaks for each.
-    """
-    if (
-        isinstance(choices, str)
-        or not isinstance(choices, Sequence)
-        or not all(isinstance(one, str) for one in choices)
-    ):
-        raise TypeError(f"select({name!r}): choices={choices!r} is not allowed; allowed: a list of strings")
-    if not choices or not all(choices) or len(set(choices)) < len(choices):
-        raise ValueError(
-            f"select({name!r}): choices={choices!r} is not allowed; allowed: at least one, none empty, each once"
-        )
+    """The most probable of `choices`, as `state[name]`: by the sum of its tokens' log-probabilities (how likely it is
+    that the model goes on so), or by their mean, as in SGLang. `minillm.sampling.selection` says more."""
+    check_choices(name, choices)
     return Select(name, tuple(choices), normalize)
 
 
 class State:
     """A text and what it is to grow by. Begins with `text`, or with a conversation in the model's chat template.
 
-    `state += "text"`, `state += gen(...)` and `state += select(...)` append. Use it in a `with` statement, or `close` it,
-    where it may be left before it is done: what it asked of the engine is withdrawn then.
+    `state += "text"`, `state += gen(...)` and `state += select(...)` append. Use it in a `with` statement,
+    or `close` it, where it may be left before it is done: what it asked of the engine is withdrawn then.
     """
 
     def __init__(self, llm: LLM, text: str | Sequence[dict[str, str]] = ""):
@@ -83,7 +73,7 @@ class State:
         self._error: BaseException | None = None
         self += text if isinstance(text, str) else llm.inputs.conversations([text])[0]
 
-    def __iadd__(self, piece: str | Gen | Select) -> State:
+    def __iadd__(self, piece: str | Gen | Select) -> Self:
         does = {str: self._write, Gen: self._generate, Select: self._select}.get(type(piece))
         if does is None:
             raise TypeError(f"a state grows by a string, gen(...) or select(...), not by {piece!r}")
@@ -91,7 +81,7 @@ class State:
         return self
 
     def __getitem__(self, name: str) -> Any:
-        """What was said under this name: a string, or after a join a list of them. Runs the engine until it is there."""
+        """What was said under this name: a string, or after a join a list of them. Runs the engine until then."""
         return self._value(name)[0]
 
     def output(self, name: str) -> RequestOutput | Selection | list:
@@ -122,9 +112,8 @@ class State:
 
     @locked
     def fork(self, count: int) -> list[State]:
-        """`count` states that go on from here, each its own way; this one may go on too. They share what the prefix cache
-        holds of the text so far: it is computed once, before the first of them asks for anything.
-        """
+        """`count` states that go on from here, each its own way; this one may go on too. They share what the prefix
+        cache holds of the text so far: it is computed once, before the first of them asks for anything."""
         check_int("count", count, 1)
         branches = [State(self.llm) for _ in range(count)]
         for branch in branches:
@@ -136,8 +125,7 @@ class State:
     @locked
     def join(self, branches: Sequence[State], separator: str | None = "\n") -> None:
         """Append what each of `branches` added since the fork, in their order, `separator` between two; None appends no
-        text. `self[name]` becomes the list of what they called `name`. They may still be read, but no longer appended to.
-        """
+        text. `self[name]` becomes the list of what they called `name`. They may be read, but no longer appended to."""
         for index, branch in enumerate(branches):
             branch._check_open()
             if branch not in self._branches or branch in branches[:index]:
@@ -157,7 +145,7 @@ class State:
         self._sealed = self._sealed if self.is_finished and self._sealed else "was closed"
         self._stop()
 
-    def __enter__(self) -> State:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_) -> None:
@@ -180,15 +168,13 @@ class State:
         self._values[piece.name] = sample.text, output
 
     def _select(self, piece: Select) -> Iterator:
-        """Scores begin where the first choice departs from the tokens of the text alone: at its end, or before a token of
-        it that changes when a choice follows (" " and "red" may be one token together).
-        """
+        """Scores begin where the first choice departs from the tokens of the text alone: at its end,
+        or before a token of it that changes when a choice follows (" " and "red" may be one token together)."""
         before, texts = self._text.tokens(), [self._text.tokens(choice) for choice in piece.choices]
         start = len(list(takewhile(lambda column: len(set(column)) == 1, zip(before, *texts))))
         if not start:
-            raise ValueError(
-                f"select({piece.name!r}) needs a token before its choices that they leave as it is; write more"
-            )
+            told = "needs a token before its choices that they leave as it is; write more"
+            raise ValueError(f"select({piece.name!r}) {told}")
         yield from self._share(before[: start - 1], len(texts))  # the logits of token start - 1 are wanted
         submissions = [self._submit(text, SCORE, start) for text in texts]
         yield submissions
@@ -225,9 +211,8 @@ class State:
         self._branches = [branch for branch in self._branches if branch not in branches]
 
     def _share(self, token_ids: list[int], count: int) -> Iterator:
-        """Have the full blocks of `token_ids` computed, if `count` requests will begin with them: those that come in one
-        step would all compute them, since a step can share only what was there before it.
-        """
+        """Have the full blocks of `token_ids` computed, if `count` requests will begin with them:
+        those that come in one step would all compute them, since a step can share only what was there before it."""
         kv_cache = self.llm.engine.kv_cache
         whole = token_ids[: len(token_ids) // kv_cache.block_size * kv_cache.block_size]
         if count > 1 and whole and kv_cache.enable_prefix_caching and _num_cached(kv_cache, whole) < len(whole):
@@ -248,9 +233,8 @@ class State:
         self._check_open()
         for name in names:
             if not isinstance(name, str) or name in self._names:
-                raise ValueError(
-                    f"the name {name!r} is taken, or no string; taken: {', '.join(self._names) or 'nothing yet'}"
-                )
+                taken = ", ".join(self._names) or "nothing yet"
+                raise ValueError(f"the name {name!r} is taken, or no string; taken: {taken}")
         self._names += names
         self._operations.append(operation)
         self._advance()

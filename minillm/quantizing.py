@@ -106,9 +106,9 @@ def report(result: Quantized) -> str:
     """Two lines: what it takes, and what it costs."""
     change = result.perplexity_after / result.perplexity_before - 1
     return (
-        f"{result.folder}: {result.bits_per_weight:.2f} bits per weight, {result.bytes_before:,} -> {result.bytes_after:,} bytes\n"
-        f"perplexity on {QUALITY_DOCUMENTS} held-out documents of the corpus: {result.perplexity_before:.3f} -> "
-        f"{result.perplexity_after:.3f} ({change:+.2%})"
+        f"{result.folder}: {result.bits_per_weight:.2f} bits per weight, "
+        f"{result.bytes_before:,} -> {result.bytes_after:,} bytes\nperplexity on {QUALITY_DOCUMENTS} held-out "
+        f"documents of the corpus: {result.perplexity_before:.3f} -> {result.perplexity_after:.3f} ({change:+.2%})"
     )
 
 

@@ -1,4 +1,5 @@
-"""Between host and device without waiting: what a step sends goes in one copy, what it returns is waited for once. Built in chapter 14.
+"""Between host and device without waiting: what a step sends goes in one copy, what it returns is waited for once.
+Built in chapter 14.
 
     upload(a, b, c)     a | b | c side by side in page-locked memory  ->  one copy  ->  views of one piece of the device
     Download(x, y)      copies are queued behind the kernels that compute x and y; `wait` blocks for all of them
@@ -23,7 +24,8 @@ ALIGNMENT = 16  # bytes; a kernel compiled for an aligned pointer serves every c
 
 
 def upload(*columns: np.ndarray | Sequence[int], device: torch.device | str) -> list[Tensor]:
-    """Each column as a tensor on `device`, int64 for plain lists of whole numbers, in a single copy that is not waited for."""
+    """Each column as a tensor on `device`, int64 for plain lists of whole numbers,
+    in a single copy that is not waited for."""
     arrays = [column if isinstance(column, np.ndarray) else np.asarray(column, np.int64) for column in columns]
     device = torch.device(device)
     if device.type == "cpu":

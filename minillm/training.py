@@ -1,7 +1,7 @@
 """The bundled models from nothing: tokenizer, corpus, training, checkpoint. Built in chapter 00.
 
-`minillm train` runs `train(PRESETS["tinyworld"], tokenizer, out, device)`. The model is `transformers`' own Llama, so that what is learned here is by
-construction what `transformers` loads; the engine's decoder is for serving and never sees a gradient.
+`minillm train` runs `train(PRESETS["tinyworld"], tokenizer, out, device)`. The model is `transformers`' own Llama,
+so that what is learned here is by construction what `transformers` loads; the engine's decoder never sees a gradient.
 
 Four things make a small model learn these tasks within hours on two CPU cores:
 
@@ -19,10 +19,10 @@ import json
 import os
 import random
 import time
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Callable, Iterator
 
 import numpy as np
 import torch
@@ -63,10 +63,9 @@ class TrainingConfig:
 
 PRESETS = {
     "tinyworld": TrainingConfig(),
-    "tinyworld-draft": TrainingConfig(
-        hidden_size=96, num_layers=2, num_heads=3, num_kv_heads=1, intermediate_size=256, tokens=8_000_000
-    ),
-}
+    "tinyworld-draft": TrainingConfig(hidden_size=96, num_layers=2, num_heads=3, num_kv_heads=1,
+                                      intermediate_size=256, tokens=8_000_000),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -157,14 +156,8 @@ def run_preset(
         raise FileExistsError(f"{out} holds a finished model; choose another folder, or --overwrite")
     config = replace(PRESETS[preset], seed=seed, tokens=tokens or PRESETS[preset].tokens)
     where = resolve_device(device)
-    with Bar(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[speed]}"),
-        TimeRemainingColumn(),
-        console=console,
-    ) as bar:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[speed]}"))
+    with Bar(*columns, TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task("learning the tokenizer", total=None, speed="")
         tokenizer = _choose_tokenizer(out, learn_tokenizer)
         mean: float | None = None  # of the loss, over the last twenty steps or so
@@ -172,17 +165,11 @@ def run_preset(
         def on_step(progress: Progress) -> None:
             nonlocal mean
             mean = progress.loss if mean is None else 0.95 * mean + 0.05 * progress.loss
-            bar.update(
-                task,
-                total=progress.num_steps,
-                completed=progress.step,
-                description=f"{preset}: loss {mean:.3f}",
-                speed=f"{progress.tokens_per_second:,.0f} tokens/s",
-            )
+            told = {"description": f"{preset}: loss {mean:.3f}", "speed": f"{progress.tokens_per_second:,.0f} tokens/s"}
+            bar.update(task, total=progress.num_steps, completed=progress.step, **told)
 
-        return train(
-            config, tokenizer, out, where, on_step, compile=where.type == "cuda" if compile is None else compile
-        )
+        compiles = where.type == "cuda" if compile is None else compile
+        return train(config, tokenizer, out, where, on_step, compile=compiles)
 
 
 def _choose_tokenizer(out: Path, learn_tokenizer: bool) -> Tokenizer:
@@ -214,7 +201,7 @@ def llama_config(config: TrainingConfig, tokenizer: Tokenizer) -> LlamaConfig:
 
 
 def build_optimizers(model: LlamaForCausalLM, config: TrainingConfig) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers; AdamW for embeddings and norms, which have no rows and columns to balance."""
+    """Muon for the matrices of the layers; AdamW for embeddings and norms, which have nothing to balance."""
     if not hasattr(torch.optim, "Muon"):
         raise RuntimeError(
             f"training needs torch.optim.Muon, which torch {torch.__version__} does not have: "
@@ -309,11 +296,8 @@ def _save_state(out: Path, config: TrainingConfig, step: int, model, optimizers)
 def _pin_tokenizer(out: Path, tokenizer: Tokenizer) -> None:
     """A run keeps the tokenizer it began with, in `out/tokenizer.json`, for whoever resumes it."""
     file = out / "tokenizer.json"
-    if (
-        (out / "training.pt").exists()
-        and file.exists()
-        and Tokenizer.from_file(str(file)).to_str() != tokenizer.to_str()
-    ):
+    resumes = (out / "training.pt").exists() and file.exists()
+    if resumes and Tokenizer.from_file(str(file)).to_str() != tokenizer.to_str():
         raise ValueError(
             f"{out}/training.pt was written with another tokenizer, the one in {file}; "
             "finish that run with it, or choose another folder"

@@ -11,13 +11,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: workers sid
 
 import nbformat
 import pytest
-from scheduling import file_scheduler
 
 from minillm.kernels import language
+from tests.helpers.scheduling import file_scheduler
 
 if language.MODE == "interpreted":
-    from quick_interpreter import quicken
     from triton.runtime import interpreter
+
+    from tests.helpers.quick_interpreter import quicken
 
     quicken(interpreter)
 

@@ -1,4 +1,5 @@
-"""The house stands: floors, circles, docstrings, file lengths; and the detectors see what is wrong in made-up houses."""
+"""The house stands: floors, circles, docstrings, file lengths;
+and the detectors see what is wrong in made-up houses."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_a_device_that_is_not_here_is_refused(no_gpu, name, message):
 
 def test_a_gpu_beyond_the_last_is_refused(gpu):
     gpu((9, 0))
-    with pytest.raises(ValueError, match="cuda:1.*sees 1"):
+    with pytest.raises(ValueError, match=r"cuda:1.*sees 1"):
         device.resolve_device("cuda:1")
 
 
@@ -74,7 +74,7 @@ def test_other_dtypes_are_refused_with_the_choice(dtype):
 
 def test_bfloat16_on_an_old_gpu_is_refused(gpu):
     gpu((7, 5))
-    with pytest.raises(ValueError, match="Tesla T4.*float16"):
+    with pytest.raises(ValueError, match=r"Tesla T4.*float16"):
         device.resolve_dtype("bfloat16", "cuda")
 
 

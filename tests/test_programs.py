@@ -1,15 +1,16 @@
-"""Programs of prompts: what they say is what the engine says, what they share is counted, what they leave is nothing."""
+"""Programs of prompts: what they say is what the engine says, what they share is counted,
+what they leave is nothing."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from prompt_programs import BLOCK, TEXT, is_clean, make_llm, prefill_of, rows_of, say
-from tiny import BEGIN, save_tiny_llama
 
 from minillm import LLM, SamplingParams
 from minillm.programs import State, gen, select
+from tests.helpers.prompt_programs import BLOCK, TEXT, is_clean, make_llm, prefill_of, rows_of, say
+from tests.helpers.tiny import BEGIN, save_tiny_llama
 
 
 @pytest.fixture(scope="module")
@@ -251,9 +252,10 @@ def test_what_can_never_be_asked_is_said_to_whoever_reads(llm, begin, piece, sai
 
 
 CONTEXT = (
-    "As everyone knows, the number of Jack is 889. She loved to watch the birds. The number of Sara is 304. In the book it "
-    "says that the number of Luca is 652. He had a friend named Paul. The number of Emil is 980. The number of June is 206."
-    "\nQuestion: What is the number of Jack?\nAnswer: The number of Jack is 889."
+    "As everyone knows, the number of Jack is 889. She loved to watch the birds. The number of Sara is 304. "
+    "In the book it says that the number of Luca is 652. He had a friend named Paul. "
+    "The number of Emil is 980. The number of June is 206.\nQuestion: What is the number of Jack?\nAnswer: "
+    "The number of Jack is 889."
 )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from prompt_programs import TEXT, is_clean, make_llm, say
-from tiny import save_tiny_llama
 
 from minillm import LLM, SamplingParams
 from minillm.programs import State, gen, select
+from tests.helpers.prompt_programs import TEXT, is_clean, make_llm, say
+from tests.helpers.tiny import save_tiny_llama
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_a_failed_step_raises_for_all_that_wait(llm, monkeypatch):
         (branches[0], "three"),
         (states[0], "three"),
     ]:
-        with pytest.raises(RuntimeError, match="the program failed: .*ZeroDivisionError") as caught:
+        with pytest.raises(RuntimeError, match=r"the program failed: .*ZeroDivisionError") as caught:
             state[name]
         assert isinstance(caught.value.__cause__.__cause__, ZeroDivisionError)
     assert states[0]["one"] and is_clean(llm)

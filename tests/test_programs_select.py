@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from prompt_programs import BLOCK, TEXT, is_clean, make_llm, prefill_of, rows_of, say
-from tiny import save_tiny_llama
 
 from minillm import LLM, SamplingParams
 from minillm.programs import State, select
 from minillm.sampling.selection import Selection
+from tests.helpers.prompt_programs import BLOCK, TEXT, is_clean, make_llm, prefill_of, rows_of, say
+from tests.helpers.tiny import save_tiny_llama
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,8 @@ def test_prompt_logprobs_from_a_position_on_survive_preemption_and_samples(folde
 
 @pytest.mark.parametrize("start, params, error, said", [
     (3, {}, ValueError, "set SamplingParams.prompt_logprobs=0."),
-    (-1, {"prompt_logprobs": 0}, ValueError, "logprob_start_len=-1 is not allowed; allowed: a whole number from 0 to 4"),
+    (-1, {"prompt_logprobs": 0}, ValueError,
+     "logprob_start_len=-1 is not allowed; allowed: a whole number from 0 to 4"),
     (5, {"prompt_logprobs": 0}, ValueError, "logprob_start_len=5"),
     (1.0, {"prompt_logprobs": 0}, TypeError, "prompts.0.: logprob_start_len=1.0"),
 ])  # fmt: skip

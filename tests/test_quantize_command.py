@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-from model_zoo import save_checkpoint
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -19,6 +18,7 @@ from minillm.model.quantize import quantize_decoder
 from minillm.model.quantized_folder import save_quantized
 from minillm.quantization.config import QuantizationConfig, resolve
 from minillm.quantizing import bits_per_weight, config_of
+from tests.helpers.model_zoo import save_checkpoint
 
 SEQUENCES = [[1, *torch.randint(3, 97, (40,), generator=torch.Generator().manual_seed(0)).tolist()]]
 PROMPTS = ["Once upon a time", "What is 12 plus 7?", "A"]

@@ -9,8 +9,9 @@ import subprocess
 import sys
 
 import pytest
-from rehearsal import device
-from rehearsal.expected import FACTS, LAUNCHES, VARIANTS, drawn, expected, played
+
+from tests.rehearsal import device
+from tests.rehearsal.expected import FACTS, LAUNCHES, VARIANTS, drawn, expected, played
 
 PLAYED = [(gpu, name) for gpu in device.GPUS for name in played(gpu)]
 reason = device.missing() or (None if importlib.util.find_spec("triton") else "Triton is not installed here")
@@ -20,9 +21,9 @@ pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
 @pytest.fixture(scope="module")
 def reports(root) -> dict[tuple[str, str], dict]:
     """What every scenario came to."""
-    command = [sys.executable, "-W", "ignore", "-m", "rehearsal", "--json", "--toys", "--gpu", *device.GPUS]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.rehearsal", "--json", "--toys", "--gpu", *device.GPUS]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0"}
-    done = subprocess.run(command, cwd=root / "tests", env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=600)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert found, done.stderr
     return {(report["gpu"], report["name"]): report | {"stderr": done.stderr} for report in found}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
-from .commands_gpu import add_to
+from . import commands_engine, commands_gpu
 from .console import Device, Model, Save, command_line, errors_in_one_line, keep_in, log, progress, show
 
 # torch and transformers take seconds to import: every command imports what it needs itself, so that help is instant.
@@ -38,7 +37,7 @@ def warn_when_busy() -> None:
 def bench_decode(
     shape: Annotated[str, typer.Option(help="smollm2-135m or tinyworld; the weights are random.")] = "smollm2-135m",
     dtype: Annotated[
-        Optional[list[str]], typer.Option(help="May be given again; float32 and bfloat16 by default.")
+        list[str] | None, typer.Option(help="May be given again; float32 and bfloat16 by default.")
     ] = None,
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 64,
     output_tokens: Annotated[int, typer.Option(min=3)] = 64,
@@ -61,10 +60,10 @@ def bench_decode(
 def bench_bits(
     shape: Annotated[str, typer.Option(help="smollm2-135m or tinyworld; the weights are random.")] = "smollm2-135m",
     quantization: Annotated[
-        Optional[list[str]], typer.Option(help="May be given again; int8, int4 and fp8 by default.")
+        list[str] | None, typer.Option(help="May be given again; int8, int4 and fp8 by default.")
     ] = None,
     batch: Annotated[
-        Optional[list[int]], typer.Option(min=2, help="May be given again; 2, 4, 8, 16 and 32 by default.")
+        list[int] | None, typer.Option(min=2, help="May be given again; 2, 4, 8, 16 and 32 by default.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16, of the activations.")] = "bfloat16",
     repeats: Annotated[int, typer.Option(help="Of each engine, in turns; at least 5.")] = 5,
@@ -95,7 +94,7 @@ def bench_kv(
     ] = "smollm2-135m",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, of the weights.")] = "bfloat16",
     context: Annotated[
-        Optional[list[int]], typer.Option(min=16, help="Tokens; may be given again; 2048, 4096 and 8192 by default.")
+        list[int] | None, typer.Option(min=16, help="Tokens; may be given again; 2048, 4096 and 8192 by default.")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences that decode together.")] = 1,
     repeats: Annotated[int, typer.Option(help="Of each cache, in turns; at least 5.")] = 5,
@@ -116,7 +115,7 @@ def bench_kv(
 @bench.command("speculation")
 def bench_speculation(
     batch: Annotated[
-        Optional[list[int]], typer.Option(min=1, help="May be given again; 1, 2, 4, 8, 16 and 32 by default.")
+        list[int] | None, typer.Option(min=1, help="May be given again; 1, 2, 4, 8, 16 and 32 by default.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     ngram_tokens: Annotated[int, typer.Option(min=1, help="Guessed in a step by n-grams.")] = 6,
@@ -145,7 +144,7 @@ def bench_speculation(
 @bench.command("structured")
 def bench_structured(
     model: Annotated[str, typer.Option(help="A bundled name or a folder.")] = "tinyworld",
-    batch: Annotated[Optional[list[int]], typer.Option(min=1, help="May be given again; 1 and 16 by default.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="May be given again; 1 and 16 by default.")] = None,
     documents: Annotated[int, typer.Option(min=1, help="Of the JSON task, at each temperature.")] = 50,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     repeats: Annotated[int, typer.Option(help="Of each, in turns; at least 5.")] = 9,
@@ -189,7 +188,7 @@ def bench_offload(
 def bench_tasks(
     model: Model = "tinyworld",
     documents: Annotated[int, typer.Option(min=1, help="Of each task.")] = 200,
-    task: Annotated[Optional[list[str]], typer.Option(help="May be given again; all by default.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="May be given again; all by default.")] = None,
     seed: Annotated[int, typer.Option(help="Of the held-out text; not 0, which training reads.")] = 1,
     device: Device = "auto",
     save: Save = None,
@@ -197,9 +196,9 @@ def bench_tasks(
     """How many answers a model gets exactly right, on fresh text of the corpus."""
     with errors_in_one_line():
         from .. import LLM
-        from . import tasks
         from ..device import resolve_device
         from ..zoo import corpus
+        from . import tasks
 
         chosen = tuple(task or corpus.WRITERS)
         llm = LLM(model, device=device)
@@ -218,9 +217,7 @@ def bench_quality(
     documents: Annotated[int, typer.Option(min=1, help="Of each task and seed, for perplexity.")] = 20,
     asked: Annotated[int, typer.Option(min=0, help="Documents of each task whose questions are asked.")] = 20,
     seeds: Annotated[int, typer.Option(min=1, max=8, help="Of calibration and of fresh text, where they matter.")] = 5,
-    only: Annotated[
-        Optional[list[str]], typer.Option(help="Candidates whose names begin so; may be given again.")
-    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Candidates whose names begin so; may be given again.")] = None,
     device: Device = "auto",
     save: Save = None,
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -20,13 +20,13 @@ def add_to(bench: typer.Typer) -> None:
 def bench_gpu(
     out: Annotated[Path, typer.Option(help="Folder for results, logs and the summary.")],
     part: Annotated[
-        Optional[list[str]], typer.Option(help="Parts whose names begin so; may be given again. All by default.")
+        list[str] | None, typer.Option(help="Parts whose names begin so; may be given again. All by default.")
     ] = None,
     minutes: Annotated[
-        Optional[float], typer.Option(min=0.0, help="No part runs beyond so many minutes from now.")
+        float | None, typer.Option(min=0.0, help="No part runs beyond so many minutes from now.")
     ] = None,
     archive: Annotated[
-        Optional[Path], typer.Option(help="A .tar.gz of the folder, written anew after every part.")
+        Path | None, typer.Option(help="A .tar.gz of the folder, written anew after every part.")
     ] = None,
     list_parts: Annotated[bool, typer.Option("--list", help="Only say which parts there are, in order.")] = False,
     toy: Annotated[bool, typer.Option(help="A few small parts, on any machine: does the command itself work?")] = False,
@@ -64,7 +64,8 @@ def bench_predict(
 
 
 def bench_rehearsal(device: Device = "auto", save: Save = None) -> None:
-    """Launches, operations, waits, specialisations and memory of the engine's steps: counted, to be compared with the rehearsal's."""
+    """Launches, operations, waits, specialisations and memory of the engine's steps:
+    counted, to be compared with the rehearsal's."""
     with errors_in_one_line():
         from . import rehearsal
 

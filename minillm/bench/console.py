@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,7 +16,7 @@ state = {"traceback": False}
 
 Model = Annotated[str, typer.Option(help="A bundled name, a local folder, or a hub id such as Qwen/Qwen3-0.6B.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Save = Annotated[Optional[Path], typer.Option(help="Folder for the JSON result; by default nothing is written.")]
+Save = Annotated[Path | None, typer.Option(help="Folder for the JSON result; by default nothing is written.")]
 
 
 def show(tables: Callable[[dict], list], measured: dict, save: Path | None) -> None:

@@ -1,8 +1,8 @@
 """A model that says what a small one says, at the cost of a large one. Built in chapter 18.
 
-How much speculation saves depends on what is said, so random weights cannot tell; and on what a step costs, so a model that
-fits into the cache cannot tell either. Here a trained model stands in the corner of larger matrices: what is added meets
-zeros, so it is read and multiplied and changes nothing.
+How much speculation saves depends on what is said, so random weights cannot tell; and on what a step costs,
+so a model that fits into the cache cannot tell either. Here a trained model stands in the corner of larger matrices:
+what is added meets zeros, so it is read and multiplied and changes nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ READS_HIDDEN, WRITES_HIDDEN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_pr
 def write_enlarged(small: Path, folder: Path, num_layers: int, factor: int = 4, seed: int = 0) -> Path:
     """Write the Llama model in folder `small` again, every width times `factor` and with `num_layers` layers.
 
-    `factor` is a power of 4, so that its square root, which the norms need, is exact. Returns `folder`. Raises ValueError
-    for another factor, and for fewer layers than there are.
+    `factor` is a power of 4, so that its square root, which the norms need, is exact. Returns `folder`.
+    Raises ValueError for another factor, and for fewer layers than there are.
     """
     config = json.loads((small / "config.json").read_text())
     if factor < 1 or factor & (factor - 1) or factor.bit_length() % 2 == 0:
@@ -32,7 +32,8 @@ def write_enlarged(small: Path, folder: Path, num_layers: int, factor: int = 4, 
         )
     if num_layers < config["num_hidden_layers"]:
         raise ValueError(
-            f"num_layers={num_layers} is not allowed; the model has {config['num_hidden_layers']}, and more may follow them"
+            f"num_layers={num_layers} is not allowed; the model has {config['num_hidden_layers']}, "
+            "and more may follow them"
         )
     weights = load_file(small / "model.safetensors")
     generator = torch.Generator().manual_seed(seed)
@@ -56,7 +57,8 @@ def write_enlarged(small: Path, folder: Path, num_layers: int, factor: int = 4, 
 
 
 def grow(name: str, weight: Tensor, factor: int, generator: torch.Generator) -> Tensor:
-    """The weight in the corner of a larger one; the rest is random where it meets zeros, and zero where it would be heard."""
+    """The weight in the corner of a larger one; the rest is random where it meets zeros,
+    and zero where it would be heard."""
     if weight.dim() == 1:  # a norm
         return torch.cat([weight / factor**0.5, torch.zeros(weight.shape[0] * (factor - 1), dtype=weight.dtype)])
     rows, columns = weight.shape

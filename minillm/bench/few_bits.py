@@ -1,4 +1,5 @@
-"""Decoding with weights of few bits, against our own bf16, `transformers` and llama.cpp, in one run. Built in chapter 15.
+"""Decoding with weights of few bits, against our own bf16, `transformers` and llama.cpp, in one run.
+Built in chapter 15.
 
 A decode step cannot take less time than its bytes need: weights of 4.25 bits allow 3.8 times the tokens of bf16. `run`
 measures how much of that arrives, at batch 1 against the peers, and over the batch sizes against our own bf16.
@@ -10,11 +11,11 @@ import gc
 import random
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Callable
 
 import torch
 
@@ -134,7 +135,8 @@ def _engines(
     dtype: torch.dtype,
     on_run: Callable[[str], None],
 ) -> tuple[dict[str, Callable], dict[str, int]]:
-    """Seconds a token of each engine, called with a prompt and a number of tokens; and the weight bytes each must read."""
+    """Seconds a token of each engine, called with a prompt and a number of tokens;
+    and the weight bytes each must read."""
     plain_bytes = decode.bytes_per_token(config, dtype, workload) - (
         workload.prompt_tokens + workload.output_tokens // 2
     ) * config.kv_bytes_per_token(dtype)
@@ -286,7 +288,10 @@ def tables(measured: dict) -> list:
         "of limit",
         "× own",
         "× transformers",
-        title=f"Decode at batch 1, {workload['shape']}, read bandwidth {measured['ceilings']['read_bytes_per_second'] / 1e9:.1f} GB/s",
+        title=(
+            f"Decode at batch 1, {workload['shape']}, read bandwidth "
+            f"{measured['ceilings']['read_bytes_per_second'] / 1e9:.1f} GB/s"
+        ),
     )
     for name, f in figures["batch 1"].items():
         alone.add_row(

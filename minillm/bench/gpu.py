@@ -4,19 +4,21 @@
     minillm bench gpu --out results/                     all of them
     minillm bench gpu --out results/ --part kernels --part decode --minutes 9.5 --archive results.tar.gz
 
-Each part is a group of processes of its own with a time limit of at most 8 minutes, so that one that fails costs nothing
-but itself; its output goes to OUT/<part>.log and its figures to OUT/*.json, which grow case by case. OUT/summary.json says
-how every part ended and sets the figures beside the predictions (`minillm bench predict`); a later run with other parts
-adds to it. With `--minutes`, no part runs beyond them, and what has found no time is named.
+Each part is a group of processes of its own with a time limit of at most 8 minutes, so that one that fails costs
+nothing but itself; its output goes to OUT/<part>.log and its figures to OUT/*.json, which grow case by case.
+OUT/summary.json says how every part ended and sets the figures beside the predictions (`minillm bench predict`);
+a later run with other parts adds to it. With `--minutes`, no part runs beyond them, and what has found no time is
+named.
 
 For a GPU that is lent for three commands of ten minutes each:
 
     minillm bench gpu --out OUT --minutes 9.5 --part describe --part rehearsal --part tests-kernels --part kernels
     minillm bench gpu --out OUT --minutes 9.5 --part throughput-qwen3 --part decode --part step-qwen3
-    minillm bench gpu --out OUT --minutes 9.5 --part bits --part kv --part speculation --part structured --part tests-engine
+    minillm bench gpu --out OUT --minutes 9.5 --part bits --part kv --part speculation --part structured \\
+        --part tests-engine
 
-The first says whether the kernels are right and how far from the limits; it fills Triton's cache for the other two. Then,
-with more time: throughput-qwen2, step-qwen2, step-llama, offload, tests-build, notebooks.
+The first says whether the kernels are right and how far from the limits; it fills Triton's cache for the other two.
+Then, with more time: throughput-qwen2, step-qwen2, step-llama, offload, tests-build, notebooks.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ def run(
     chosen = [part for part in parts_of(out, toy, device) if not only or part.name.startswith(only)]
     if not chosen:
         raise ValueError(
-            f"--part {', '.join(only)} names no part; the parts are {', '.join(part.name for part in parts_of(out, toy, device))}"
+            f"--part {', '.join(only)} names no part; the parts are "
+            f"{', '.join(part.name for part in parts_of(out, toy, device))}"
         )
     summary = Summary(out, device, archive, on_run)
     deadline = time.monotonic() + 60 * minutes if minutes else float("inf")

@@ -12,16 +12,16 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
 KERNEL_TESTS = (
-    "test_kernels_triton.py",
-    "test_kernels_attention.py",
-    "test_kernels_sampling.py",
-    "test_kernels_rotary.py",
-    "test_kernels_quantized.py",
-    "test_kernels_kv_quantized.py",
-    "test_kernels_sinks.py",
+    "kernels/test_kernels_triton.py",
+    "kernels/test_kernels_attention.py",
+    "kernels/test_kernels_sampling.py",
+    "kernels/test_kernels_rotary.py",
+    "kernels/test_kernels_quantized.py",
+    "kernels/test_kernels_kv_quantized.py",
+    "kernels/test_kernels_sinks.py",
 )
-ENGINE_TESTS = ("test_triton_engine.py", "test_engine_ahead.py", "test_equivalence.py")
-BUILD_TESTS = ("test_kernels_aot.py", "test_kernels_build.py")
+ENGINE_TESTS = ("engine/test_triton_engine.py", "engine/test_engine_ahead.py", "engine/test_equivalence.py")
+BUILD_TESTS = ("kernels/test_kernels_aot.py", "kernels/test_kernels_build.py")
 KERNEL_SHARDS, ENGINE_SHARDS, BUILD_SHARDS, NOTEBOOK_SHARDS = 12, 3, 3, 5
 FAMILIES = ("prefill", "decode", "matmul", "elementwise", "w4a16", "w8a8", "kv8")  # of `bench kernels`
 STEPS = (("qwen3-0.6b", 1), ("qwen3-0.6b", 64), ("qwen2-0.5b", 256))
@@ -36,7 +36,8 @@ class Part:
 
 
 def parts_of(out: Path, toy: bool = False, device: str = "cuda") -> list[Part]:
-    """What is run, in order. `toy` shrinks every part to what an interpreted kernel can do, to test this very program."""
+    """What is run, in order. `toy` shrinks every part to what an interpreted kernel can do,
+    to test this very program."""
     bench = ("-c", "from minillm.cli import app; app()", "bench")
     save = ("--device", device, "--save", str(out))
     describe = Part("describe", ("-c", "from minillm.device import describe; print(describe())"), 60)
@@ -75,7 +76,7 @@ def parts_of(out: Path, toy: bool = False, device: str = "cuda") -> list[Part]:
         of_model("offload", 180),
         *_tests("tests-engine", ENGINE_TESTS, ENGINE_SHARDS),
         *_tests("tests-build", BUILD_TESTS, BUILD_SHARDS, group="builds"),
-        *_tests("notebooks", ("test_notebooks.py",), NOTEBOOK_SHARDS, "-k", "running_it_again"),
+        *_tests("notebooks", ("book/test_notebooks.py",), NOTEBOOK_SHARDS, "-k", "running_it_again"),
     ]
 
 

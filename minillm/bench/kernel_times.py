@@ -1,8 +1,9 @@
 """Where the time of a step goes on a GPU: its kernels' own times, by the part they belong to. Built in chapter 14.
 
 A recorded step runs no Python between its launches, so methods cannot be timed there; nor could they be alone, for the
-host runs ahead of the GPU. torch's profiler says what each kernel took, inside a replayed graph too. Kernels are sorted by
-their names; what of the wall clock no kernel accounts for is the gaps between launches and the host.
+host runs ahead of the GPU. torch's profiler says what each kernel took, inside a replayed graph too.
+Kernels are sorted by their names; what of the wall clock no kernel accounts for is the gaps between launches and the
+host.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def kernels_of(events: Iterable) -> list[KernelTime]:
 def wall_and_kernels(
     run: Callable[[], object], profile: Callable[[Callable[[], object]], list[KernelTime]] = profiled
 ) -> tuple[float, list[KernelTime]]:
-    """Seconds of `run` undisturbed, then its kernels from a run of their own: the profiler slows the host, not the kernels."""
+    """Seconds of `run` undisturbed, then its kernels from a run of their own:
+    the profiler slows the host, not the kernels."""
     started = time.perf_counter()
     run()
     return time.perf_counter() - started, profile(run)

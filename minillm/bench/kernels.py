@@ -1,9 +1,10 @@
-"""Every kernel alone, against torch's own and against the limit that its bytes or its arithmetic set. Built in chapter 12.
+"""Every kernel alone, against torch's own and against the limit that its bytes or its arithmetic set.
+Built in chapter 12.
 
 Outputs are compared with the PyTorch twin before anything is timed. On a GPU a candidate is timed by events around
 replays of a CUDA graph, launch cost apart, its inputs rotated among enough copies that none is still in the cache; on
-a CPU by the clock, over calls in a row, so that what fits a CPU's cache stays there. The limit of a case is the larger of its bytes over the copy bandwidth and its operations over the
-matrix product rate, both measured in the same run.
+a CPU by the clock, over calls in a row, so that what fits a CPU's cache stays there. The limit of a case is the larger
+of its bytes over the copy bandwidth and its operations over the matrix product rate, both measured in the same run.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ def run(
     on_run: Callable[[str], None] = lambda what: None,
     keep: Callable[[dict], object] | None = None,
 ) -> dict:
-    """Measure every case; a result for `measure.save`. Raises RuntimeError if a candidate's output is wrong, or, where the
-    result is kept (see `Record`), notes it and goes on. A peer that does not run here is named in `unavailable`."""
+    """Measure every case; a result for `measure.save`. Raises RuntimeError if a candidate's output is wrong, or,
+    where the result is kept (see `Record`), notes it and goes on.
+    A peer that does not run here is named in `unavailable`."""
     where = resolve_device(device)
     dtype = resolve_dtype(workload.dtype, where)
     name = "-".join([f"kernels-{measure.name_of(dtype)}", *workload.families])
@@ -81,8 +83,8 @@ def measure_case(case: Case, record: Record, dtype: str, repeats: int) -> dict:
 
 
 def check(case: Case, device: torch.device) -> dict[str, str]:
-    """Every candidate says what the first torch one says, on inputs of its own that it may spoil. Returns the peers that do
-    not run on this device, with their errors; ours have to."""
+    """Every candidate says what the first torch one says, on inputs of its own that it may spoil.
+    Returns the peers that do not run on this device, with their errors; ours have to."""
     torch.manual_seed(0)
     inputs, said, unavailable = case.make(), {}, {}
     for name, run in case.candidates.items():

@@ -1,16 +1,16 @@
 """Decoding far into a text with the KV cache in 8 bits, against the model's own dtype. Built in chapter 17.
 
-A step reads every weight once and the keys and values of the whole text, so the longer the text, the more of the step is
-the cache. The cache is filled with random keys and values, which are quantized as they would be: attention costs the same
-whatever they say, and no long prompt has to be computed first.
+A step reads every weight once and the keys and values of the whole text, so the longer the text,
+the more of the step is the cache. The cache is filled with random keys and values, which are quantized as they would
+be: attention costs the same whatever they say, and no long prompt has to be computed first.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Callable
 
 import torch
 
@@ -77,8 +77,8 @@ def run(
 def measure_context(
     model: Decoder, workload: Workload, context: int, weight_bytes: int, record: Record, on_run: Callable[[str], None]
 ) -> None:
-    """Decode steps at one context with every kind of cache. On a GPU they are recorded, as the engine records them: eager,
-    the host would take longer for its launches than the GPU for the bytes."""
+    """Decode steps at one context with every kind of cache. On a GPU they are recorded, as the engine records them:
+    eager, the host would take longer for its launches than the GPU for the bytes."""
     caches = {kind: filled_cache(model, workload, context, kind) for kind in KINDS}
     attentions = {kind: build_attention(model, cache) for kind, cache in caches.items()}
     batch = batch_at(workload, context, model.device)

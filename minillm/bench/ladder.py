@@ -2,7 +2,8 @@
 
 A rung loads a model and gives back a stream: a function that yields tokens greedily as they are made, each with the
 time at which it was made, so that two rungs can be watched side by side. All rungs but those with rounded weights say
-the same tokens (in float32); only when they say them differs. A later chapter adds its own with `RUNGS.append(Rung(...))`.
+the same tokens (in float32); only when they say them differs. A later chapter adds its own with
+`RUNGS.append(Rung(...))`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Callable, Iterator
 
 import torch
 
@@ -24,19 +25,8 @@ from ..model.attention import NoCacheAttention
 from ..model.batch import ForwardBatch
 from ..model.checkpoint import load_config, load_model, load_tokenizer, resolve_model
 from . import measure
+from .recording import Recording, Stream, TimedText
 from .switches import no_progress_bars, switched_off
-
-
-@dataclass(frozen=True)
-class TimedText:
-    """What a rung has just said, and when."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    seconds: float  # since the request was made
-
-
-Stream = Callable[[list[int], int, bool], Iterator[TimedText]]  # (prompt ids, max tokens, ignore end of sequence?)
 
 
 @dataclass(frozen=True)
@@ -59,38 +49,6 @@ class Rung:
         stream, ids = self.open(model, device), prompt_ids(model, prompt)
         record(self.name, stream, ids, 2)
         return (piece.text for piece in stream(ids, max_tokens, False))
-
-
-@dataclass(frozen=True)
-class Recording:
-    """A whole run of one rung, to be replayed or measured."""
-
-    rung: str
-    said: tuple[TimedText, ...]
-    complete: bool  # False when the time was up first
-    num_streams: int = 1
-
-    @property
-    def text(self) -> str:
-        return "".join(piece.text for piece in self.said)
-
-    @property
-    def token_ids(self) -> list[int]:
-        return [token for piece in self.said for token in piece.token_ids]
-
-    @property
-    def ttft(self) -> float:
-        """Time to first token, seconds."""
-        return self.said[0].seconds
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Of all streams together."""
-        return self.num_streams * len(self.token_ids) / self.said[-1].seconds
-
-    def text_at(self, seconds: float) -> str:
-        """What had been said `seconds` after the request: what a side-by-side replay shows."""
-        return "".join(piece.text for piece in self.said if piece.seconds <= seconds)
 
 
 def record(

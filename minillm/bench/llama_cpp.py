@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator
 
 import numpy as np
 import torch
@@ -42,8 +42,8 @@ def write_gguf(folder: Path, config: ModelConfig, kind: torch.dtype | str, path:
     block = gguf.GGML_QUANT_SIZES[kind][0]
     if config.hidden_size % block or config.intermediate_size % block:
         raise ValueError(
-            f"hidden_size={config.hidden_size} and intermediate_size={config.intermediate_size} are not whole blocks of {block}, "
-            f"which {kind.name} is written in"
+            f"hidden_size={config.hidden_size} and intermediate_size={config.intermediate_size} are not whole "
+            f"blocks of {block}, which {kind.name} is written in"
         )
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_block_count(config.num_layers)

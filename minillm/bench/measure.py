@@ -11,11 +11,11 @@ import json
 import platform
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Callable
 
 import torch
 
@@ -52,9 +52,10 @@ def interleave(
 ) -> dict[str, Samples]:
     """Time every candidate `repeats` times, in turns: A B A B ..., after `warmup` rounds that are thrown away.
 
-    `on_run` hears the name of each run that has ended, warm-ups included, and `on_samples` its samples so far as well. A candidate that returns a number has
-    timed itself, in seconds, and that is what counts (it may leave out what is not to be measured). Raises
-    ValueError for fewer than 5 repeats: a median of less says little.
+    `on_run` hears the name of each run that has ended, warm-ups included, and `on_samples` its samples so far as well.
+    A candidate that returns a number has timed itself, in seconds, and that is what counts
+    (it may leave out what is not to be measured). Raises ValueError for fewer than 5 repeats: a median of less says
+    little.
     """
     if repeats < MIN_REPEATS:
         raise ValueError(f"repeats={repeats} is too few for a median with a spread; take at least {MIN_REPEATS}")
@@ -101,8 +102,8 @@ def measure_ceilings(
 def megabytes_to_read(weight_bytes: int, device: torch.device) -> int:
     """How much to copy and to sum so that the ceiling is that of the memory which will hold the weights.
 
-    A small model's weights sit in the CPU's cache, so its limit is the cache's. On a GPU it is that of the memory behind
-    the L2, which holds 50 MB on a Hopper.
+    A small model's weights sit in the CPU's cache, so its limit is the cache's. On a GPU it is that of the memory
+    behind the L2, which holds 50 MB on a Hopper.
     """
     return LEAST_ON_GPU // 2**20 if device.type == "cuda" else min(256, max(1, weight_bytes // 2**20))
 
@@ -157,7 +158,7 @@ def result(
     return {
         "name": name,
         "command": command,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": hardware(device),
         "versions": versions(),
         "workload": workload,

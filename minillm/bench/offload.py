@@ -7,9 +7,9 @@ measured in the same run, on the very buffers. On a CPU host and device are one 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Callable
 
 import torch
 

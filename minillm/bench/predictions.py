@@ -1,10 +1,12 @@
-"""What a GPU will measure, computed before it does: limits from its data sheet, shares from the literature. Built in chapter 14.
+"""What a GPU will measure, computed before it does: limits from its data sheet, shares from the literature.
+Built in chapter 14.
 
     minillm bench predict --gpu H200 --save minillm/bench/results
 
-A prediction is a range, low to high, with the formula, its inputs and the reason. The limit of a figure follows from the
-data sheet (`minillm.kernels.gpus`): the bytes that have to move over the bandwidth, or the operations over the rate. The
-share of the limit that arrives is what other engines were measured to reach, and is named with each figure. `compare` sets them beside what was measured; a range that is missed says that something is not understood.
+A prediction is a range, low to high, with the formula, its inputs and the reason. The limit of a figure follows from
+the data sheet (`minillm.kernels.gpus`): the bytes that have to move over the bandwidth, or the operations over the
+rate. The share of the limit that arrives is what other engines were measured to reach, and is named with each figure.
+`compare` sets them beside what was measured; a range that is missed says that something is not understood.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from ..kernels.gpus import GPUS, GPU
+from ..kernels.gpus import GPU, GPUS
 from . import measure
 from .predicted import Prediction, predict
 

@@ -15,6 +15,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Workload:
-    """How much to measure: `documents` of each task of a seed for perplexity, `asked` of each task for answers (0: none)."""
+    """How much to measure: `documents` of each task of a seed for perplexity,
+    `asked` of each task for answers (0: none)."""
 
     model: str = "tinyworld"
     documents: int = 20
@@ -116,7 +118,7 @@ def run(
                 model = Path(folder) / "outliers"
                 if not model.exists():
                     write_outlier_model(workload.model, model)
-            figures[name] = measure_one(candidate, workload, model, device, lambda: on_run(name))
+            figures[name] = measure_one(candidate, workload, model, device, partial(on_run, name))
     for name, candidate in workload.candidates.items():
         before = figures[base_of(candidate)]["perplexities"]
         rise = [after / b - 1 for after, b in zip(figures[name]["perplexities"], before)]

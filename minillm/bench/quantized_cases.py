@@ -1,4 +1,5 @@
-"""What `minillm bench kernels` measures of products in few bits: weights in 4 bits, weights and inputs in 8. Built in chapter 15.
+"""What `minillm bench kernels` measures of products in few bits: weights in 4 bits, weights and inputs in 8.
+Built in chapter 15.
 
 The limit of a case counts the bytes of the packed weight, with its scales, of the inputs and of the result; that of the
 same product in 16 bits is four times or twice as far.
@@ -13,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels.quantized_matmul import pack, quantized_matmul, torch_quantized_matmul
-from ..kernels.scaled_matmul import quantize_rows, scaled_matmul, torch_scaled_matmul
-from ..kernels.scaled_matmul import pack as pack_8
+from ..kernels.scaled_matmul import pack as pack_8, quantize_rows, scaled_matmul, torch_scaled_matmul
 from .case import Case
 
 SHAPES = ((4096, 4096), (14336, 4096), (1024, 3072))  # outputs, inputs
@@ -30,7 +30,8 @@ def shapes_of(scale: int) -> list[tuple[int, int, int]]:
 
 
 def w4a16_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[Case]:
-    """int4 in groups of 128 against the product that torch makes of the same weight in 16 bits, and torch's own int4."""
+    """int4 in groups of 128 against the product that torch makes of the same weight in 16 bits,
+    and torch's own int4."""
     cases = []
     for rows, n, k in shapes_of(scale):
         group = min(GROUP, k // 2)
@@ -67,7 +68,8 @@ def _has_torch_int4(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _torch_int4(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """torch keeps the even input in the high half of a byte, and scales with what is added: w = (code - 8) * scale + 0."""
+    """torch keeps the even input in the high half of a byte, and scales with what is added:
+    w = (code - 8) * scale + 0."""
     packed = torch.ops.aten._convert_weight_to_int4pack((codes[:, ::2] << 4) | codes[:, 1::2], 8)
     # [groups, n, 2]
     return packed, torch.stack([scales, torch.zeros_like(scales)], dim=-1).transpose(0, 1).contiguous()

@@ -5,9 +5,9 @@
         record.figures["rms_norm"] = ...
     return record.finish()                  and now that it is complete
 
-While it is kept somewhere, a case that fails costs only itself: its error is recorded and the others go on. Where nothing
-is kept, as in a library call, the error is raised. What has not ended well has `"complete": false`, the reason and the
-errors; a complete result has none of the three.
+While it is kept somewhere, a case that fails costs only itself: its error is recorded and the others go on.
+Where nothing is kept, as in a library call, the error is raised. What has not ended well has `"complete": false`,
+the reason and the errors; a complete result has none of the three.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class Record:
         prefix: str = "",
         on_run: Callable[[str], None] = lambda name: None,
     ) -> dict[str, measure.Samples]:
-        """`measure.interleave` of these candidates; every sample is in `samples`, under prefix + name, as soon as it is taken."""
+        """`measure.interleave` of these candidates; every sample is in `samples`, under prefix + name,
+        as soon as it is taken."""
 
         def heard(name: str, taken: tuple[float, ...]) -> None:
             if taken:

@@ -1,15 +1,17 @@
-"""What the engine's steps ask of a GPU, counted on a real one: launches, operations, waits, specialisations, memory. Built in chapter 14.
+"""What the engine's steps ask of a GPU, counted on a real one: launches, operations, waits, specialisations, memory.
+Built in chapter 14.
 
 The tests rehearse the engine on a GPU that is only pretended, and assert these counts. Here the same numbers are taken
 where there is one (the bundled model, a scenario each), to see that the pretence is true. `launches_a_step` are kernels
-that ran, replayed ones too; `operations_a_step` what torch's dispatcher was asked for; `specialisations` are kernels that
-Triton has built in this process since it started; `cache_bytes` and `weight_bytes` are
+that ran, replayed ones too; `operations_a_step` what torch's dispatcher was asked for; `specialisations` are kernels
+that Triton has built in this process since it started; `cache_bytes` and `weight_bytes` are
 what the engine counts, `allocated_bytes` what torch held at most, from before the engine was made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Self
 
 import torch
 
@@ -103,7 +105,7 @@ class Waits:
 
     count = 0
 
-    def __enter__(self) -> Waits:
+    def __enter__(self) -> Self:
         import warnings
 
         self.caught = warnings.catch_warnings(record=True)

@@ -1,10 +1,11 @@
-"""What the engine's own machinery costs and saves: prefix hits, the scheduler's steps, the simulator's error. Built in chapter 09."""
+"""What the engine's own machinery costs and saves: prefix hits, the scheduler's steps, the simulator's error.
+Built in chapter 09."""
 
 from __future__ import annotations
 
 import random
 import time
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 
@@ -111,7 +112,8 @@ def run_scheduler(
     steps: int = STEPS,
     on_run: Callable[[str], None] = lambda what: None,
 ) -> dict:
-    """Seconds of `Engine.step` without a model, RUNNING requests decoding, by how many wait and how many have finished."""
+    """Seconds of `Engine.step` without a model, RUNNING requests decoding,
+    by how many wait and how many have finished."""
 
     def request(name: str, max_tokens: int) -> Request:
         return Request(name, [1] * 20, SamplingParams(max_tokens=max_tokens, ignore_eos=True), max_tokens)

@@ -1,4 +1,5 @@
-"""A pytest plugin: `-p minillm.bench.shard --shard 2/8` runs every eighth test, the second of eight. Built in chapter 14.
+"""A pytest plugin: `-p minillm.bench.shard --shard 2/8` runs every eighth test, the second of eight.
+Built in chapter 14.
 
 Tests of kernels take the time of their compilations. Eight processes with a shard each compile on eight cores, and
 Triton's cache on disk keeps what they built for all later processes. A test's shard depends on its name alone.

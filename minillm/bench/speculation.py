@@ -1,4 +1,5 @@
-"""Speculation against plain decoding, in one run: copying, JSON and stories; over the batch sizes; beside the formula. Built in chapter 18.
+"""Speculation against plain decoding, in one run: copying, JSON and stories; over the batch sizes; beside the formula.
+Built in chapter 18.
 
 The text is the bundled model's, so guesses are as good as they really are; a step costs what a model of 131 million
 parameters costs (`minillm.bench.enlarged`), so that reading weights is what takes the time.
@@ -7,10 +8,10 @@ parameters costs (`minillm.bench.enlarged`), so that reading weights is what tak
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Callable
 
 from .. import LLM, SamplingParams
 from ..device import resolve_device, resolve_dtype
@@ -97,8 +98,8 @@ def run(
 
 
 def prompts_of(task: str, count: int) -> list[str]:
-    """ "json" shows some texts with their JSON and asks for one more with the same fields; "copying" asks for the first of
-    them again; a "story" is to be continued."""
+    """The prompt of a kind: "json" shows some texts with their JSON and asks for one more with the same fields;
+    "copying" asks for the first of them again; a "story" is to be continued."""
     if task == "story":
         return [document.text[:80] for document in corpus.held_out("story", count)]
     by_fields: dict[str, list[tuple[str, str]]] = {}
@@ -147,8 +148,8 @@ def _over_methods(llms: dict[str, LLM], task: str, workload: Workload, record: R
 def _beside_the_formula(figure: dict, plain_seconds: float, steps: StepCost) -> dict:
     """Leviathan et al.'s expected speed-up at the measured acceptance and cost of a guess, and how much of it arrived.
 
-    It counts guesses behind the end of a text, which nobody hears, and takes checking all guesses for as long as making one
-    token. `counted` is the same with the tokens that were said and what checking takes here.
+    It counts guesses behind the end of a text, which nobody hears, and takes checking all guesses for as long as making
+    one token. `counted` is the same with the tokens that were said and what checking takes here.
     """
     alpha, gamma, cost = figure["alpha"], figure["mean_draft_length"], figure["seconds_per_guess"] / plain_seconds
     check = float(steps(gamma + 1) / steps(1))

@@ -1,8 +1,8 @@
 """What a grammar costs and what it saves: masks beside a step, forced text, valid answers. Built in chapter 19.
 
 The cost is counted twice. Inside the engine: the same tokens with a regular expression that allows all of them and with
-none. And alone: what accepting, filling and applying take for the tokens that real constraints led to, over the seconds of
-a step without any.
+none. And alone: what accepting, filling and applying take for the tokens that real constraints led to,
+over the seconds of a step without any.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Callable
 
 import torch
 
@@ -34,7 +34,10 @@ SCHEMA = {
     "required": ["name", "age", "city", "pets"],
     "additionalProperties": False,
 }
-REGEX = r'\{"name": "[A-Z][a-z]{1,11}", "age": (0|[1-9][0-9]?), "city": "[A-Z][a-z]{1,11}", "pets": \[("(cat|dog|pony)"(, "(cat|dog|pony)"){0,2})?\]\}'
+REGEX = (
+    r'\{"name": "[A-Z][a-z]{1,11}", "age": (0|[1-9][0-9]?), "city": "[A-Z][a-z]{1,11}", '
+    r'"pets": \[("(cat|dog|pony)"(, "(cat|dog|pony)"){0,2})?\]\}'
+)
 CONSTRAINTS = {"regex": {"regex": REGEX}, "json": {"json": SCHEMA}}
 ANYTHING = {"regex": {"regex": r"(.|\n)*"}}
 MAX_TOKENS = 64
@@ -146,7 +149,8 @@ def _seconds_per_step(llm: LLM, prompts: list[str], params: SamplingParams) -> f
 
 
 def _masks_alone(llm: LLM, prompts: list[str], constraint: dict, device: torch.device) -> dict:
-    """Replay what a constraint led to, on the grammars alone: the median of some times, when every state has been seen."""
+    """Replay what a constraint led to, on the grammars alone:
+    the median of some times, when every state has been seen."""
     params = free(1.0, constraint, seed=0)
     outputs = llm.generate(prompts, params, use_tqdm=False)
     said = [output.outputs[0].token_ids for output in outputs]
@@ -172,7 +176,8 @@ def _masks_alone(llm: LLM, prompts: list[str], constraint: dict, device: torch.d
 
 
 def _valid(llm: LLM, num_documents: int, on_run) -> dict:
-    """Of answers to the JSON task, how many are JSON with the wanted fields, and how many are right: free and constrained."""
+    """Of answers to the JSON task, how many are JSON with the wanted fields, and how many are right:
+    free and constrained."""
     asked = [
         (question, json.loads(answer))
         for document in corpus.held_out("json", num_documents)

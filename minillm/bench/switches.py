@@ -1,9 +1,10 @@
-"""Optimisations switched off for a while, so that they can be compared with nothing else changed. Built in chapter 14."""
+"""Optimisations switched off for a while, so that they can be compared with nothing else changed.
+Built in chapter 14."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Iterator
 from unittest import mock
 
 import torch

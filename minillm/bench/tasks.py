@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Callable
 
 from .. import LLM, SamplingParams
 from ..zoo import corpus
@@ -147,7 +147,8 @@ def unknown_words(text: str) -> list[str]:
 
 @lru_cache(maxsize=1)
 def lexicon(per_task: int = 1000) -> frozenset[str]:
-    """Every word of the corpus, lower case: the templates' words have all been seen well before `per_task` documents."""
+    """Every word of the corpus, lower case: the templates' words have all been seen well before `per_task`
+    documents."""
     return frozenset(
         word.lower()
         for task in corpus.WRITERS
@@ -157,7 +158,8 @@ def lexicon(per_task: int = 1000) -> frozenset[str]:
 
 
 def token_losses(llm: LLM, documents: list[corpus.Document]) -> list[float]:
-    """Negative log-likelihood of each token of the documents given those before it, nats, one document after the other."""
+    """Negative log-likelihood of each token of the documents given those before it, nats,
+    one document after the other."""
     tokenizer = llm.get_tokenizer()
     prompts = []
     for document in documents:

@@ -1,4 +1,5 @@
-"""Offline throughput: many requests at once, against the best that `transformers.generate` reaches. Built in chapter 05.
+"""Offline throughput: many requests at once, against the best that `transformers.generate` reaches.
+Built in chapter 05.
 
 The workload is nano-vllm's recipe at a CPU's size: prompts of random tokens and output lengths drawn first, all
 requests there from the start, no end of sequence. `transformers` batches what it is given: it pads every prompt of a
@@ -12,22 +13,20 @@ import gc
 import random
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Callable
 
 import torch
 
 from .. import LLM, SamplingParams
 from ..device import resolve_device, resolve_dtype
 from ..model.checkpoint import load_config, resolve_model
-from . import ladder, measure, vllm_peer
+from . import measure, vllm_peer
 from .decode import SHAPES, Shape, write_random_checkpoint
 from .record import Record, release
+from .transformers_peer import BATCH_SIZES, CONTINUOUS, IMPLEMENTATIONS, TEMPERATURE, Theirs
 
-BATCH_SIZES, IMPLEMENTATIONS = (1, 4, 8, 16), ("sdpa", "eager")
-CONTINUOUS = "continuous batching"
-TEMPERATURE = 0.6
 CHECKED_REQUESTS, CHECKED_TOKENS = 16, 16  # greedily, all requests in one batch of ours, before anything is timed
 SPANS = ("schedule", "build batch", "update", "move blocks", "forward", "sample", "wait")
 
@@ -165,7 +164,8 @@ def figures_of(times: dict[str, measure.Samples], tokens: int, limit: float) -> 
 
 
 def check(ours: Ours, expected: list[list[int]], dtype: torch.dtype) -> int:
-    """How many greedy tokens agree, of CHECKED_TOKENS a request, all requests in one batch here and one by one there."""
+    """How many greedy tokens agree, of CHECKED_TOKENS a request,
+    all requests in one batch here and one by one there."""
     said = ours.greedy(CHECKED_TOKENS)[:CHECKED_REQUESTS]
     agreeing = sum(a == b for one, other in zip(said, expected) for a, b in zip(one, other))
     if dtype == torch.float32 and said != expected:
@@ -211,74 +211,6 @@ class Ours:
         return spent | {"the rest": 1 - sum(spent.values())}
 
 
-class Theirs:
-    """transformers, a model for each attention implementation; batches in the order of the requests, padded on the left."""
-
-    def __init__(
-        self, path: Path, dtype: torch.dtype, device: torch.device, prompts: list[list[int]], lengths: list[int]
-    ):
-        from transformers import AutoModelForCausalLM
-
-        self.prompts, self.lengths, self.device = prompts, lengths, device
-        with ladder.no_progress_bars():
-            self.models = {
-                name: AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=name)
-                .to(device)
-                .eval()
-                for name in (IMPLEMENTATIONS if device.type == "cpu" else IMPLEMENTATIONS[:1])
-            }
-
-    def run(self, setting: str) -> int:
-        """All requests by one setting; how many tokens of use it made (continuous batching takes one length for all)."""
-        if setting == CONTINUOUS:
-            return self._generate_batch()
-        implementation, _, batch_size = setting.partition(", batch ")
-        for start in range(0, len(self.prompts), int(batch_size)):
-            batch = self.prompts[start : start + int(batch_size)]
-            self._generate(implementation, batch, max(self.lengths[start : start + int(batch_size)]), do_sample=True)
-        return sum(self.lengths)
-
-    def _generate_batch(self) -> int:
-        """transformers' continuous batching: of equal answers as long as ours are on average."""
-        from transformers import GenerationConfig
-
-        count = sum(self.lengths) // len(self.lengths)
-        model = self.models["sdpa"]
-        config = GenerationConfig(
-            max_new_tokens=count,
-            do_sample=True,
-            temperature=TEMPERATURE,
-            top_k=0,
-            top_p=1.0,
-            pad_token_id=0,
-            eos_token_id=model.config.vocab_size,
-        )
-        outputs = model.generate_batch(self.prompts, generation_config=config, progress_bar=False)
-        made = sum(len(output.generated_tokens) for output in outputs.values())
-        if made != count * len(self.prompts):
-            raise RuntimeError(
-                f"transformers' continuous batching made {made} tokens instead of {count * len(self.prompts)}"
-            )
-        return made
-
-    def greedy(self, prompt: list[int], count: int) -> list[int]:
-        return self._generate("sdpa", [prompt], count, do_sample=False)[0, len(prompt) :].tolist()
-
-    def _generate(self, implementation: str, batch: list[list[int]], count: int, do_sample: bool) -> torch.Tensor:
-        from transformers import GenerationConfig
-
-        longest = max(map(len, batch))
-        ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in batch], device=self.device)
-        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in batch], device=self.device)
-        model = self.models[implementation]
-        sampling = dict(temperature=TEMPERATURE, top_k=0, top_p=1.0) if do_sample else {}
-        # generate() fills in an end of sequence where none is given, so "none" is an id that no token has.
-        config = GenerationConfig(
-            max_new_tokens=count, do_sample=do_sample, pad_token_id=0, eos_token_id=model.config.vocab_size, **sampling
-        )
-        return model.generate(ids, attention_mask=mask, generation_config=config)
-
-
 def limit_seconds(
     config, dtype: torch.dtype, prompts: list[list[int]], lengths: list[int], ceilings: measure.Ceilings
 ) -> float:
@@ -299,7 +231,8 @@ def limit_seconds(
 
 
 def tables(measured: dict) -> list:
-    """The limit first, then both engines, every setting of transformers, and the parts of our step (rich renderables)."""
+    """The limit first, then both engines, every setting of transformers,
+    and the parts of our step (rich renderables)."""
     from rich.table import Table
 
     f = measured["figures"]
@@ -309,8 +242,8 @@ def tables(measured: dict) -> list:
         "± half range",
         "of limit",
         "speed-up",
-        title=f"{f['prompt_tokens']:,} prompt and {f['output_tokens']:,} output tokens, {measured['workload']['shape']}, "
-        f"{measured['hardware']['name']}",
+        title=f"{f['prompt_tokens']:,} prompt and {f['output_tokens']:,} output tokens, "
+        f"{measured['workload']['shape']}, {measured['hardware']['name']}",
     )
     speed.add_row("the limit", f"{f['limit_tokens_per_second']:,.0f}", "", "100%", "", style="dim")
     speed.add_row(

@@ -1,8 +1,9 @@
-"""The ladder as something to watch (`minillm tour`) and as a measurement (`minillm bench ladder`). Built in chapter 00."""
+"""The ladder as something to watch (`minillm tour`) and as a measurement (`minillm bench ladder`).
+Built in chapter 00."""
 
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Callable
 
 from ..device import resolve_device
 from ..model.checkpoint import load_config, resolve_model
@@ -48,7 +49,7 @@ def watch(
             record("warm-up", stream, prompt, 2)  # kernels are chosen and memory is taken on the first call
             said: list[TimedText] = []
 
-            def show(piece: TimedText) -> None:
+            def show(piece: TimedText, said: list[TimedText] = said) -> None:
                 said.append(piece)
                 live.update(table(rungs, done, said, tokens_per_second))
 

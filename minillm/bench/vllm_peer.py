@@ -1,4 +1,5 @@
-"""vLLM as a peer, where it is installed: the same requests, in a process of its own that gives its memory back. Built in chapter 14."""
+"""vLLM as a peer, where it is installed: the same requests, in a process of its own that gives its memory back.
+Built in chapter 14."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 SECONDS = 300  # at most, its start and its own compilation among them
@@ -35,10 +37,8 @@ def seconds_of(path: Path, prompts: list[list[int]], lengths: list[int], dtype: 
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"vLLM had no answer after {SECONDS} s") from None
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # its workers too
-        except ProcessLookupError:
-            pass
     found = [line for line in out.splitlines() if line.startswith("seconds ")]
     if process.returncode or not found:
         raise RuntimeError(f"vLLM ended with status {process.returncode}: {' '.join(errors.split())[-300:]}")

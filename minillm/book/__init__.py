@@ -19,7 +19,7 @@ _HOME = {
     "choice": "widgets", "explore": "widgets", "slider": "widgets",
     "side_by_side_stream": "streams",
 }  # fmt: skip
-__all__ = sorted(_HOME)
+__all__ = sorted(_HOME)  # noqa: PLE0605  (it is a list)
 
 
 def __getattr__(name: str):

@@ -58,7 +58,8 @@ def token_strip(
         if caption
         else ""
     )
-    body = f'<div style="font:13px/1.5 monospace;background:#fff;padding:6px;border-radius:6px">{head}{" ".join(chips)}</div>'
+    style = "font:13px/1.5 monospace;background:#fff;padding:6px;border-radius:6px"
+    body = f'<div style="{style}">{head}{" ".join(chips)}</div>'
     return Html(body, (caption + "\n" if caption else "") + " ".join(plain))
 
 
@@ -86,17 +87,17 @@ def table(rows: Sequence[Sequence[object]], header: Sequence[str], bars: Sequenc
         + (f'<th style="{cell}"></th>' if bars else "")
         + "</tr>"
     ]
+    bar_style = (
+        f"{cell};text-align:left;color:{colour('ours')};font-family:monospace;letter-spacing:-.3px;white-space:pre"
+    )
     for i, row in enumerate(texts):
         cells = "".join(
             f'<td style="{cell};text-align:{a}">{html.escape(v)}</td>' for v, a in zip(row, align, strict=True)
         )
-        bar = (
-            f'<td style="{cell};text-align:left;color:{colour("ours")};font-family:monospace;letter-spacing:-.3px;white-space:pre">{bars[i]}</td>'
-            if bars
-            else ""
-        )
+        bar = f'<td style="{bar_style}">{bars[i]}</td>' if bars else ""
         lines.append(f"<tr>{cells}{bar}</tr>")
-    body = f'<table style="font:13px sans-serif;border-collapse:collapse;background:#fff;color:#24292f">{"".join(lines)}</table>'
+    style = "font:13px sans-serif;border-collapse:collapse;background:#fff;color:#24292f"
+    body = f'<table style="{style}">{"".join(lines)}</table>'
     widths = [max(len(str(h)), *(len(row[c]) for row in texts)) for c, h in enumerate(header)]
     plain = [
         "  ".join(v.rjust(w) if n else v.ljust(w) for v, w, n in zip(row, widths, numeric, strict=True))

@@ -21,12 +21,14 @@ _REPOSITORY_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*)/[A-Za-z0-9._-]+")
 def badge(path: str, repository: str | None = None) -> str:
     """Markdown of the "Open in Colab" badge for a notebook such as `chapters/01_one_token_at_a_time.ipynb`."""
     image = "https://colab.research.google.com/assets/colab-badge.svg"
-    return f"[![Open in Colab]({image})](https://colab.research.google.com/github/{repository or REPOSITORY}/blob/main/{path})"
+    page = f"https://colab.research.google.com/github/{repository or REPOSITORY}/blob/main/{path}"
+    return f"[![Open in Colab]({image})]({page})"
 
 
 def set_up_cell(repository: str | None = None) -> str:
     """Source of the set-up cell that stands near the top of every notebook."""
-    return f'''# Set-up: on Colab this installs what is missing, never torch, triton or numpy; elsewhere it does nothing.
+    return f'''\
+# Set-up: on Colab this installs what is missing, never torch, triton or numpy; elsewhere it does nothing.
 import importlib.util, os, subprocess, sys
 
 KEEP_WORK_ON_DRIVE = False  # True: on Colab, work inside a folder of your Google Drive

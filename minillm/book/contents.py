@@ -1,4 +1,5 @@
-"""The chapters as they stand: what each needs, how long it takes, drawn from the notebooks themselves. Built in chapter 00."""
+"""The chapters as they stand: what each needs, how long it takes, drawn from the notebooks themselves.
+Built in chapter 00."""
 
 from __future__ import annotations
 

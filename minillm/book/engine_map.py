@@ -1,8 +1,10 @@
-"""The map of the engine at the head of every chapter: what stands, what comes now, what is still to build. Built in chapter 00."""
+"""The map of the engine at the head of every chapter: what stands, what comes now, what is still to build.
+Built in chapter 00."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
@@ -52,7 +54,7 @@ def you_are_here(chapter: int) -> Picture:
     fig, ax = canvas(width=9.2, height=2.15)
     ax.set(xlim=(-0.1, 7 * _STEP + 1.1), ylim=(0.05, 2.38), aspect="auto")
     ax.axis("off")
-    for left, right in zip(PARTS[:7], PARTS[1:8], strict=True):
+    for left, right in pairwise(PARTS[:8]):
         ax.add_patch(
             FancyArrowPatch(
                 (left.x + 1.02, 1.31),
@@ -105,7 +107,10 @@ def _box(ax, part: Part, state: str) -> None:
 def _in_words(chapter: int) -> str:
     plain = {part: part.name.replace("\n", " ") for part in PARTS}
     said = [
-        f"Map of the engine at chapter {chapter:02d}; a request runs from {' to '.join(plain[part] for part in PARTS[:8])}."
+        (
+            f"Map of the engine at chapter {chapter:02d}; a request runs from "
+            f"{' to '.join(plain[part] for part in PARTS[:8])}."
+        )
     ]
     for state, label in (("finished", "Already built"), ("current", "In this chapter"), ("later", "Still to come")):
         names = [plain[part] for part in PARTS if part.state(chapter) == state]

@@ -173,7 +173,8 @@ def _grade_id(cell) -> str:
 def _fold_solution(nb, exercise: Exercise) -> None:
     help_cell = next(cell for cell in nb.cells if _grade_id(cell) == f"{exercise.id}_help")
     code = _MARKS.sub("", exercise.solution).strip("\n")
-    help_cell.source = f"{help_cell.source.rstrip()}\n\n<details><summary>The solution</summary>\n\n```python\n{code}\n```\n\n</details>"
+    folded = f"<details><summary>The solution</summary>\n\n```python\n{code}\n```\n\n</details>"
+    help_cell.source = f"{help_cell.source.rstrip()}\n\n{folded}"
 
 
 def _preprocessors() -> list:

@@ -1,9 +1,9 @@
 """Notebooks run with a GPU's defaults on a CPU, and compared with what is saved in them. Built in chapter 00.
 
-Three defaults differ on a GPU: steps are scheduled ahead, attention and the fused layers run in Triton, and decode steps
-are recorded. `MINILLM_LIKE_A_GPU` gives an engine on a CPU the same ones (`minillm.device.like_a_gpu`), Triton in its
-interpreter and a recorded step as the same step on fixed buffers. What remains for a real GPU to tell: the device of
-every tensor, bfloat16, and speed.
+Three defaults differ on a GPU: steps are scheduled ahead, attention and the fused layers run in Triton,
+and decode steps are recorded. `MINILLM_LIKE_A_GPU` gives an engine on a CPU the same ones
+(`minillm.device.like_a_gpu`), Triton in its interpreter and a recorded step as the same step on fixed buffers.
+What remains for a real GPU to tell: the device of every tensor, bfloat16, and speed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from minillm.book.notebooks import CELL_TIMEOUT
 from minillm.book.paths import chapter_number, notebooks, repository_root
 from minillm.device import GPU_DEFAULTS, LIKE_A_GPU
 
-# These chapters are scheduled ahead only. Their engines compute from 40 to thousands of tokens with the default attention, and
-# Triton's interpreter takes about 0.7 s of a CPU for each (a step of tinyworld 0.9 s with one request, 5.6 s with eight):
-# chapters 01 and 03 had not ended after a minute, chapter 05 not after six. (Chapter 02 asks for the CPU itself, so on a GPU
-# it attends as it does here.) The engines of the other chapters name their attention backend.
+# These chapters are scheduled ahead only. Their engines compute from 40 to thousands of tokens with the default
+# attention, and Triton's interpreter takes about 0.7 s of a CPU for each (a step of tinyworld 0.9 s with one request,
+# 5.6 s with eight): chapters 01 and 03 had not ended after a minute, chapter 05 not after six. (Chapter 02 asks for the
+# CPU itself, so on a GPU it attends as it does here.) The engines of the other chapters name their attention backend.
 AHEAD_ONLY = {0, 1, 2, 3, 5, 6, 7, 8, 9, *range(14, 20)}
 _COLOURS = re.compile(r"</?span[^>]*>")  # of highlighted source: they differ between versions of pygments
 

@@ -73,7 +73,10 @@ def _opening(nb, path: Path) -> Iterator[tuple[int | None, str]]:
     elif badge[1] != colab.REPOSITORY or badge[2] != f"{path.parent.name}/{path.name}":
         yield (
             0,
-            f"the Colab badge points to {badge[1]} {badge[2]}, not to {colab.REPOSITORY} {path.parent.name}/{path.name}",
+            (
+                f"the Colab badge points to {badge[1]} {badge[2]}, not to {colab.REPOSITORY} "
+                f"{path.parent.name}/{path.name}"
+            ),
         )
     set_up = [(i, cell) for i, cell in _code(nb) if "setup" in cell.metadata.get("tags", [])]
     if not set_up or set_up[0][0] != _code(nb)[0][0]:

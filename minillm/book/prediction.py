@@ -22,7 +22,10 @@ def predict(question: str, guess: float, *, unit: str = "") -> Prediction:
     style = (
         f"border-left:4px solid {colour('prediction')};background:#fbf3f7;color:#24292f;padding:6px 12px;margin:4px 0"
     )
-    text = f"{question}\nYour prediction: {made.number(guess)}. Change the number above, if you like, and run the cell again."
+    text = (
+        f"{question}\nYour prediction: {made.number(guess)}. Change the number above, if you like, "
+        "and run the cell again."
+    )
     display(Html(f'<div style="{style};font:14px sans-serif">{text.replace(chr(10), "<br>")}</div>', text))
     return made
 

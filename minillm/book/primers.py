@@ -107,8 +107,9 @@ def float_formats(dtypes: Sequence[torch.dtype], *, near: float = 256.0, width: 
     bits.grid(visible=False)
     return picture(
         fig,
-        f"Three panels for {', '.join(names)}: the split of the bits into sign, exponent and mantissa; the range from the "
-        f"smallest normal number to the largest; and tick marks at all the numbers between {near:g} and {near + width:g}.",
+        f"Three panels for {', '.join(names)}: the split of the bits into sign, exponent and mantissa; "
+        "the range from the smallest normal number to the largest; and tick marks at all the numbers between "
+        f"{near:g} and {near + width:g}.",
     )
 
 
@@ -174,7 +175,8 @@ def automaton(
 
 
 def flame_chart(events: Sequence, *, roles: Mapping[str, str], alt: str) -> Picture:
-    """Operations of a profile over time, what calls above what is called. `roles`: name -> colour or role; the rest is grey.
+    """Operations of a profile over time, what calls above what is called. `roles`: name -> colour or role;
+    the rest is grey.
 
     events: what `torch.profiler.profile(...).events()` holds, those of one stretch of time.
     """

@@ -1,4 +1,5 @@
-"""What is proved of every exercise: its solution passes, its stub and its mutants fail and say why. Built in chapter 00."""
+"""What is proved of every exercise: its solution passes, its stub and its mutants fail and say why.
+Built in chapter 00."""
 
 from __future__ import annotations
 
@@ -93,7 +94,8 @@ def complaints(bench: Bench, mutants: list[Mutant]) -> list[str]:
             found.append(f"{name}: the mutant {mutant.name!r} passes every line")
         elif not any(map(mutant.is_caught_by, errors)):
             found.append(
-                f"{name}: no message about the mutant {mutant.name!r} holds {mutant.expect!r}; the first one: {errors[0]}"
+                f"{name}: no message about the mutant {mutant.name!r} holds {mutant.expect!r}; "
+                f"the first one: {errors[0]}"
             )
         if not mutant.expect:
             found.append(f"{name}: the mutant {mutant.name!r} does not say which message it expects")

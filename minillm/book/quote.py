@@ -69,7 +69,10 @@ class Quote:
     def _repr_html_(self) -> str:
         box = "border:1px solid #d0d7de;border-radius:6px;overflow:hidden;margin:6px 0;background:#f8f9fa;color:#24292f"
         head = "padding:4px 12px;background:#eef1f4;border-bottom:1px solid #d0d7de;font:12px sans-serif;color:#57606a"
-        pre = "margin:0;padding:8px 12px;background:transparent;color:inherit;font:12.5px/1.45 monospace;white-space:pre;overflow-x:auto"
+        pre = (
+            "margin:0;padding:8px 12px;background:transparent;color:inherit;"
+            "font:12.5px/1.45 monospace;white-space:pre;overflow-x:auto"
+        )
         gutter = "color:#9aa3ad;user-select:none"
         rows = zip(self._marks(), _highlight(self.text).split("\n"), strict=True)
         code = "\n".join(f'<span style="{gutter}">{mark}  </span>{line}' for mark, line in rows)
@@ -95,7 +98,7 @@ def _source_of(obj) -> tuple[str, str]:
     module = obj if isinstance(obj, ModuleType) else inspect.getmodule(obj)
     parts = (module.__name__ if module else "").split(".")
     path = (
-        "/".join(parts[:-1] + [Path(file).name]) if Path(file).stem != "__init__" else "/".join(parts + ["__init__.py"])
+        "/".join([*parts[:-1], Path(file).name]) if Path(file).stem != "__init__" else "/".join([*parts, "__init__.py"])
     )
     if parts == ["__main__"] or file.startswith("<") or "ipykernel" in file:
         path = "this notebook"

@@ -1,8 +1,9 @@
 """Inside Triton's interpreter: who goes where in memory. Built in chapter 10.
 
-The interpreter hands a kernel the addresses of its tensors as numbers, and comes to memory through four native functions.
-`Recorder` changes both ends: each tensor gets a made-up address, far from every other, and the four functions, before
-they go to the true address, see from the made-up one which tensor is meant, and how far from its first element.
+The interpreter hands a kernel the addresses of its tensors as numbers, and comes to memory through four native
+functions. `Recorder` changes both ends: each tensor gets a made-up address, far from every other,
+and the four functions, before they go to the true address, see from the made-up one which tensor is meant,
+and how far from its first element.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ class Recorder:
         return arguments
 
     def around_masked_load(self, load: Callable) -> Callable:
-        """InterpreterBuilder.create_masked_load, which fills masked lanes without `other` with zeros: here, with NaN."""
+        """InterpreterBuilder.create_masked_load, which fills masked lanes without `other` with zeros:
+        here, with NaN."""
 
         def masked_load(builder, addresses, mask, other, *rest, **options):
             loaded = load(builder, addresses, mask, other, *rest, **options)
@@ -205,7 +207,10 @@ class Recorder:
     def complaint(self, kind: str, place: Place, offset: int, itemsize: int) -> str:
         """What to say of an access at `offset` bytes from the first element of `place`."""
         size = math.prod(place.shape)
-        where = f"{self.launches[-1].name}, program {self.program}: {kind} at element {offset // place.itemsize} of {place.name!r}"
+        where = (
+            f"{self.launches[-1].name}, program {self.program}: {kind} at element {offset // place.itemsize} of "
+            f"{place.name!r}"
+        )
         if 0 <= offset and offset + itemsize <= place.num_bytes:
             return f"{where}, between the elements of a view of shape {place.shape} with strides {place.strides}"
         return f"{where}, which has {size} elements, shape {place.shape}: mask the lanes that lie outside"

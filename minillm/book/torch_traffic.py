@@ -22,9 +22,9 @@ class record_torch_traffic(TorchDispatchMode):
     run a kernel is not counted: `record_traffic` counts those.
     """
 
-    OVERWRITE = {"copy_", "fill_", "zero_", "normal_", "uniform_", "exponential_", "random_", "bernoulli_"}
-    LOOK_UP = {"embedding", "index_select", "index", "gather", "take"}
-    PUT_INTO = {"index_put_", "index_copy_", "scatter_"}
+    OVERWRITE = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "exponential_", "random_", "bernoulli_"})
+    LOOK_UP = frozenset({"embedding", "index_select", "index", "gather", "take"})
+    PUT_INTO = frozenset({"index_put_", "index_copy_", "scatter_"})
 
     def __init__(self) -> None:
         super().__init__()

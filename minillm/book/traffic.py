@@ -89,7 +89,8 @@ def record_traffic(*, poison: bool = False) -> Iterator[Traffic]:
     Raises RuntimeError where kernels are not interpreted (`count_traffic` counts there too), and, out of the launch,
     OutOfBounds when a program leaves a tensor: a view ends where its own elements end, not where its storage does.
 
-    poison: lanes that a load masks without an `other` hold NaN (float16 to float64). On a GPU what they hold is undefined;
+    poison: lanes that a load masks without an `other` hold NaN (float16 to float64). On a GPU what they hold is
+            undefined;
     the interpreter alone makes it 0.
     """
     if MODE != "interpreted":
@@ -149,6 +150,7 @@ def answer_call(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    from minillm.book import traffic  # under its own name, so that what is pickled can be found
+    # Under its own name, so that what is pickled can be found.
+    from minillm.book import traffic  # noqa: PLW0406
 
     traffic.answer_call(Path(sys.argv[1]))

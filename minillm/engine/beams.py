@@ -4,8 +4,8 @@ The search itself is chapter 01's. It asks for the next token's log-probabilitie
 longer than one it asked for last time. That one's request goes on with the token; where two texts continue the same
 one, the second forks off it, and what nobody continues is dropped.
 
-A beam whose token has come rests, and keeps its blocks and its place in the batch. Where that leaves the others no room,
-beams at rest end, and begin again from their tokens when the search continues them.
+A beam whose token has come rests, and keeps its blocks and its place in the batch. Where that leaves the others no
+room, beams at rest end, and begin again from their tokens when the search continues them.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def search_beams(
     deltas: deque[TokenDelta],
     decode: Callable[[list[int]], str],
 ) -> RequestOutput:
-    """What `LLM.beam_search` gives back for one prompt. `step` runs a step, in which others are served too, and puts the
-    new tokens of this search into `deltas`; the caller aborts what is left of it."""
+    """What `LLM.beam_search` gives back for one prompt. `step` runs a step, in which others are served too,
+    and puts the new tokens of this search into `deltas`; the caller aborts what is left of it."""
     metrics = RequestMetrics(request.arrival_time)
     stop_token_ids, max_tokens = request.stop_token_ids, request.max_tokens
 

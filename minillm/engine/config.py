@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from minillm.kv_cache.retention import RetentionPolicy
-from minillm.quantization.config import QuantizationConfig
-from minillm.quantization.config import resolve as resolve_quantization
+from minillm.quantization.config import QuantizationConfig, resolve as resolve_quantization
 from minillm.sampling.params import MAX_SEED, check_float, check_int
 from minillm.speculative.config import SpeculativeConfig
 
@@ -87,7 +86,8 @@ class EngineConfig:
                 raise TypeError(f"{name}={getattr(self, name)!r} is not allowed; allowed: True or False")
         if self.async_scheduling is not None and not isinstance(self.async_scheduling, bool):
             raise TypeError(
-                f"async_scheduling={self.async_scheduling!r} is not allowed; allowed: True, False, or None for the device's choice"
+                f"async_scheduling={self.async_scheduling!r} is not allowed; allowed: "
+                "True, False, or None for the device's choice"
             )
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
@@ -117,13 +117,13 @@ class EngineConfig:
         if self.host_kv_bytes and self.preemption_mode == "recompute" and not keeps_prefixes:
             why = "kv_retention keeps no prefixes" if policy is not None else "enable_prefix_caching=False"
             raise ValueError(
-                f"host_kv_bytes={self.host_kv_bytes} would hold nothing: {why}, and preemption_mode='recompute' moves no blocks; "
-                f"leave it out, or use preemption_mode='swap'"
+                f"host_kv_bytes={self.host_kv_bytes} would hold nothing: {why}, "
+                f"and preemption_mode='recompute' moves no blocks; leave it out, or use preemption_mode='swap'"
             )
         if self.cpu_offload_bytes and self.quantization is not None:
             raise ValueError(
-                f"cpu_offload_bytes={self.cpu_offload_bytes} streams plain weights, quantization={self.quantization!r} makes "
-                f"them smaller; leave one of the two out"
+                f"cpu_offload_bytes={self.cpu_offload_bytes} streams plain weights, "
+                f"quantization={self.quantization!r} makes them smaller; leave one of the two out"
             )
 
     @property

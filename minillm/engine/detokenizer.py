@@ -20,9 +20,9 @@ class Detokenizer:
 
     `decode` maps a list of token ids to their text. `text` is all that may be shown so far. It is final when
     `stop_string` names the stop string that was met, or `finish` was called. Of several stop strings the one that
-    completes first ends the text; one that completes within the first `min_tokens` tokens does not count. A prompt may end
-    in half a character, which the first token then completes; `begins_whole` says that it never does, since the text has
-    characters of its own from its first byte on (a grammar's, chapter 19).
+    completes first ends the text; one that completes within the first `min_tokens` tokens does not count.
+    A prompt may end in half a character, which the first token then completes; `begins_whole` says that it never does,
+    since the text has characters of its own from its first byte on (a grammar's, chapter 19).
     """
 
     def __init__(
@@ -117,5 +117,5 @@ def token_text(decode: Callable[[list[int]], str], token_id: int, before: Sequen
         if not text.endswith(REPLACEMENT):
             while context and decode(context[-1:]).endswith(REPLACEMENT):
                 context.pop()
-            return text[len(commonprefix([decode(context), text])) :]
+            return text[len(commonprefix([decode(context), text])) :]  # noqa: RUF071  (of texts, not of paths)
     return ""

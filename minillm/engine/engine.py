@@ -186,9 +186,9 @@ class Engine:
         """Raise RuntimeError when it is closed, or in a child process that has only a copy of it."""
         if self.is_forked:
             raise RuntimeError(
-                f"this LLM was made in process {self.process_id}, and this is process {os.getpid()}, a fork of it without its "
-                f"threads and its device: make an LLM in the child itself, and where there is a GPU start the child with "
-                f"multiprocessing.get_context('spawn')"
+                f"this LLM was made in process {self.process_id}, and this is process {os.getpid()}, "
+                "a fork of it without its threads and its device: make an LLM in the child itself, "
+                f"and where there is a GPU start the child with multiprocessing.get_context('spawn')"
             )
         if self.is_closed:
             raise RuntimeError("this LLM is closed: it computes nothing any more; make a new one")

@@ -42,13 +42,14 @@ def bucket_sizes(most_tokens: int) -> list[int]:
 
 @functools.cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream that everything on this device is recorded on: cuBLAS keeps a workspace for every stream it has seen."""
+    """The stream that everything on this device is recorded on:
+    cuBLAS keeps a workspace for every stream it has seen."""
     return torch.cuda.Stream(device)
 
 
 class Recorder:
-    """Records functions as CUDA graphs. Graphs that never run at the same time share the memory of what lies between their
-    kernels. On a CPU a replay calls the function again."""
+    """Records functions as CUDA graphs. Graphs that never run at the same time share the memory of what lies between
+    their kernels. On a CPU a replay calls the function again."""
 
     def __init__(self, device: torch.device):
         self.device, self.on_gpu = device, device.type == "cuda"

@@ -238,8 +238,9 @@ def check_text(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{name} has a lone surrogate, {text[error.start]!r}, at character {error.start}: half of a UTF-16 pair, which no "
-            f"tokenizer can encode; remove it, or decode the bytes that it comes from with errors='replace'"
+            f"{name} has a lone surrogate, {text[error.start]!r}, at character {error.start}: "
+            "half of a UTF-16 pair, which no tokenizer can encode; remove it, "
+            "or decode the bytes that it comes from with errors='replace'"
         ) from None
 
 
@@ -251,7 +252,8 @@ def refuse_later(**arguments: tuple[Any, int]) -> None:
 
 
 def default_sampling_params(path: Path, generation_config: str) -> SamplingParams:
-    """The model's defaults, or ("vllm") the library's. Raises TypeError or ValueError naming the file of a wrong one."""
+    """The model's defaults, or ("vllm") the library's. Raises TypeError or ValueError naming the file of a wrong
+    one."""
     given = load_sampling_defaults(path) if generation_config == "auto" else {}
     if "max_new_tokens" in given:
         given["max_tokens"] = given.pop("max_new_tokens")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -48,28 +48,28 @@ class LLM:
     A request without SamplingParams uses `get_default_sampling_params()`. With `generation_config="auto"` these are the
     temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens (here max_tokens) that the model's
     generation_config.json sets, and the defaults of `SamplingParams` for what it leaves out; with "vllm" they are the
-    defaults of `SamplingParams` alone. The bundled models set none. SamplingParams that are given are never mixed with them.
+    defaults of `SamplingParams` alone. The bundled models set none. Given SamplingParams are never mixed with them.
 
     `quantization` writes the weights in few bits: "int8", "int4", "fp8", "fp4", "gptq", "awq", "smoothquant",
     "llm_int8", or a dict (`minillm.quantization.config`). `kv_cache_dtype="int8"` or "fp8" keeps keys and values in 8
-    bits. `kv_retention={"sinks": 4, "window": 1020}` keeps no more of a text than those tokens, so that it may grow past
-    what the model was made for; nothing of it enters the prefix cache (`minillm.kv_cache.retention`).
+    bits. `kv_retention={"sinks": 4, "window": 1020}` keeps no more of a text than those tokens, so that it may grow
+    past what the model was made for; nothing of it enters the prefix cache (`minillm.kv_cache.retention`).
 
-    `speculative_config={"method": "ngram"}` or `{"method": "draft_model", "model": ...}` guesses several tokens a step and
-    checks them all: fewer steps, and what is said stays as it was (`minillm.speculative.config`). Only with a draft model a
-    request without a seed is drawn anew, from the same distribution.
+    `speculative_config={"method": "ngram"}` or `{"method": "draft_model", "model": ...}` guesses several tokens a step
+    and checks them all: fewer steps, and what is said stays as it was (`minillm.speculative.config`).
+    Only with a draft model a request without a seed is drawn anew, from the same distribution.
 
     `host_kv_bytes` of host memory take swapped requests and prefixes that the device has no room for; `disk_kv_bytes`
-    of the folder `disk_kv_path` take what falls out of it, and bound the folder, whichever model wrote there; `close`, or
-    the end of `with LLM(...) as llm:`, adds what memory still holds. Beside `host_kv_bytes`, blocks being read from disk
-    take up to half as much (8 blocks at least), and up to 64 wait to be written. `cpu_offload_bytes` of the last layers'
-    weights stay in host memory and are streamed.
+    of the folder `disk_kv_path` take what falls out of it, and bound the folder, whichever model wrote there;
+    `close`, or the end of `with LLM(...) as llm:`, adds what memory still holds. Beside `host_kv_bytes`,
+    blocks being read from disk take up to half as much (8 blocks at least), and up to 64 wait to be written.
+    `cpu_offload_bytes` of the last layers' weights stay in host memory and are streamed.
 
-    Several threads may use one LLM. They take turns, a step computes tokens for the requests of all, and each call returns
-    what it asked for (`minillm.engine.lock`).
+    Several threads may use one LLM. They take turns, a step computes tokens for the requests of all,
+    and each call returns what it asked for (`minillm.engine.lock`).
 
-    Values that come with a later chapter raise NotImplementedError and name it; wrong ones raise ValueError or TypeError
-    and name what is allowed.
+    Values that come with a later chapter raise NotImplementedError and name it; wrong ones raise ValueError or
+    TypeError and name what is allowed.
     """
 
     def __init__(
@@ -145,9 +145,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue each prompt; results in the order of the prompts.
 
-        A prompt is a string or {"prompt_token_ids": [...]}. `sampling_params` is one for all, or one each; None stands for
-        `get_default_sampling_params()`. `use_tqdm` shows a progress bar, or is called to make one, as `tqdm` is.
-        Every prompt is checked before the first is computed; see `InputProcessor` for what is raised.
+        A prompt is a string or {"prompt_token_ids": [...]}. `sampling_params` is one for all, or one each;
+        None stands for `get_default_sampling_params()`. `use_tqdm` shows a progress bar, or is called to make one,
+        as `tqdm` is. Every prompt is checked before the first is computed; see `InputProcessor` for what is raised.
         """
         refuse_later(lora_request=(lora_request, 23))
         self.engine.check_open()
@@ -219,7 +219,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """The `beam_width` most probable continuations of each prompt that the search finds, best first.
 
-        The search of a prompt is one turn: other threads' requests are computed in its steps, and their calls return after it.
+        The search of a prompt is one turn: other threads' requests are computed in its steps, and their calls return
+        after it.
         """
         check_int("beam_width", beam_width, 1)
         self.engine.check_open()
@@ -229,7 +230,7 @@ class LLM:
 
     @locked
     def save_prefix_cache(self, path: str | Path) -> int:
-        """Write every block that is cached on the device to a file; returns how many. See `minillm.kv_cache.persist`."""
+        """Write every block cached on the device to a file; returns how many. See `minillm.kv_cache.persist`."""
         self.engine.check_open()
         return persist.save(path, self.engine.kv_cache, self.engine.runner.cache)
 
@@ -241,13 +242,13 @@ class LLM:
 
     @locked
     def close(self) -> None:
-        """End what is under way ("abort"), and let the disk tier, if there is one, keep the prefixes that memory holds. A
-        second call does nothing; whatever computes raises RuntimeError from now on. In a forked child it does nothing."""
+        """End what is under way ("abort"), and let the disk tier, if there is one, keep the prefixes that memory holds.
+        A second call does nothing, nor does one in a forked child; what computes raises RuntimeError from now on."""
         if self.engine.is_forked:
             return
         self.engine.close()
 
-    def __enter__(self) -> LLM:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, Self
 
 
 class FairLock:
@@ -32,7 +32,7 @@ class FairLock:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def __enter__(self) -> FairLock:
+    def __enter__(self) -> Self:
         if os.getpid() != self._process:  # a forked child has none of the threads that held it or waited
             self.__init__()
         thread = threading.get_ident()
@@ -64,8 +64,9 @@ class FairLock:
                 self._call_if_free()
 
     def call_soon(self, action: Callable[[], None]) -> None:
-        """Call `action` in a turn: at once where nobody has one, else at the end of the turn that is. This never waits, so a
-        finalizer may do it, which Python runs in any thread at any moment, in the middle of a turn too."""
+        """Call `action` in a turn: at once where nobody has one, else at the end of the turn that is.
+        This never waits, so a finalizer may do it, which Python runs in any thread at any moment,
+        in the middle of a turn too."""
         self._soon.append(action)
         self._call_if_free()
 

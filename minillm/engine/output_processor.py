@@ -68,7 +68,8 @@ class OutputProcessor:
         self.engine.abort(*(request.group_id for request in requests))
 
     def leave(self, requests: list[Request]) -> None:
-        """`withdraw` without waiting: in the middle of a step, which may be where Python drops a generator, it waits for the end."""
+        """`withdraw` without waiting: in the middle of a step, which may be where Python drops a generator,
+        it waits for the end."""
         self.lock.call_soon(partial(self.withdraw, requests))
 
     def process(self, deltas: Iterable[TokenDelta]) -> BaseException | None:

@@ -1,8 +1,9 @@
-"""Piecewise CUDA graphs for steps with prompts: what stands between the calls of attention is recorded. Built in chapter 14.
+"""Piecewise CUDA graphs for steps with prompts: what stands between the calls of attention is recorded.
+Built in chapter 14.
 
-Attention of prompts depends on lengths that no two steps share, so it is launched anew in every step. Everything else in
-a layer depends on the number of tokens alone, and is a graph. A layer costs two or three calls to the driver then,
-however many kernels it has:
+Attention of prompts depends on lengths that no two steps share, so it is launched anew in every step.
+Everything else in a layer depends on the number of tokens alone, and is a graph. A layer costs two or three calls to
+the driver then, however many kernels it has:
 
     recorded     embed, norm, qkv, rotate, store |       o_proj ... qkv, rotate, store |       o_proj ... down_proj
     launched                                     | attend                              | attend

@@ -122,14 +122,15 @@ class Request:
 
     @property
     def prefix_cache_limit(self) -> int:
-        """How many of its first tokens may come from a cache. The logits of the last are always wanted; those of the prompt
-        from one token before where its log-probabilities begin.
+        """How many of its first tokens may come from a cache. The logits of the last are always wanted;
+        those of the prompt from one token before where its log-probabilities begin.
         """
         known = len(self.token_ids)
         return (known if self.prompt_logprobs is None else min(known, self.logprob_start_len)) - 1
 
     def sample_seed(self, index: int | None = None) -> int:
-        """The seed of sample `index`, or of this one. The first one keeps the request's, so it is the same for any n."""
+        """The seed of sample `index`, or of this one. The first one keeps the request's,
+        so it is the same for any n."""
         index = self.index if index is None else index
         return derive_seed(self.seed, index) if index else self.seed
 

@@ -52,8 +52,9 @@ class Scheduler:
         needed = self.kv_cache.blocks_needed(most, min(most, self.max_num_batched_tokens))
         if needed > (available := self.kv_cache.pool.num_blocks):
             raise ValueError(
-                f"request {request.request_id}: {request.num_prompt_tokens} prompt tokens and max_tokens={request.max_tokens} "
-                f"need {needed} blocks, the cache has {available}; raise num_kv_blocks, or ask for fewer tokens"
+                f"request {request.request_id}: {request.num_prompt_tokens} prompt tokens and "
+                f"max_tokens={request.max_tokens} need {needed} blocks, the cache has {available}; "
+                "raise num_kv_blocks, or ask for fewer tokens"
             )
         if not self.enable_chunked_prefill and most > self.max_num_batched_tokens:
             raise ValueError(

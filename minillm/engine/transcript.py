@@ -37,7 +37,8 @@ class Transcript:
         self.written += text
 
     def say(self, text: str, token_ids: Sequence[int], rest: str = "") -> None:
-        """The model has said `text`. `token_ids` are from now on those of everything but `rest`, the end of the text."""
+        """The model has said `text`. `token_ids` are from now on those of everything but `rest`,
+        the end of the text."""
         self.parts.append(text)
         self.token_ids, self.written = list(token_ids), rest
 

@@ -2,8 +2,8 @@
 
 Triton compiles a variant of a kernel at its first launch, a second or two during which every request would wait. What a
 step needs depends on few things: attention on the number of queries (a tile is no larger than the longest piece of a
-prompt), quantized products on the number of tokens, draws on whether anything is filtered. So a few steps launch them all,
-also where none are recorded.
+prompt), quantized products on the number of tokens, draws on whether anything is filtered. So a few steps launch them
+all, also where none are recorded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Compiling a kernel for any GPU, and reading what came out: registers, shared memory, instructions. Built in chapter 11.
+"""Compiling a kernel for any GPU, and reading what came out: registers, shared memory, instructions.
+Built in chapter 11.
 
     report = build(kernel, signature={"x": "*fp32", "n": "i32"}, constants={"BLOCK": 1024}, capability=80)
     occupancy(report, GPUS["A100"])
@@ -33,9 +34,9 @@ from minillm.rounding import round_up
 class Job:
     """One kernel to compile, for one kind of GPU.
 
-    signature:  parameter -> type: "*fp16" a pointer, taken to be aligned to 16 bytes as PyTorch's are ("*fp16:1" is not);
-                "i32" or "fp32" a number, "i32:16" an integer known to be divisible by 16. Both decide what a load may
-                move at once, and a launch finds them out from its arguments.
+    signature:  parameter -> type: "*fp16" a pointer, taken to be aligned to 16 bytes as PyTorch's are
+                ("*fp16:1" is not); "i32" or "fp32" a number, "i32:16" an integer known to be divisible by 16.
+                Both decide what a load may move at once, and a launch finds them out from its arguments.
     constants:  parameter -> value, for the `tl.constexpr` ones; also for an integer that is 1 (a launch compiles it in)
                 and for a pointer that is None. Parameters with a default may be left out.
     capability: 75, 80, 89, 90, ... of the GPU. num_warps, num_stages: as in a launch.
@@ -126,8 +127,8 @@ def occupancy(report: Report, gpu: GPU) -> Occupancy:
     """Programs of this kernel that one SM of `gpu` holds at once, with all of its cache lent to shared memory.
 
     The rules are those of NVIDIA's occupancy calculator: a warp's registers come in units of 256, out of a quarter of
-    the SM's; shared memory comes in units of 128 bytes (256 before 8.0), and from 8.0 on the system keeps 1 KB of it for
-    itself in every program. ValueError for a report with an error. A program that never fits gives 0 blocks.
+    the SM's; shared memory comes in units of 128 bytes (256 before 8.0), and from 8.0 on the system keeps 1 KB of it
+    for itself in every program. ValueError for a report with an error. A program that never fits gives 0 blocks.
     """
     if report.error:
         raise ValueError(f"{report.name} did not compile for {report.capability}: {report.error}")
@@ -251,7 +252,7 @@ def _source(kernel, packed: dict):
         hints = {(position,): [["tt.divisibility", 16]] for position in aligned}
         return ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=hints)
     types = {name: kind for name, kind in types.items() if kind != "constexpr"}
-    hints = AttrsDescriptor.from_hints({position: 16 for position in aligned})
+    hints = AttrsDescriptor.from_hints(dict.fromkeys(aligned, 16))
     return ASTSource(fn=kernel, signature=types, constants=constants, attrs=hints)
 
 
@@ -283,7 +284,8 @@ def _sizes(said: str) -> dict[str, int] | None:
 
 
 def _assembler(capability: int) -> tuple[str, list[str]]:
-    """The ptxas that Triton itself uses for this GPU, one of those that come with it, and its way of using registers."""
+    """The ptxas that Triton itself uses for this GPU, one of those that come with it,
+    and its way of using registers."""
     from triton.backends.nvidia import compiler
 
     options = re.findall(r"'(--regAllocOptLevel=\d)'", inspect.getsource(compiler.CUDABackend.make_cubin))

@@ -1,16 +1,17 @@
 """Which positions each program of a decode step reads, by the lengths on the device. Built in chapter 13.
 
-One number of splits for a batch serves neither a long sequence among short ones nor a recorded step, whose host knows no
-length. So one small program reads all lengths, once a step, and lists the work: every sequence gets the splits that its
-own share of all positions is worth, most of them one. The grid is as long as the longest such list can be, which the
-host does know: a program beyond the list returns at once, and there are at most as many as the GPU was to run extra.
+One number of splits for a batch serves neither a long sequence among short ones nor a recorded step,
+whose host knows no length. So one small program reads all lengths, once a step, and lists the work:
+every sequence gets the splits that its own share of all positions is worth, most of them one. The grid is as long as
+the longest such list can be, which the host does know: a program beyond the list returns at once,
+and there are at most as many as the GPU was to run extra.
 
     lengths        64 x 1,024                    100,000             padding
     items     [ one program each ... ]  [ 0 | 1 | 2 | ... | 39 ]   [ writes 0 ]   (empty)
                 write their result        leave parts; the last one to finish merges them
 
-Consecutive rows may be tokens of one sequence (a draft to verify, chapter 18). An item takes up to `tokens_each` of them,
-so their keys are read once.
+Consecutive rows may be tokens of one sequence (a draft to verify, chapter 18). An item takes up to `tokens_each` of
+them, so their keys are read once.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ other two (Milakov & Gimelshein 2018; Dao et al. 2022). Nothing of size queries 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -79,7 +80,8 @@ def flash_attention_kernel(
     total = tl.zeros((TILE_M,), tl.float32)  # its sum of exponentials
     acc = tl.zeros((TILE_M, WIDTH), tl.float32)  # its weighted sum of values
 
-    # Which tiles need a mask: those on the diagonal, and with a window those at its edge. The others are taken in first.
+    # Which tiles need a mask: those on the diagonal, and with a window those at its edge. The others are taken in
+    # first.
     end = tl.minimum(begin + TILE_M, length)
     whole = 0
     if WINDOW > 0:
@@ -109,7 +111,8 @@ def walk(
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr, TILE_N: tl.constexpr,
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Take in the keys begin:gap and after:end, tile by tile. One loop, as two would need more registers than there are."""
+    """Take in the keys begin:gap and after:end, tile by tile.
+    One loop, as two would need more registers than there are."""
     dims = tl.arange(0, WIDTH)
     for tile in range(begin, end - (after - gap), TILE_N):
         columns = tile + tl.arange(0, TILE_N)
@@ -132,9 +135,9 @@ def walk(
 
 @triton.jit
 def take_in(best, total, acc, scores, values, MASKED: tl.constexpr, PRECISION: tl.constexpr, scale=1.0):
-    """The online softmax: one more tile of scores [queries, keys] and its values [keys, dims]. The scores times `scale`,
-    more than 0, are powers of two, as `best` is: scaled after the maximum and inside the exponent, which cost one
-    multiplication a query and, as a fused multiply-add, none a score."""
+    """The online softmax: one more tile of scores [queries, keys] and its values [keys, dims]. The scores times
+    `scale`, more than 0, are powers of two, as `best` is: scaled after the maximum and inside the exponent,
+    which cost one multiplication a query and, as a fused multiply-add, none a score."""
     larger = tl.maximum(best, tl.max(scores, 1) * scale)
     reference = larger
     if MASKED:
@@ -148,8 +151,8 @@ def take_in(best, total, acc, scores, values, MASKED: tl.constexpr, PRECISION: t
 
 
 def base_2_scale(scale: float | None, head_dim: int) -> float:
-    """What turns scores into powers of two; 1 / sqrt(head_dim) where `scale` is None. ValueError for 0 and below, where the
-    largest score would not be the largest any more."""
+    """What turns scores into powers of two; 1 / sqrt(head_dim) where `scale` is None. ValueError for 0 and below,
+    where the largest score would not be the largest any more."""
     if scale is not None and not scale > 0:
         raise ValueError(f"scale={scale}: scores are multiplied by a number above 0; use None for 1 / sqrt(head_dim)")
     return (head_dim**-0.5 if scale is None else scale) * LOG2_E
@@ -185,13 +188,14 @@ def torch_flash_attention(
     """The twin: the formula, one sequence after the other."""
     bounds = query_start_loc.tolist()
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    for start, end in zip(bounds, bounds[1:]):
+    for start, end in pairwise(bounds):
         out[start:end] = torch_attend(q[start:end], k[start:end], v[start:end], window, scale)
     return out
 
 
 def torch_attend(q: Tensor, k: Tensor, v: Tensor, window: int | None = None, scale: float | None = None) -> Tensor:
-    """Attention of one sequence whose last positions are the queries; q, k, v and the result [tokens, heads, head_dim]."""
+    """Attention of one sequence whose last positions are the queries;
+    q, k, v and the result [tokens, heads, head_dim]."""
     num_queries, num_keys, group = len(q), len(k), q.shape[1] // k.shape[1]
     position = torch.arange(num_keys - num_queries, num_keys, device=q.device)[:, None]
     key = torch.arange(num_keys, device=q.device)

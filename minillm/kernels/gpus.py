@@ -2,8 +2,8 @@
 
 A kernel's programs are placed on streaming multiprocessors (SMs). Registers, shared memory, threads and blocks of an SM
 are fixed numbers, given by the compute capability: CUDA C++ Programming Guide, "Compute Capabilities", table "Technical
-Specifications per Compute Capability". The number of SMs, the bandwidth and the rates are those of NVIDIA's data sheets,
-as named in `source`: peaks at boost clock, tensor cores in fp16 with fp32 sums and without sparsity.
+Specifications per Compute Capability". The number of SMs, the bandwidth and the rates are those of NVIDIA's data
+sheets, as named in `source`: peaks at boost clock, tensor cores in fp16 with fp32 sums and without sparsity.
 """
 
 from __future__ import annotations

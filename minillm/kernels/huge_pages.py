@@ -1,4 +1,5 @@
-"""Memory in pages of 2 MiB, for what a step reads from one end to the other: weights, keys and values. Built in chapter 14.
+"""Memory in pages of 2 MiB, for what a step reads from one end to the other: weights, keys and values.
+Built in chapter 14.
 
 An address is looked up before it is read, page by page, and pages are 4 KiB unless one asks: reading a weight of 4 MiB
 takes a thousand look-ups, and the CPU, which reads ahead by itself, stops at the end of each page. Linux gives larger

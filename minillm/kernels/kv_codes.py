@@ -1,4 +1,5 @@
-"""Keys and values as 8-bit codes with one scale a token and head: into codes and out again, inside kernels. Built in chapter 17.
+"""Keys and values as 8-bit codes with one scale a token and head: into codes and out again, inside kernels.
+Built in chapter 17.
 
     scale = largest |x| / 127 (int8) or / 448 (fp8 e4m3), float32;  1 where all of x is 0
     code  = x / scale, rounded to the nearest code, halves to the even one;  x is about code * scale
@@ -6,9 +7,10 @@
     keys, values              int8 or float8_e4m3fn, where they always were
     key_scales, value_scales  [num_blocks + 1, num_kv_heads, block_size] float32, likewise
 
-From an L4 or H100 on, GPUs have an instruction that reads fp8. Before them, and in the interpreter, a kernel sees bytes and
-moves their bits: an e4m3 byte is a float16 with the highest bit of the exponent and the low ones of the fraction left out,
-so its bits in a float16's places, times 2^8 for the difference of the biases, are its value, exactly.
+From an L4 or H100 on, GPUs have an instruction that reads fp8. Before them, and in the interpreter,
+a kernel sees bytes and moves their bits: an e4m3 byte is a float16 with the highest bit of the exponent and the low
+ones of the fraction left out, so its bits in a float16's places, times 2^8 for the difference of the biases,
+are its value, exactly.
 
     e4m3      s  eeee mmm               bias 7
     float16   s 0eeee mmm0000000        bias 15
@@ -67,8 +69,8 @@ def decode(codes, like):
 
 @triton.jit
 def take_in_codes(best, total, acc, scores, codes, scales, MASKED: tl.constexpr, PRECISION: tl.constexpr):
-    """Chapter 12's `take_in` of values as codes [keys, dims] and scales [keys]: the weights take the scales with them into
-    the product. acc is in units of 1 / UNIT."""
+    """Chapter 12's `take_in` of values as codes [keys, dims] and scales [keys]: the weights take the scales with them
+    into the product. acc is in units of 1 / UNIT."""
     larger = tl.maximum(best, tl.max(scores, 1))
     reference = larger
     if MASKED:

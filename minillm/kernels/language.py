@@ -35,7 +35,8 @@ else:
 
 
 class AbsentTriton:
-    """Stands in for `triton` and `triton.language`, so that the modules of this room can be imported for their twins."""
+    """Stands in for `triton` and `triton.language`, so that the modules of this room can be imported for their
+    twins."""
 
     def __getattr__(self, name: str) -> AbsentTriton:
         return self
@@ -50,8 +51,8 @@ class AbsentTriton:
 if MODE == "absent":
     triton = tl = AbsentTriton()
 else:
-    import triton
-    import triton.language as tl
+    import triton  # noqa: F401  (the modules of this room take both from here)
+    import triton.language as tl  # noqa: F401
 
     if MODE == "interpreted":
         repair_interpreter()

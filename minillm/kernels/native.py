@@ -42,8 +42,8 @@ KV_FLAGS = {torch.int8: ("-DKV_INT8",), torch.float8_e4m3fn: ("-DKV_FP8",)}  # p
 
 @cache
 def library(dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None) -> ctypes.CDLL | None:
-    """The kernels for `dtype`, and for KV pages of `kv_dtype` where those hold codes, compiled at the first call on this
-    machine (3 s) and kept; None where there are none."""
+    """The kernels for `dtype`, and for KV pages of `kv_dtype` where those hold codes, compiled at the first call on
+    this machine (3 s) and kept; None where there are none."""
     if os.environ.get("MINILLM_NATIVE") == "0" or dtype not in DTYPES or not sys.platform.startswith("linux"):
         return None
     compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("clang")
@@ -271,7 +271,8 @@ def decoder_layer(
     failed = library(hidden.dtype, pages.dtype).decoder_layer(
         layer, hidden.data_ptr(), cos.data_ptr(), sin.data_ptr(), pages,
         query_start_loc.data_ptr(), seq_lens.data_ptr(), block_table.data_ptr(), slot_mapping.data_ptr(),
-        None if turn is None else turn.data_ptr(), seq_lens.shape[0], hidden.shape[0], block_table.shape[1], max_seq_len,
+        None if turn is None else turn.data_ptr(), seq_lens.shape[0], hidden.shape[0], block_table.shape[1],
+        max_seq_len,
     )  # fmt: skip
     if failed:
         raise MemoryError(f"no memory for a layer of {hidden.shape[0]} tokens and {max_seq_len} positions")

@@ -1,4 +1,5 @@
-"""Weights in few bits for the CPU's own kernels: packed into panels of codes, multiplied by native_quant.h. Built in chapter 15.
+"""Weights in few bits for the CPU's own kernels: packed into panels of codes, multiplied by native_quant.h.
+Built in chapter 15.
 
     codes [out, in], scales and zeros [out, groups]            w = scale * (table[code] - zero)
         -> panels of 16 outputs, in the order in which the kernel reads them: native_quant.h draws it
@@ -57,7 +58,8 @@ class Matrix:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def unpack_rows(self, row_ids: Tensor) -> Tensor:
-        """Rows of the weight as numbers, [len(row_ids), in_features] in `dtype`. Raises IndexError for a row it has not."""
+        """Rows of the weight as numbers, [len(row_ids), in_features] in `dtype`.
+        Raises IndexError for a row it has not."""
         row_ids = row_ids.long().contiguous()
         if len(row_ids) and not 0 <= int(row_ids.min()) <= int(row_ids.max()) < self.out_features:
             raise IndexError(f"rows {int(row_ids.min())} to {int(row_ids.max())} of a weight of {self.out_features}")
@@ -77,7 +79,8 @@ def pack(
     activations: str | None = None,
     activation_scale: Tensor | float | None = None,
 ) -> Matrix:
-    """Pack codes uint8 [out_features, in_features], values of them `table` [2 ** bits], scales and zeros [out_features, groups].
+    """Pack codes uint8 [out_features, in_features], values of them `table` [2 ** bits], scales and zeros
+    [out_features, groups].
 
     Scales in float16 stay so, others become float32. Groups are even but for the last, and of whole steps of 8 inputs.
     Raises ValueError for what the kernels cannot do: another group size, a table of neither integers nor signed
@@ -92,8 +95,9 @@ def pack(
         )
     if activations == "int8" and (num_groups > 1 or zeros is not None or in_features > MOST_INPUTS):
         raise ValueError(
-            f"activations='int8' sums a whole row of at most {MOST_INPUTS} inputs as integers, with one scale and no zero "
-            f"point; this weight has {in_features} inputs in {num_groups} groups{' with zeros' if zeros is not None else ''}"
+            f"activations='int8' sums a whole row of at most {MOST_INPUTS} inputs as integers, "
+            f"with one scale and no zero point; this weight has {in_features} inputs in {num_groups} "
+            f"groups{' with zeros' if zeros is not None else ''}"
         )
     kind = W8A8 if activations == "int8" else NIBBLES if bits <= 4 else BYTES if _is_integer(table) else FLOATS
     in_pairs = native.library(dtype).weight_pair() == 2

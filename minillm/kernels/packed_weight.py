@@ -40,7 +40,8 @@ SIGNS = tl.constexpr(-0x7FFF8000)  # 0x80008000
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """w = scale * (value of the code - zero), [out_features, in_features], laid out for the kernels. `pack` makes it."""
+    """w = scale * (value of the code - zero), [out_features, in_features], laid out for the kernels.
+    `pack` makes it."""
 
     words: Tensor  # int32 [num_units, out_features, 16]
     scales: Tensor  # [num_groups, out_features], float16 or float32
@@ -144,8 +145,8 @@ def pack(codes: Tensor, scales: Tensor, zeros: Tensor | None = None, format: str
 
 
 def value_of_codes(name: str, device: torch.device | str = "cpu") -> Tensor:
-    """The value of every code, float32 [2 ** bits], computed on the device: nothing is copied to it, so that a CUDA graph
-    can record it."""
+    """The value of every code, float32 [2 ** bits], computed on the device: nothing is copied to it,
+    so that a CUDA graph can record it."""
     if name == "fp8":
         return torch.arange(256, device=device).to(torch.uint8).view(torch.float8_e4m3fn).float()
     # A sign, two bits of exponent, one bit of fraction: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.

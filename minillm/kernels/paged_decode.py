@@ -8,8 +8,8 @@ a weighted mean. Two kernels, no synchronisation between programs (FlashDecoding
     pages of one sequence   |  split 0  |  split 1  |  split 2  |        merge_splits
                             mean, log-sum   ...         ...     ->   weights 2^(log-sum - largest), one mean
 
-With a plan (`minillm.kernels.decode_plan`), which is how a step runs it, each sequence has a number of splits of its own,
-most have one and write their result, and the last split of the others to finish merges them: one launch.
+With a plan (`minillm.kernels.decode_plan`), which is how a step runs it, each sequence has a number of splits of its
+own, most have one and write their result, and the last split of the others to finish merges them: one launch.
 """
 
 from __future__ import annotations
@@ -89,8 +89,9 @@ def paged_decode(
 def choose_tile(width: int, query_bytes: int, key_bytes: int, capability: int) -> tuple[int, int]:
     """Keys at a time, and stages: one is computed with while the others are on their way.
 
-    Tiles of 8 KB of keys and as many values, two of them on their way (48 KB on Hopper, whose memory is faster), let four
-    programs share an SM. Without tensor cores a product needs the registers, and copies are not asynchronous on a T4.
+    Tiles of 8 KB of keys and as many values, two of them on their way (48 KB on Hopper, whose memory is faster),
+    let four programs share an SM. Without tensor cores a product needs the registers, and copies are not asynchronous
+    on a T4.
     """
     if capability < 80 or query_bytes == 4:
         return max(16, min(64, 8192 // width) // query_bytes), 2
@@ -148,13 +149,14 @@ def paged_decode_kernel(
             0.0,
         )
         best, total, acc = read_pages(
-            best, total, acc, turned, keys, values, block_table, key_scales, value_scales, key_block, value_block, scale,
-            0, tl.where(split == 0, tl.minimum(SINKS, length + num_tokens - 1), 0), length, tokens, tl.num_programs(0),
-            HEAD_DIM, WIDTH, BLOCK_SIZE, 0, 0, TILE_N, TOKENS, PRECISION,
+            best, total, acc, turned, keys, values, block_table, key_scales, value_scales, key_block, value_block,
+            scale, 0, tl.where(split == 0, tl.minimum(SINKS, length + num_tokens - 1), 0), length, tokens,
+            tl.num_programs(0), HEAD_DIM, WIDTH, BLOCK_SIZE, 0, 0, TILE_N, TOKENS, PRECISION,
         )  # fmt: skip
     best, total, acc = read_pages(
         best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, scale,
-        begin, end, length, tokens, tl.num_programs(0), HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SINKS, TILE_N, TOKENS, PRECISION,
+        begin, end, length, tokens, tl.num_programs(0), HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SINKS, TILE_N, TOKENS,
+        PRECISION,
     )  # fmt: skip
     if key_scales is not None:
         acc *= 1 / UNIT
@@ -189,8 +191,8 @@ def read_pages(
     begin, end, length, tokens, num_kv_heads, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SINKS: tl.constexpr, TILE_N: tl.constexpr, TOKENS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Take in the positions begin:end of a sequence, those that its last one sees and that are no sinks. Of several tokens
-    the first one is the last of `length` positions, and each of `tokens` sees so many more."""
+    """Take in the positions begin:end of a sequence, those that its last one sees and that are no sinks.
+    Of several tokens the first one is the last of `length` positions, and each of `tokens` sees so many more."""
     dims = tl.arange(0, WIDTH)
     columns = begin + tl.arange(0, TILE_N)
     # Block ids are loaded a tile ahead: keys and values whose addresses they are can then be on their way themselves.
@@ -243,8 +245,8 @@ def split_bounds(length, split, num_splits, WINDOW: tl.constexpr, TILE_N: tl.con
 
 
 def merge_splits(part: Tensor, logs: Tensor, out: Tensor) -> Tensor:
-    """One softmax out of several. part [num_seqs, num_heads, num_splits, head_dim] float32 are the weighted means of the
-    splits, logs [num_seqs, num_heads, num_splits] float32 the base-2 logarithms of their sums of exponentials, -inf
+    """One softmax out of several. part [num_seqs, num_heads, num_splits, head_dim] float32 are the weighted means of
+    the splits, logs [num_seqs, num_heads, num_splits] float32 the base-2 logarithms of their sums of exponentials, -inf
     for an empty one. Written to out [num_seqs, num_heads, head_dim]."""
     num_seqs, num_heads, num_splits, head_dim = part.shape
     merge_kernel[(num_heads, num_seqs)](

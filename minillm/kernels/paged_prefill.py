@@ -48,8 +48,9 @@ def paged_prefill(
 
     `plan` is that of a `PrefillPlan` for the same batch, made here where it is None; `tiles` are those of a timing.
 
-    For chapter 17: keys and values may be codes of 8 bits, with their scales as `minillm.kernels.kv_codes` has them. With
-    `sinks` the first so many positions are seen by all, beside the window, by queries of their own: q_sink, contiguous.
+    For chapter 17: keys and values may be codes of 8 bits, with their scales as `minillm.kernels.kv_codes` has them.
+    With `sinks` the first so many positions are seen by all, beside the window, by queries of their own:
+    q_sink, contiguous.
     """
     num_tokens, num_heads, head_dim = q.shape
     _, num_kv_heads, _, block_size = keys.shape
@@ -63,8 +64,8 @@ def paged_prefill(
     if plan is None:
         plan = plan_tiles(query_start_loc, seq_lens, num_tokens, max_query_len, tiles.tile_m // group)
     paged_prefill_kernel[(num_kv_heads * len(plan),)](
-        q, as_codes(keys, capability(q)), as_codes(values, capability(q)), out, query_start_loc, seq_lens, block_table, plan,
-        key_scales, value_scales, q_sink, base_2_scale(scale, head_dim),
+        q, as_codes(keys, capability(q)), as_codes(values, capability(q)), out, query_start_loc, seq_lens, block_table,
+        plan, key_scales, value_scales, q_sink, base_2_scale(scale, head_dim),
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), keys.stride(0), values.stride(0), block_table.stride(0),
         KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, WIDTH=next_power_of_2(head_dim), BLOCK_SIZE=block_size,
         WINDOW=window or 0, SINKS=sinks, TILE_M=tiles.tile_m, TILE_N=tiles.tile_n, PRECISION=dot_precision(q.dtype),
@@ -74,7 +75,8 @@ def paged_prefill(
 
 
 def prefill_tiles(q: Tensor, keys: Tensor, max_query_len: int, window: int | None, tiles: Tiles | None = None) -> Tiles:
-    """`tiles`, or those of this GPU, with rows for all query heads of a KV head, and for no more queries than there are."""
+    """`tiles`, or those of this GPU, with rows for all query heads of a KV head,
+    and for no more queries than there are."""
     group = q.shape[1] // keys.shape[1]
     shape = q.shape[2], q.dtype, capability(q), keys.element_size() == 1, window is not None
     tiles = tiles or TUNED.get(shape) or choose_tiles(*shape)
@@ -158,13 +160,13 @@ def paged_prefill_kernel(
             HEAD_DIM, WIDTH, BLOCK_SIZE, 0, 0, TILE_N, True, PRECISION,
         )  # fmt: skip
     best, total, acc = walk_pages(
-        best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, positions, scale,
-        whole, diagonal, diagonal, diagonal, length, KV_HEADS,
+        best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block,
+        positions, scale, whole, diagonal, diagonal, diagonal, length, KV_HEADS,
         HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SINKS, TILE_N, False, PRECISION,
     )  # fmt: skip
     best, total, acc = walk_pages(
-        best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, positions, scale,
-        start, edge, diagonal, length, length, KV_HEADS,
+        best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block,
+        positions, scale, start, edge, diagonal, length, length, KV_HEADS,
         HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SINKS, TILE_N, True, PRECISION,
     )  # fmt: skip
     if key_scales is not None:
@@ -176,9 +178,10 @@ def paged_prefill_kernel(
 
 @triton.jit
 def walk_pages(
-    best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, positions, scale,
-    begin, gap, after, end, length, num_kv_heads, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr, TILE_N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, positions,
+    scale, begin, gap, after, end, length, num_kv_heads, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, TILE_N: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take in the positions begin:gap and after:end of a sequence, tile by tile, through its block table."""
     dims = tl.arange(0, WIDTH)
@@ -267,8 +270,8 @@ def gather_pages(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The first `length` keys and values of a sequence, each [length, num_kv_heads, head_dim]; of codes, what they stand for,
-    in float32."""
+    """The first `length` keys and values of a sequence, each [length, num_kv_heads, head_dim]; of codes,
+    what they stand for, in float32."""
     k = as_codes(keys)[table].view(keys.dtype).permute(0, 3, 1, 2).flatten(0, 1)[:length]
     v = as_codes(values)[table].view(values.dtype).transpose(1, 2).flatten(0, 1)[:length]
     if key_scales is None:

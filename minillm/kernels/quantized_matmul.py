@@ -38,8 +38,9 @@ def quantized_matmul(
 ) -> Tensor:
     """x Wᵀ + bias, [rows, out_features], in the dtype of x; x [rows, in_features] float32, float16 or bfloat16.
 
-    Summed in float32. `num_splits` of the inputs, for few rows; None chooses by the shape and the GPU. Raises ValueError
-    where x does not fit the weight. Products with the same weight must not run at the same time on two streams.
+    Summed in float32. `num_splits` of the inputs, for few rows; None chooses by the shape and the GPU.
+    Raises ValueError where x does not fit the weight. Products with the same weight must not run at the same time on
+    two streams.
     """
     rows, in_features = x.shape
     if in_features != weight.in_features:
@@ -91,7 +92,8 @@ def _few_rows(
         x, weight.words, weight.scales, weight.zeros, bias, parts, weight.counters, out,
         rows, weight.out_features, weight.in_features, num_units, x.stride(0),
         TILE_M=tile_m, TILE_N=tile_n, SPLIT=splits > 1, **_format_constants(weight),
-        # Two warps with 32 outputs each: on Hopper a group of four would take wgmma, which wants more rows than there are.
+        # Two warps with 32 outputs each: on Hopper a group of four would take wgmma, which wants more rows than there
+        # are.
         num_warps=2 if tile_m == 16 and has_tensor_cores else 4, num_stages=4,
     )  # fmt: skip
 
@@ -105,8 +107,8 @@ def _many_rows(x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor
         if triton.cdiv(rows, tile_m) * triton.cdiv(n, tile_n) < 2 * _num_sms(x):
             tile_m = 64  # SMs would stay idle otherwise
     many_rows_kernel[(triton.cdiv(rows, tile_m), triton.cdiv(n, tile_n))](
-        x, weight.words, weight.scales, weight.zeros, bias, out, rows, n, weight.in_features, weight.words.shape[0], x.stride(0),
-        TILE_M=tile_m, TILE_N=tile_n, **_format_constants(weight), num_warps=warps, num_stages=3,
+        x, weight.words, weight.scales, weight.zeros, bias, out, rows, n, weight.in_features, weight.words.shape[0],
+        x.stride(0), TILE_M=tile_m, TILE_N=tile_n, **_format_constants(weight), num_warps=warps, num_stages=3,
     )  # fmt: skip
 
 

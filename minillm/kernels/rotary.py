@@ -1,4 +1,5 @@
-"""Everything between the projection and attention: per-head norm, rotation, and the way into the cache. Built in chapter 13.
+"""Everything between the projection and attention: per-head norm, rotation, and the way into the cache.
+Built in chapter 13.
 
 One launch serves q, k and v, which lie side by side in the output of one matrix product. A program takes a tile of
 heads of one token; what it does depends on which third of the row they are from.
@@ -42,9 +43,9 @@ def rotate_and_store(
 
     q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim], heads side by side, any stride
     from token to token. cos and sin [num_tokens, 1, head_dim] as `Rotary` makes them, the sign in sin. keys and values
-    as in `PagedKVCache`, slot_mapping [num_tokens] int64. A token of slot -1 is padding: it writes nothing into the cache,
-    and its q holds nothing of use afterwards. With q_weight and k_weight [head_dim] each head of q and k is RMS-normed first (Qwen3). The
-    rotation is computed in float32 and rounded once. Any even head_dim.
+    as in `PagedKVCache`, slot_mapping [num_tokens] int64. A token of slot -1 is padding: it writes nothing into the
+    cache, and its q holds nothing of use afterwards. With q_weight and k_weight [head_dim] each head of q and k is
+    RMS-normed first (Qwen3). The rotation is computed in float32 and rounded once. Any even head_dim.
 
     A cache in 8 bits (chapter 17) gets the codes of what another cache would get, and their scales: key_scales and
     value_scales [num_blocks + 1, num_kv_heads, block_size] float32.
@@ -142,8 +143,8 @@ def rotate(place, inside, weight, cos, sin, eps, dims, DIM: tl.constexpr, NORM: 
 
 @triton.jit
 def to_codes(first, second, scales, inside, slot, x, cache):
-    """The codes that `cache` holds for both halves of the heads; their scales are stored. What is encoded was rounded to
-    the dtype of x first, as in a cache that holds it."""
+    """The codes that `cache` holds for both halves of the heads; their scales are stored. What is encoded was rounded
+    to the dtype of x first, as in a cache that holds it."""
     dtype = x.dtype.element_ty
     low, high, scale = encode(first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32), cache.dtype.element_ty)
     if slot >= 0:

@@ -1,4 +1,5 @@
-"""Drawing tokens on the GPU: temperature, min-p, top-k, top-p and Gumbel noise, no synchronisation. Built in chapter 14.
+"""Drawing tokens on the GPU: temperature, min-p, top-k, top-p and Gumbel noise, no synchronisation.
+Built in chapter 14.
 
     draw_kernel        rows x pieces        argmax of logit + noise in each piece of the vocabulary
     pick_kernel        one program a row    the best piece's best token

@@ -96,7 +96,8 @@ def find_edge(
 
 @triton.jit
 def halve(
-    values, size, heat, largest, goal, over, low, high, above, held, num_low, num_above, MASS: tl.constexpr, TILE: tl.constexpr
+    values, size, heat, largest, goal, over, low, high, above, held, num_low, num_above, MASS: tl.constexpr,
+    TILE: tl.constexpr
 ):  # fmt: skip
     """One step of the search for an edge, which lies between `low` and `high`.
 
@@ -116,7 +117,8 @@ def halve(
 
 @triton.jit
 def weigh(values, size, heat, largest, middle, MASS: tl.constexpr, TILE: tl.constexpr):
-    """The tokens that rank `middle` or higher: their mass (or number) and their number; the lowest such rank, the next below."""
+    """The tokens that rank `middle` or higher: their mass (or number) and their number;
+    the lowest such rank, the next below."""
     mass, number = tl.zeros((TILE,), tl.int64), tl.zeros((TILE,), tl.int32)
     up, down = tl.full((TILE,), 2147483647, tl.int32), tl.full((TILE,), LOWEST, tl.int32)
     for start in range(0, size, TILE):
@@ -138,7 +140,8 @@ def weigh(values, size, heat, largest, middle, MASS: tl.constexpr, TILE: tl.cons
 
 @triton.jit
 def list_between(logits, listed, heat, low, high, vocab_size, TILE: tl.constexpr):
-    """The logits that rank from `low` to `high` into the list; how many. The barriers: threads read what others write."""
+    """The logits that rank from `low` to `high` into the list; how many.
+    The barriers: threads read what others write."""
     tl.debug_barrier()
     length = 0
     for start in range(0, vocab_size, TILE):

@@ -1,6 +1,6 @@
 """The smallest logit that min-p, top-k and top-p keep, in two passes over the logits of a row. Built in chapter 14.
 
-    group_max_kernel   rows x pieces        pass 1: the largest logit of each of 2,048 groups of tokens (id modulo 2,048)
+    group_max_kernel   rows x pieces        pass 1: the largest logit of each of 2,048 groups (id modulo 2,048)
     aim_kernel         one program a row    the aim: k group maxima reach it, so at least k tokens do
     collect_kernel     rows x pieces        pass 2: the tokens at the aim or above, in a list; count and mass of the row
     threshold_kernel   one program a row    the edge of top-k, then that of top-p, found in the list
@@ -34,7 +34,8 @@ PROGRAMS = 1024  # what a launch should have at least, for GPUs of more than 100
 def find_thresholds(
     logits: Tensor, temperature: Tensor, min_p: Tensor | None, top_k: Tensor | None, top_p: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The smallest logit over temperature that is kept, and the last token id kept of those that equal it: [num_rows] each.
+    """The smallest logit over temperature that is kept, and the last token id kept of those that equal it:
+    [num_rows] each.
 
     Arguments as `minillm.kernels.sampling.sample`'s. A row without a filter gets -inf: all tokens are kept. Raises
     ValueError for a vocabulary over MAX_VOCAB_SIZE, whose sums of masses would not fit.
@@ -89,14 +90,16 @@ def pieces_of(num_rows: int, vocab_size: int, tokens: int) -> int:
 
 
 def groups_to_reach(vocab_size: int) -> int:
-    """How many group maxima the lowest aim reaches: half of `ROOM` tokens do, if they are spread over the groups evenly."""
+    """How many group maxima the lowest aim reaches: half of `ROOM` tokens do,
+    if they are spread over the groups evenly."""
     share = min(ROOM.value / 2 / vocab_size, 1.0)
     return max(int(GROUPS.value * (1 - (1 - share) ** (vocab_size / GROUPS.value))), 1)
 
 
 @triton.jit
 def group_max_kernel(logits, maxima, row_stride, vocab_size):
-    """A program reads every `pieces`-th span. There are 8, 16, 24, ... programs: a column of theirs stays in one group."""
+    """A program reads every `pieces`-th span. There are 8, 16, 24, ...
+    programs: a column of theirs stays in one group."""
     piece, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     pieces = tl.num_programs(0)
     spans, columns = tl.arange(0, 8)[:, None] * pieces, tl.arange(0, SPAN)
@@ -175,7 +178,8 @@ def collect_kernel(
 
 @triton.jit
 def append(listed, length, logit, chosen, num_chosen):
-    """The chosen logits to the end of a list that other programs append to; its length counts on where the room ends."""
+    """The chosen logits to the end of a list that other programs append to;
+    its length counts on where the room ends."""
     first = tl.atomic_add(length, num_chosen.to(tl.int64))
     place = first + tl.cumsum(chosen.to(tl.int32), 0) - 1
     tl.store(listed + place, logit, chosen & (place < ROOM))

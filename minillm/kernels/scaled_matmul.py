@@ -86,7 +86,8 @@ def scaled_matmul(
     """
     if codes.dtype is not weight.dtype or codes.dtype not in DTYPES.values() or codes.shape[1] != weight.shape[1]:
         raise ValueError(
-            f"cannot multiply {codes.dtype} {list(codes.shape)} by {weight.dtype} {list(weight.shape)}; quantize both alike"
+            f"cannot multiply {codes.dtype} {list(codes.shape)} by {weight.dtype} {list(weight.shape)}; "
+            "quantize both alike"
         )
     (rows, k), n = codes.shape, weight.shape[0]
     is_fp8, gpu = codes.dtype is torch.float8_e4m3fn, capability(codes)
@@ -176,7 +177,8 @@ def encode_e4m3(values):
 
 @triton.jit
 def decode_e4m3(codes):
-    """float16, exact: the sign and, next to it, exponent and fraction as they are; 2^8 makes up for the exponent's bias."""
+    """float16, exact: the sign and, next to it, exponent and fraction as they are;
+    2^8 makes up for the exponent's bias."""
     codes = codes.to(tl.int16)
     bits = ((codes & 0x80) << 8) | ((codes & 0x7F) << 7)
     return bits.to(tl.float16, bitcast=True) * 256.0

@@ -42,7 +42,8 @@ def pack(function: Callable, helpers: Sequence[Callable] = ()) -> dict[str, str]
 
 
 def unpack(packed: dict[str, str], folder: Path) -> Callable:
-    """The function that `pack` packed, as this process decorates it. `folder` keeps its source as long as it is used."""
+    """The function that `pack` packed, as this process decorates it.
+    `folder` keeps its source as long as it is used."""
     if "module" in packed:
         found = importlib.import_module(packed["module"])
         for part in packed["name"].split("."):
@@ -59,7 +60,8 @@ def unpack(packed: dict[str, str], folder: Path) -> Callable:
 
 
 def run_module(module: str, *arguments: str, interpret: bool, text: str = "") -> subprocess.CompletedProcess[str]:
-    """Run `python -m module arguments` with Triton interpreting or compiling, this process's path, and `text` to read."""
+    """Run `python -m module arguments` with Triton interpreting or compiling, this process's path,
+    and `text` to read."""
     environment = dict(os.environ, TRITON_INTERPRET="1" if interpret else "0")
     environment["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     command = [sys.executable, "-m", module, *arguments]

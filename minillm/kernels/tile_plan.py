@@ -1,8 +1,8 @@
 """Which program attends for which queries: the tiles of a ragged batch, longest first. Built in chapter 12.
 
-Sequences of different lengths have different numbers of tiles. A grid of (longest sequence) x (sequences) launches mostly
-programs without work, and starts the long walks last. A plan lists the tiles instead, those that see most keys first, so
-that no long walk is left over when all others have finished:
+Sequences of different lengths have different numbers of tiles. A grid of (longest sequence) x (sequences) launches
+mostly programs without work, and starts the long walks last. A plan lists the tiles instead, those that see most keys
+first, so that no long walk is left over when all others have finished:
 
     lengths 4, 4, 9; tiles of 4 queries      tile      2,8   2,4   0,0   1,0   2,0   -1    (sequence, first query)
                                              sees      9     8     4     4     4     free
@@ -26,11 +26,12 @@ BLOCK = 64  # tiles, and sequences, that a program compares at once
 def plan_tiles(
     query_start_loc: Tensor, seq_lens: Tensor | None, num_tokens: int, max_query_len: int, tile: int
 ) -> Tensor:
-    """The tiles of `tile` queries as int32 [most_tiles, 2]: sequence and first query, by descending keys seen; -1 behind them.
+    """The tiles of `tile` queries as int32 [most_tiles, 2]: sequence and first query, by descending keys seen;
+    -1 behind them.
 
     Sequence i owns the tokens query_start_loc[i]:query_start_loc[i + 1], at most `max_query_len`, of a batch of
-    `num_tokens`. They are the last of its seq_lens[i] positions; all of them where seq_lens is None. Nothing is copied to
-    the host.
+    `num_tokens`. They are the last of its seq_lens[i] positions; all of them where seq_lens is None.
+    Nothing is copied to the host.
     """
     num_seqs = query_start_loc.shape[0] - 1
     plan = torch.empty(

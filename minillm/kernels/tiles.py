@@ -1,12 +1,13 @@
 """The tiles of prefill attention on each kind of GPU, chosen from builds. Built in chapter 12.
 
-Queries and sums stay in registers, TILE_M x head_dim of each, shared by the warps. Keys and values pass through shared memory,
-num_stages tiles of TILE_N x head_dim, the next ones copied while one is multiplied. The rules, in this order:
+Queries and sums stay in registers, TILE_M x head_dim of each, shared by the warps. Keys and values pass through shared
+memory, num_stages tiles of TILE_N x head_dim, the next ones copied while one is multiplied. The rules, in this order:
 
 1. No build spills a register to memory, in 16 bits and 8, plain, windowed, padded and with sinks.
 2. Three stages where they fit: with two, a tile's copy starts only when the tile before it is done with.
-3. TILE_M of 128. The compiler gives each warp rows of its own where TILE_M is at least head_dim. Below, the warps share the
-   columns: each reads all queries, and every maximum and sum goes through shared memory (7 to 11 barriers become 27 to 33).
+3. TILE_M of 128. The compiler gives each warp rows of its own where TILE_M is at least head_dim.
+   Below, the warps share the columns: each reads all queries, and every maximum and sum goes through shared memory
+   (7 to 11 barriers become 27 to 33).
 4. The largest TILE_N that is left.
 
 Times are not among them, as no builds have any: `minillm.kernels.tuning` times the candidates on the GPU that is there.
@@ -22,7 +23,8 @@ from minillm.kernels.language import next_power_of_2
 
 
 class Tiles(NamedTuple):
-    """What a program is compiled for: its queries, the keys it takes in at a time, its warps, and the stages of its copies."""
+    """What a program is compiled for: its queries, the keys it takes in at a time, its warps,
+    and the stages of its copies."""
 
     tile_m: int
     tile_n: int
@@ -39,8 +41,9 @@ def tiles(*several: tuple[int, int, int, int]) -> list[Tiles]:
 # leaves prompts to torch.
 NO_TENSOR_CORES = {64: tiles((32, 32, 4, 2)), 128: tiles((16, 32, 4, 2)), 256: tiles((16, 16, 4, 1))}
 
-# mma.sync takes both factors from registers: Ampere, Ada, and Blackwell without a wider instruction (sm_120), which has 99 KB of
-# shared memory as Ada has. A build's registers of 255, where it is not said otherwise: 64 176, 128 196 to 255, 256 238.
+# mma.sync takes both factors from registers: Ampere, Ada, and Blackwell without a wider instruction (sm_120),
+# which has 99 KB of shared memory as Ada has. A build's registers of 255, where it is not said otherwise:
+# 64 176, 128 196 to 255, 256 238.
 MMA = {
     "half": {
         64: tiles((128, 64, 8, 3), (64, 64, 4, 3)),
@@ -68,8 +71,8 @@ WIDE = {
         256: tiles((64, 32, 4, 2), (64, 32, 8, 2)),
     },
 }
-# capability -> kind -> head_dim -> candidates. Two masks take registers, and are listed where that makes a difference: "windowed"
-# at a window's edge, "padded" where a head (of 80, say) is no power of two.
+# capability -> kind -> head_dim -> candidates. Two masks take registers, and are listed where that makes a difference:
+# "windowed" at a window's edge, "padded" where a head (of 80, say) is no power of two.
 TABLE: dict[int, dict[str, dict[int, list[Tiles]]]] = {
     75: {"half": NO_TENSOR_CORES, "codes": NO_TENSOR_CORES},
     80: {**MMA, "windowed": {128: tiles((128, 32, 8, 2))}},  # a third stage spills 32 bytes there
@@ -88,7 +91,8 @@ TUNED: dict[tuple[int, torch.dtype, int, bool, bool], Tiles] = {}
 def choose_tiles(
     head_dim: int, dtype: torch.dtype, capability: int, codes: bool = False, windowed: bool = False
 ) -> Tiles:
-    """The tiles for a GPU of this capability (80 is an A100, 90 an H100), for pages of 8-bit `codes` or as wide as `dtype`."""
+    """The tiles for a GPU of this capability (80 is an A100, 90 an H100),
+    for pages of 8-bit `codes` or as wide as `dtype`."""
     return candidate_tiles(head_dim, dtype, capability, codes, windowed)[0]
 
 
@@ -111,9 +115,9 @@ def family(capability: int) -> int:
 
 
 def fit_to_queries(chosen: Tiles, rows: int, group: int = 1, codes: bool = False) -> Tiles:
-    """Tiles for `rows` queries at most, of which `group` must not be parted. A smaller tile than the chosen one has no more warps
-    than have 16 rows each, down to 4, which share the columns then. Under 64 rows there is no wgmma, and without it a third
-    stage of 8-bit codes does not build: its copies would move less than 4 bytes a thread."""
+    """Tiles for `rows` queries at most, of which `group` must not be parted. A smaller tile than the chosen one has no
+    more warps than have 16 rows each, down to 4, which share the columns then. Under 64 rows there is no wgmma,
+    and without it a third stage of 8-bit codes does not build: its copies would move less than 4 bytes a thread."""
     tile_m = max(16, next_power_of_2(group), min(chosen.tile_m, next_power_of_2(rows)))
     if tile_m >= chosen.tile_m:
         return chosen._replace(tile_m=tile_m)

@@ -1,12 +1,12 @@
 """Which tiles are fastest on the GPU that is there: timed once, and kept on disk. Built in chapter 13.
 
-Builds say what fits and what spills (`minillm.kernels.tiles`), not what is fastest. So an engine that starts on a GPU times
-the candidates of its own shape once, and writes the winner to a file of the cache folder:
+Builds say what fits and what spills (`minillm.kernels.tiles`), not what is fastest. So an engine that starts on a GPU
+times the candidates of its own shape once, and writes the winner to a file of the cache folder:
 
     tiles-<hash of the key>.json    {"key": {GPU, versions, shape}, "tiles": [128, 64, 8, 3], "seconds": {...}}
 
-The builds' choice stands wherever nothing was timed: without a GPU, while a graph is captured, or with MINILLM_TUNE=0 in the
-environment. It also stands unless another candidate is faster by more than the noise of a timing.
+The builds' choice stands wherever nothing was timed: without a GPU, while a graph is captured, or with MINILLM_TUNE=0
+in the environment. It also stands unless another candidate is faster by more than the noise of a timing.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def tune_attention(keys: Tensor, values: Tensor, num_heads: int, dtype: torch.dt
                    folder: Path | None = None) -> Tiles | None:  # fmt: skip
     """Make the fastest tiles those of `paged_prefill` in this process, for pages like `keys` and `values`.
 
-    `dtype` is that of the queries. Times with `timer`, CUDA events where it is None; `folder` is the cache's where it is
-    None. Returns the winner, or None where nothing is timed.
+    `dtype` is that of the queries. Times with `timer`, CUDA events where it is None; `folder` is the cache's where it
+    is None. Returns the winner, or None where nothing is timed.
     """
     if timer is None and not may_time(keys):
         return None
@@ -48,7 +48,8 @@ def tune_attention(keys: Tensor, values: Tensor, num_heads: int, dtype: torch.dt
     if shape not in TUNED:
         key = {
             "gpu": torch.cuda.get_device_name(keys.device) if keys.is_cuda else "none", "torch": torch.__version__,
-            "triton": version_of("triton"), "shape": [str(part) for part in shape], "pages": [num_heads, *keys.shape[1:]],
+            "triton": version_of("triton"), "shape": [str(part) for part in shape],
+            "pages": [num_heads, *keys.shape[1:]],
         }  # fmt: skip
         run = prompts_like(keys, values, num_heads, dtype)
         TUNED[shape] = fastest(key, candidate_tiles(*shape), run, timer or cuda_seconds, folder)
@@ -56,8 +57,8 @@ def tune_attention(keys: Tensor, values: Tensor, num_heads: int, dtype: torch.dt
 
 
 def may_time(x: Tensor) -> bool:
-    """Whether kernels run on a GPU here, with memory of their own, and can be waited for: a graph that is being captured
-    would record the timing."""
+    """Whether kernels run on a GPU here, with memory of their own, and can be waited for: a graph that is being
+    captured would record the timing."""
     if os.environ.get("MINILLM_TUNE") == "0" or MODE != "compiled" or not x.is_cuda or type(x) is not Tensor:
         return False
     return not torch.cuda.is_current_stream_capturing()
@@ -66,7 +67,8 @@ def may_time(x: Tensor) -> bool:
 def fastest(
     key: dict, candidates: Sequence[Tiles], run: Callable[[Tiles], object], timer: Timer, folder: Path | None = None
 ) -> Tiles:
-    """The candidate that `run` is fastest with, from the file of `key` if it has one. The first one is the builds' choice."""
+    """The candidate that `run` is fastest with, from the file of `key` if it has one.
+    The first one is the builds' choice."""
     file = file_of(key, folder)
     known = read(file, key, candidates) if file else None
     if known is not None:
@@ -110,7 +112,8 @@ def read(file: Path, key: dict, candidates: Sequence[Tiles]) -> Tiles | None:
 
 
 def write(file: Path, found: dict) -> None:
-    """All or nothing, so that a process beside this one never reads half a file; what cannot be written is timed again."""
+    """All or nothing, so that a process beside this one never reads half a file;
+    what cannot be written is timed again."""
     unfinished = None
     try:
         handle, unfinished = tempfile.mkstemp(suffix=".json", dir=file.parent)

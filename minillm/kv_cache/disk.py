@@ -34,11 +34,12 @@ MOST_WAITING = 64  # blocks in memory that wait to be written; what comes on top
 class DiskStore:
     """Blocks of `block_bytes` each in `folder`, which holds at most `num_bytes` of blocks, headers included.
 
-    `layout` is all that says how a block's bytes lie and what they depend on beside the tokens. The bound is that of the
-    whole folder: blocks that another layout left make room first, the oldest in front, then one's own, the least recently
-    used in front. Not counted are files that hold no block (they are named in a warning and left alone), and what another
-    process writes there at the same time, which keeps the same bound by itself. Memory: `waiting` holds up to
-    MOST_WAITING blocks. Raises ValueError when the folder cannot be used, or when not even one block fits.
+    `layout` is all that says how a block's bytes lie and what they depend on beside the tokens. The bound is that of
+    the whole folder: blocks that another layout left make room first, the oldest in front, then one's own,
+    the least recently used in front. Not counted are files that hold no block (they are named in a warning and left
+    alone), and what another process writes there at the same time, which keeps the same bound by itself.
+    Memory: `waiting` holds up to MOST_WAITING blocks. Raises ValueError when the folder cannot be used,
+    or when not even one block fits.
     """
 
     def __init__(self, folder: str | Path, num_bytes: int, block_bytes: int, layout: str):

@@ -1,4 +1,5 @@
-"""Host memory for KV blocks that a device has no room for: ids of places, handed out and taken back. Built in chapter 06.
+"""Host memory for KV blocks that a device has no room for: ids of places, handed out and taken back.
+Built in chapter 06.
 
     owned    owners >= 1: blocks of that many requests that were preempted by swapping
     cold     no owner, but a hash: a prefix that the device had no room for (chapter 17)

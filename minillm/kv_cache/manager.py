@@ -1,4 +1,5 @@
-"""KVCacheManager: which blocks each request has, and when they are taken, shared, copied and given back. Built in chapter 06.
+"""KVCacheManager: which blocks each request has, and when they are taken, shared, copied and given back.
+Built in chapter 06.
 
     request A   table [4, 7, 2]      block 4: ref_cnt 2, block_size tokens that A and B begin with
     request B   table [4, 9]         blocks 7, 2, 9: ref_cnt 1; the last one of a table is usually not full
@@ -27,8 +28,8 @@ class KVCacheManager:
 
     `window` is the sliding window when every layer has one (the largest), else None; the first `sinks` tokens are kept
     although they leave it (`minillm.kv_cache.retention`). `identity` names all that the
-    keys and values depend on beside the tokens: it goes into every prefix hash. Host blocks and `disk` take what the pool
-    has no room for (`minillm.kv_cache.tiers`).
+    keys and values depend on beside the tokens: it goes into every prefix hash. Host blocks and `disk` take what the
+    pool has no room for (`minillm.kv_cache.tiers`).
     """
 
     def __init__(
@@ -60,8 +61,8 @@ class KVCacheManager:
     def get_computed_blocks(self, request: Request, wait: bool = True) -> ComputedBlocks:
         """What the caches hold of a request that has no blocks: its own swapped blocks, or the longest known prefix.
 
-        Never all of it: the last token is always computed, since its logits are wanted (`prefix_cache_limit`). `wait` for
-        blocks on their way from disk, or leave them out.
+        Never all of it: the last token is always computed, since its logits are wanted (`prefix_cache_limit`).
+        `wait` for blocks on their way from disk, or leave them out.
         """
         if (computed := self._swapped_blocks(request)) is not None:
             return computed

@@ -30,8 +30,9 @@ class NativeAttention:
         if not self.serves(cache):
             where = f"{cache.model_dtype} on {cache.keys[0].device}"
             raise ValueError(
-                f"attention_backend='native' has no kernels for {where}: they need Linux, a C compiler with OpenMP, and "
-                f"float32 or bfloat16 on a CPU; use attention_backend='torch'"
+                f"attention_backend='native' has no kernels for {where}: "
+                "they need Linux, a C compiler with OpenMP, and float32 or bfloat16 on a CPU; "
+                "use attention_backend='torch'"
             )
         self.cache = cache
         self.sink_turn = sink_turn

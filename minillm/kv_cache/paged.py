@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 class PagedKVCache:
     """The memory behind a `BlockPool` of `num_blocks`, and `num_host_blocks` places to move blocks to.
 
-    `dtype` is the model's; `kv_dtype` "int8" or "fp8" keeps codes and scales (see `quantized`) in its place. All that a block
-    is made of stands in `parts`, each a list of one tensor a layer, and whatever moves a block moves all of them.
+    `dtype` is the model's; `kv_dtype` "int8" or "fp8" keeps codes and scales (see `quantized`) in its place.
+    All that a block is made of stands in `parts`, each a list of one tensor a layer, and whatever moves a block moves
+    all of them.
     """
 
     def __init__(

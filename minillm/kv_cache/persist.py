@@ -1,8 +1,8 @@
 """The prefix cache on disk: written, and taken over by the next process. Built in chapter 07.
 
 A file holds the cached blocks, scales included, with their hashes. A hash says model, dtype and tokens, so a block of
-another model could never be a hit; the header is checked all the same, because a file that would never help is a mistake
-to name.
+another model could never be a hit; the header is checked all the same, because a file that would never help is a
+mistake to name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ FORMAT = "minillm prefix cache 1"
 
 
 def save(path: str | Path, manager: KVCacheManager, cache: PagedKVCache) -> int:
-    """Write every block cached on the device, those in use too; returns how many. Raises ValueError when there is none."""
+    """Write every block cached on the device, those in use too; returns how many.
+    Raises ValueError when there is none."""
     _check_enabled(manager)
     if not manager.pool.cached:
         raise ValueError("the prefix cache is empty: nothing to save; serve a prompt of at least one block first")

@@ -9,8 +9,9 @@ these sinks kept, and every key rotated by its place in the cache and not in the
 (Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023). It still knows only what is kept.
 
 Keys stay in the cache as they were written, rotated by their position in the text: a score depends on the distance from
-query to key alone, and inside the window that is the same in the text and in the cache. Only the sinks are nearer in the
-cache. So a query, rotated by its position in the text already, is turned back to its cache position before it meets them.
+query to key alone, and inside the window that is the same in the text and in the cache. Only the sinks are nearer in
+the cache. So a query, rotated by its position in the text already, is turned back to its cache position before it meets
+them.
 """
 
 from __future__ import annotations

@@ -137,8 +137,8 @@ class Tiers:
         """Give host places to what is on disk of these blocks, waiting until it is read: the whole engine waits.
 
         That is worth it. The request is about to be scheduled, the thread has been reading since it was added, and a
-        block is read in about the time of a step. Were the block left out instead, the device would compute it again, and
-        hold up all requests of the batch for longer.
+        block is read in about the time of a step. Were the block left out instead, the device would compute it again,
+        and hold up all requests of the batch for longer.
         """
         if self.disk is None:
             return
@@ -163,8 +163,8 @@ class Tiers:
         self.fetched.clear()
 
     def cold_blocks(self) -> tuple[list[tuple[int, bytes]], list[tuple[int, bytes]]]:
-        """What memory holds of prefixes, each once: (place, hash) of host memory and (block, hash) of the device, from the
-        least recently used on. What requests own is left out: end them first."""
+        """What memory holds of prefixes, each once: (place, hash) of host memory and (block, hash) of the device,
+        from the least recently used on. What requests own is left out: end them first."""
         device = [(block, self.pool.block_hash[block]) for block in self.pool.free_queue]
         device = [one for one in device if one[1] is not None]
         known = {None, *(block_hash for _, block_hash in device)}
@@ -200,7 +200,8 @@ class Tiers:
             self.moves.to_disk.append((place, block_hash))
 
     def _copy_out(self, block: int, place: int, block_hash: bytes | None) -> None:
-        """`block_hash` is what the block holds; the pool may have forgotten it by now. None: a block that is not full."""
+        """`block_hash` is what the block holds; the pool may have forgotten it by now.
+        None: a block that is not full."""
         self.moves.swap_out.append((block, place))
         if block_hash is not None:
             self.host.cache(place, block_hash)

@@ -58,7 +58,8 @@ class TorchAttention:
         return out
 
     def prefill(self, q: Tensor, layer: int, batch: ForwardBatch, out: Tensor) -> None:
-        """The rows of `out` that belong to sequences bringing several tokens; their keys and values are in their slots."""
+        """The rows of `out` that belong to sequences bringing several tokens;
+        their keys and values are in their slots."""
         self._attend_tiles(q, layer, batch, self._plan(self.layer_windows[layer], batch).prefill_groups, out)
 
     def _attend_tiles(self, q: Tensor, layer: int, batch: ForwardBatch, groups: list[TileGroup], out: Tensor) -> None:
@@ -120,9 +121,10 @@ def tile_attention(
 def folded_attention(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: float) -> Tensor:
     """Masked attention of grouped heads for torch's CUDA kernels: [num_tiles, num_heads, tile_len, head_dim], as q.
 
-    The kernel that takes a mask ("memory-efficient") takes no `enable_gqa` before torch's releases of 2026: torch falls back
-    to products in float32, without tensor cores. So the query heads of a KV head become more rows of that head, with the
-    mask repeated. That kernel reads rows of the mask at multiples of 8 keys; torch pads a copy where the block size is none.
+    The kernel that takes a mask ("memory-efficient") takes no `enable_gqa` before torch's releases of 2026:
+    torch falls back to products in float32, without tensor cores. So the query heads of a KV head become more rows of
+    that head, with the mask repeated. That kernel reads rows of the mask at multiples of 8 keys;
+    torch pads a copy where the block size is none.
     """
     num_tiles, num_heads, tile_len, head_dim = q.shape
     num_kv_heads, num_keys = keys.shape[1:3]

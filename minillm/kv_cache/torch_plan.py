@@ -132,8 +132,8 @@ class Plan:
         planned = []
         for tiles in groups.values():
             most = max(1, GROUP_TOKENS // (max(tile[-1] for tile in tiles) * self.block_size))
-            for start in range(0, len(tiles), most):
-                planned.append(self._group(np.array(tiles[start : start + most]), table, sink_blocks))
+            parts = (np.array(tiles[start : start + most]) for start in range(0, len(tiles), most))
+            planned += [self._group(part, table, sink_blocks) for part in parts]
         return planned
 
     def _group(self, tiles: np.ndarray, table: np.ndarray, sink_blocks: int) -> TileGroup:

@@ -1,6 +1,7 @@
 """BlockTransfer: makes the copies between a device, host memory and a disk that a step asks for. Built in chapter 17.
 
-Host memory keeps a block of all layers in one row, so that a block is one transfer and one file, whatever it is made of.
+Host memory keeps a block of all layers in one row, so that a block is one transfer and one file,
+whatever it is made of.
 
     device   keys[0] keys[1] ... values[0] ...      one tensor a layer and part, [num_blocks + 1, ...]
                 |  gather     ^  scatter            on the stream that computes
@@ -72,8 +73,8 @@ class BlockTransfer:
                 self.bytes_moved[kind] += count * self.bytes_per_block
 
     def spill(self, host: list[tuple[int, bytes]], device: list[tuple[int, bytes]]) -> None:
-        """Let the disk have (place, hash) of host memory, then (block, hash) of the device, and wait until it does. What
-        stands last is kept longest; what there is no room for is not written at all."""
+        """Let the disk have (place, hash) of host memory, then (block, hash) of the device, and wait until it does.
+        What stands last is kept longest; what there is no room for is not written at all."""
         device = device[-self.disk.capacity :]
         host = host[max(0, len(host) + len(device) - self.disk.capacity) :]
         if self.on_gpu:
@@ -99,8 +100,8 @@ class BlockTransfer:
         if not self.on_gpu:
             self.rows.index_copy_(0, torch.tensor(places), packed)
             return
-        # `packed` is a copy, so the step may write over the blocks at once; nothing but `outward` waits for it. Whatever
-        # `inward` still read of these places in earlier steps is behind what computes, and so behind this too.
+        # `packed` is a copy, so the step may write over the blocks at once; nothing but `outward` waits for it.
+        # Whatever `inward` still read of these places in earlier steps is behind what computes, and so behind this too.
         if self.outward.query():
             self.leaving.clear()
         self.outward.wait_stream(torch.cuda.current_stream(self.device))

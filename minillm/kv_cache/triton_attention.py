@@ -1,13 +1,14 @@
-"""TritonAttention: rotation, the write to the pages and attention over them in our own GPU kernels. Built in chapter 13.
+"""TritonAttention: rotation, the write to the pages and attention over them in our own GPU kernels.
+Built in chapter 13.
 
     qkv -> rotate_and_store -> paged_decode  for the sequences that bring one token, which stand first
                             -> paged_prefill for the others
 
     once a step and window: seq_lens -> plan_decode -> what each program of paged_decode reads
 
-Everything that the host must know (how many rows decode, the longest query, the longest sequence) it knows from the batch
-without asking the GPU, so a step has no synchronisation and can be captured as a CUDA graph. How a sequence is split
-follows from the lengths, which are on the GPU: a kernel plans it there.
+Everything that the host must know (how many rows decode, the longest query, the longest sequence) it knows from the
+batch without asking the GPU, so a step has no synchronisation and can be captured as a CUDA graph.
+How a sequence is split follows from the lengths, which are on the GPU: a kernel plans it there.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ class TritonAttention:
         layer: int,
         slot_mapping: Tensor,
     ) -> Tensor:
-        """From the projection on: norm of the heads where there are weights, rotation and the write to the pages are one
-        kernel. Returns the queries, for `attend_stored`.
+        """From the projection on: norm of the heads where there are weights, rotation and the write to the pages are
+        one kernel. Returns the queries, for `attend_stored`.
 
         qkv [num_tokens, heads of q, k and v, head_dim], overwritten; cos and sin in `rotary`. A slot of -1 is a row
         that only fills up the batch.
@@ -129,12 +130,14 @@ class TritonAttention:
                 index = batch.query_start_loc[several], batch.seq_lens[several]
                 plan = self.prefill_plan.get(layer == 0, batch, q, keys, *index, batch.max_query_len, window)
                 paged_prefill(
-                    q, keys, values, *index, batch.block_table[several], batch.max_query_len, window, out=out, plan=plan, **fewer,
+                    q, keys, values, *index, batch.block_table[several], batch.max_query_len, window, out=out,
+                    plan=plan, **fewer,
                 )  # fmt: skip
         return out
 
     def _plan(self, layer: int, batch: ForwardBatch) -> DecodePlan:
-        """Made by the first layer of each window, in every forward pass, since a recorded batch changes its contents."""
+        """Made by the first layer of each window, in every forward pass,
+        since a recorded batch changes its contents."""
         window = self.layer_windows[layer]
         planned, plan = self._plans.get(window, (None, None))
         if planned is not batch or layer == self.layer_windows.index(window):

@@ -7,6 +7,7 @@ lets each query look at its own past.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -80,10 +81,8 @@ class NoCacheAttention:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
         bounds = batch.query_start_loc.tolist()
-        if batch.seq_lens.tolist() != [end - start for start, end in zip(bounds, bounds[1:])]:
+        if batch.seq_lens.tolist() != [end - start for start, end in pairwise(bounds)]:
             raise ValueError("without a cache a sequence must bring all of its tokens; its positions start at 0")
         window = self.layer_windows[layer]
-        parts = [
-            causal_attention(q[start:end], k[start:end], v[start:end], window) for start, end in zip(bounds, bounds[1:])
-        ]
+        parts = [causal_attention(q[start:end], k[start:end], v[start:end], window) for start, end in pairwise(bounds)]
         return torch.cat(parts)

@@ -37,11 +37,13 @@ class ForwardBatch:
     logits_indices: Tensor  # [num_logits], the tokens whose logits are wanted
     max_seq_len: int
     num_decodes: int | None = None  # sequences that bring one token, which stand first; whoever needs it may count
-    # Decode rows that are tokens of one sequence (chapter 18): [num_tokens], how many rows before each are of the same one,
-    # 0 for its first and for padding. None: each row has a sequence of its own. `tokens_each`: the most of one sequence.
+    # Decode rows that are tokens of one sequence (chapter 18): [num_tokens], how many rows before each are of the same
+    # one, 0 for its first and for padding. None: each row has a sequence of its own. `tokens_each`:
+    # the most of one sequence.
     query_index: Tensor | None = None
     tokens_each: int = 1
-    # query_start_loc, seq_lens and block_table as the host made them: a backend that plans there need not ask the device.
+    # query_start_loc, seq_lens and block_table as the host made them: a backend that plans there need not ask the
+    # device.
     on_host: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     @property

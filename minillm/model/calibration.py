@@ -122,7 +122,7 @@ def whole_sequences(
     """A batch of sequences that bring all of their tokens; logits of every token, or of none."""
     lengths = torch.tensor([len(ids) for ids in sequences], device=device)
     starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-    token_ids = torch.tensor(sum(sequences, []), dtype=torch.int64, device=device)
+    token_ids = torch.tensor([token for ids in sequences for token in ids], dtype=torch.int64, device=device)
     longest = max(map(len, sequences))
     return ForwardBatch(
         token_ids=token_ids,

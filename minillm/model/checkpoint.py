@@ -24,8 +24,7 @@ from minillm.model.hub_formats import READERS
 from minillm.model.parts import QuantizedPart
 from minillm.model.quantize import quantize_decoder
 from minillm.model.quantized_folder import differences, read_quantized, stored_config
-from minillm.quantization.config import QuantizationConfig
-from minillm.quantization.config import resolve as resolve_quantization
+from minillm.quantization.config import QuantizationConfig, resolve as resolve_quantization
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -97,7 +96,8 @@ def load_sampling_defaults(path: str | Path) -> dict[str, Any]:
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or GGUF file; never runs code from it. Raises CheckpointError where there is none."""
+    """The tokenizer of a model folder or GGUF file; never runs code from it.
+    Raises CheckpointError where there is none."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     path = Path(path)
@@ -127,7 +127,8 @@ def load_model(
 
     With `quantization` (see `minillm.quantization.config`) its matrices are then written in few bits, one after the
     other; in full they only ever stand in host memory. Raises CheckpointError naming every tensor that is missing,
-    surplus or misshapen, a damaged file, or pickle weights; ValueError for a configuration the decoder does not support.
+    surplus or misshapen, a damaged file, or pickle weights; ValueError for a configuration the decoder does not
+    support.
     """
     return read_model(path, dtype, device, quantization, on_host=cpu_offload_bytes > 0).prepare(cpu_offload_bytes)
 
@@ -140,7 +141,8 @@ def read_model(
     on_layer: Callable[[str], None] = lambda name: None,
     on_host: bool = False,
 ) -> Decoder:
-    """`load_model`, not prepared yet; `on_layer` hears of each layer that is quantized. `on_host` leaves the matrices there."""
+    """`load_model`, not prepared yet; `on_layer` hears of each layer that is quantized.
+    `on_host` leaves the matrices there."""
     path, device, quantization = Path(path), resolve_device(device), resolve_quantization(quantization)
     stored = stored_quantization(path, quantization)
     waits = "meta" if stored else "cpu" if quantization or on_host else None
@@ -184,7 +186,8 @@ def stored_quantization(path: Path, asked: QuantizationConfig | None = None) -> 
         there = f"{settings.get('method', method)}, {settings.get('weights', settings.get('bits', ''))}"
         differ = f"; it differs in {differences(asked, stored_config(settings))}" if method == "minillm" else ""
         raise CheckpointError(
-            f"quantization asks for {asked.method}, {asked.weights}; {path} is quantized already ({there}): leave quantization out{differ}"
+            f"quantization asks for {asked.method}, {asked.weights}; {path} is quantized already ({there}): "
+            f"leave quantization out{differ}"
         )
     return settings
 
@@ -220,7 +223,7 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Tensor | QuantizedPart]]:
     for file in weight_files(path):
         try:
             with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():
+                for name in tensors.keys():  # noqa: SIM118  (a file, not a dict)
                     yield name, tensors.get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(

@@ -54,7 +54,8 @@ class Decoder(nn.Module):
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, attention: AttentionBackend, out: Tensor | None = None) -> Tensor:
-        """Logits of the tokens in `batch.logits_indices`: [num_logits, vocab_size] float32, in `out` where it is given."""
+        """Logits of the tokens in `batch.logits_indices`: [num_logits, vocab_size] float32,
+        in `out` where it is given."""
         rotary = self.rotary(batch.positions)
         hidden = self.embed(batch.token_ids)
         if can(attention, "fused_store"):  # on a GPU: the same in fewer launches, chapter 14
@@ -191,7 +192,8 @@ class DecoderLayer(nn.Module):
 
 
 def _matrix(linear: Linear) -> native.Matrix | None:
-    """A linear layer as the CPU's kernels take it; None where it takes another road, or has more to it than a product."""
+    """A linear layer as the CPU's kernels take it; None where it takes another road,
+    or has more to it than a product."""
     quantized = linear.quantized
     if quantized is None:
         return None if linear.panels is None else native.Matrix.of(linear.panels, linear.out_features)

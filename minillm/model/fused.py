@@ -63,8 +63,8 @@ def before_attention(
     attention: FusedAttention,
     slot_mapping: Tensor,
 ) -> Tensor:
-    """From the normed hidden states to the rotated queries [num_tokens, num_heads, head_dim]; keys and values are in the
-    cache then."""
+    """From the normed hidden states to the rotated queries [num_tokens, num_heads, head_dim]; keys and values are in
+    the cache then."""
     attn = layer.self_attn
     qkv = attn.qkv_proj(hidden).view(hidden.shape[0], -1, attn.head_dim)
     q_weight, k_weight = attn.q_norm and attn.q_norm.weight, attn.k_norm and attn.k_norm.weight
@@ -76,8 +76,8 @@ def before_attention(
 def after_attention(
     decoder: Decoder, layer: DecoderLayer, following: DecoderLayer | None, out: Tensor, residual: Tensor
 ) -> Tensor:
-    """From the output of attention to the normed hidden states of the layer that follows; of the last layer, to those that
-    `last_norm` takes."""
+    """From the output of attention to the normed hidden states of the layer that follows; of the last layer,
+    to those that `last_norm` takes."""
     eps = decoder.config.rms_norm_eps
     hidden = add_rms_norm(layer.self_attn.o_proj(out.flatten(1)), residual, layer.post_attention_layernorm.weight, eps)
     hidden = layer.mlp.down_proj(silu_mul(layer.mlp.gate_up_proj(hidden)))

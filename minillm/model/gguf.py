@@ -1,6 +1,7 @@
 """GGUF files: llama.cpp's format, one file with configuration, weights and tokenizer. Built in chapter 15.
 
-The container is `minillm.model.gguf_file`. A row of a quantized tensor is blocks of 32 weights, each with its scale in front:
+The container is `minillm.model.gguf_file`. A row of a quantized tensor is blocks of 32 weights, each with its scale in
+front:
 
     Q8_0  [ d: float16 | q0 q1 ... q31: int8 ]                  w = d * q            34 bytes
     Q4_0  [ d: float16 | q16 q0 | q17 q1 | ... | q31 q15 ]      w = d * (q - 8)      18 bytes, q0 in the lower half
@@ -71,7 +72,8 @@ class GGUFFile:
             )
         if self.metadata.get("split.count", 1) > 1:
             raise ValueError(
-                f"split.count={self.metadata.get('split.count')}: it is one of several; llama-gguf-split --merge joins them"
+                f"split.count={self.metadata.get('split.count')}: it is one of several; "
+                "llama-gguf-split --merge joins them"
             )
         if self._of_model("expert_count", 0):
             raise ValueError(f"expert_count={self._of_model('expert_count')}: mixtures of experts come with chapter 21")
@@ -95,7 +97,8 @@ class GGUFFile:
         rotated = self._of_model("rope.dimension_count", head_dim)
         if rotated != head_dim:
             raise ValueError(
-                f"{self.architecture}.rope.dimension_count={rotated} of head size {head_dim} is not supported; all must be rotated"
+                f"{self.architecture}.rope.dimension_count={rotated} of head size {head_dim} is not supported; "
+                "all must be rotated"
             )
         if "token_embd.weight" not in self.stored:
             raise ValueError("it has no tensor token_embd.weight; a vocabulary or an adapter alone is not a model")
@@ -217,5 +220,6 @@ def hf_name(name: str) -> str:
 
 
 def _halves(rows: int, head_dim: int) -> Tensor:
-    """llama.cpp turns dimension 2i of a Llama's head with 2i + 1, we turn i with i + head_dim / 2: our order of its rows."""
+    """llama.cpp turns dimension 2i of a Llama's head with 2i + 1, we turn i with i + head_dim / 2:
+    our order of its rows."""
     return torch.arange(rows).view(-1, head_dim // 2, 2).transpose(1, 2).flatten()

@@ -113,7 +113,8 @@ class Container:
     def _take(self, count: int) -> memoryview:
         if self.at + count > len(self.buffer):
             raise ValueError(
-                f"it is damaged or cut off: {self.reading} would end after its {len(self.buffer):,} bytes; fetch it again"
+                f"it is damaged or cut off: {self.reading} would end after its {len(self.buffer):,} bytes; "
+                "fetch it again"
             )
         self.at += count
         return memoryview(self.buffer)[self.at - count : self.at]

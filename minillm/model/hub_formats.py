@@ -193,7 +193,8 @@ class FP8(HubFormat):
         if list(scales.shape) != expected or (self.block is None and in_features % columns):
             blocks = f"blocks of {rows} x {columns}" if self.block else "equal groups"
             raise ValueError(
-                f"{module}: scales {list(scales.shape)} do not fit a weight of {out_features} x {in_features} in {blocks}"
+                f"{module}: scales {list(scales.shape)} do not fit a weight of {out_features} x "
+                f"{in_features} in {blocks}"
             )
         of_rows = scales.repeat_interleave(rows, dim=0)[:out_features]
         return grouped(format, codes, of_rows, zeros, torch.arange(in_features) // columns)

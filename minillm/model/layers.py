@@ -14,11 +14,11 @@ from minillm.kernels import native
 from minillm.model.config import RopeConfig
 from minillm.quantization.linear import QuantizedLinear
 
-# For oneDNN's road alone: it serves where there is no C compiler, our own kernel (`minillm.kernels.native`) needs none of
-# this. Measured with AVX-512 on two cores (`MINILLM_NATIVE=0 minillm bench decode` shows the sum). oneDNN's layout for
-# two rows or more is the faster one at any number of rows. It reads a large weight up to 1.3 times faster for 4 rows than
-# for 1, so a single row poses as 4. Its calls cost 10 µs more, so in a model that stays in the cache one row goes the
-# plain road.
+# For oneDNN's road alone: it serves where there is no C compiler, our own kernel (`minillm.kernels.native`) needs none
+# of this. Measured with AVX-512 on two cores (`MINILLM_NATIVE=0 minillm bench decode` shows the sum).
+# oneDNN's layout for two rows or more is the faster one at any number of rows. It reads a large weight up to 1.3 times
+# faster for 4 rows than for 1, so a single row poses as 4. Its calls cost 10 µs more, so in a model that stays in the
+# cache one row goes the plain road.
 PACK_FOR_ROWS = 16
 WIDEN_FROM = 2**19  # elements
 

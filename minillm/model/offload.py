@@ -1,8 +1,9 @@
-"""Weights larger than the GPU: the last layers stay in host memory and are streamed through two buffers. Built in chapter 17.
+"""Weights larger than the GPU: the last layers stay in host memory and are streamed through two buffers.
+Built in chapter 17.
 
-    device   slot 0   | layer 20  |  layer 22  |  layer 24 ...      the matrices of a layer lie in the slot of its parity
+    device   slot 0   | layer 20  |  layer 22  |  layer 24 ...   the matrices of a layer lie in the slot of its parity
              slot 1        | layer 21  |  layer 23  | ...
-    copying           | 21   | 22   | 23   | 24   |                 on a stream of its own, while the layer before computes
+    copying           | 21   | 22   | 23   | 24   |              on a stream of its own, while the layer before computes
 
 A step reads every streamed layer once over the bus, so it cannot take less than their bytes over its bandwidth. A large
 batch shares that one reading, which is what makes streaming bearable.
@@ -57,8 +58,8 @@ class LayerStream:
             self.arrived = [torch.cuda.Event(), torch.cuda.Event()]
 
     def through(self, layers: Iterable[DecoderLayer]) -> Iterator[DecoderLayer]:
-        """The layers in order, each when its matrices are there. What comes next is on its way meanwhile; at the end of a
-        step, that is the beginning of the next one."""
+        """The layers in order, each when its matrices are there. What comes next is on its way meanwhile;
+        at the end of a step, that is the beginning of the next one."""
         for layer in layers:
             index = self.index.get(layer)
             if index is None:
@@ -96,12 +97,14 @@ def offload(layers: Sequence[DecoderLayer], num_bytes: int, device: torch.device
     count = min(len(layers), num_bytes // layer_bytes)
     if len(layers) < FEWEST:
         raise ValueError(
-            f"cpu_offload_bytes={num_bytes} saves nothing: the model has {len(layers)} layers, and two stay on the device; leave it out"
+            f"cpu_offload_bytes={num_bytes} saves nothing: the model has {len(layers)} layers, "
+            "and two stay on the device; leave it out"
         )
     if count < FEWEST:
         raise ValueError(
-            f"cpu_offload_bytes={num_bytes} holds {count} of {len(layers)} layers of {layer_bytes} bytes, and two layers' "
-            f"room stays on the device to stream through: fewer than {FEWEST} save nothing; raise it to {FEWEST * layer_bytes} or leave it out"
+            f"cpu_offload_bytes={num_bytes} holds {count} of {len(layers)} layers of {layer_bytes} bytes, "
+            f"and two layers' room stays on the device to stream through: fewer than {FEWEST} save nothing; "
+            f"raise it to {FEWEST * layer_bytes} or leave it out"
         )
     for layer in layers[: len(layers) - count]:
         for linear in layer.linears().values():

@@ -28,7 +28,8 @@ EMBEDDING = "model.embed_tokens.weight"
 
 @dataclass(frozen=True)
 class QuantizedPart:
-    """One tensor of a checkpoint in few bits; `order` is the order in which its columns take the inputs, if not theirs."""
+    """One tensor of a checkpoint in few bits; `order` is the order in which its columns take the inputs,
+    if not theirs."""
 
     weight: QuantizedWeight
     order: Tensor | None = None  # int64 [in_features]

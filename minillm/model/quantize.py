@@ -112,8 +112,8 @@ def static_scale(
 def rescale(layer: DecoderLayer, config: QuantizationConfig, statistics: Statistics, queries_per_value: int) -> None:
     """Fold what AWQ and SmoothQuant move. The layer computes what it did before, with other numbers.
 
-    Changes the layer's norms and matrices, and `statistics` too: they become those of the inputs that a product gets from
-    now on. `queries_per_value` query heads read one value head.
+    Changes the layer's norms and matrices, and `statistics` too: they become those of the inputs that a product gets
+    from now on. `queries_per_value` query heads read one value head.
     """
     if config.method == "smoothquant":
         for name, norm in norms_before(layer).items():
@@ -137,8 +137,8 @@ def awq_rescale(
         down_proj      gate_up_proj's last rows, up                 its columns
 
     Attention mixes positions, never channels, so that a factor of a value channel comes out of it as it went in. But
-    several query heads read one value head: their inputs of o_proj have one maker, and so one scale. With two query heads
-    for each of two value heads of two channels:
+    several query heads read one value head: their inputs of o_proj have one maker, and so one scale.
+    With two query heads for each of two value heads of two channels:
 
         input of o_proj     0 1   2 3   4 5   6 7
         value channel       0 1   0 1   2 3   2 3        o_source

@@ -11,7 +11,8 @@ LARGEST = {"int8": 127.0, "fp8": E4M3_MAX}
 
 
 def quantize_activations(x: Tensor, format: str, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Values of the grid, float32 [num_tokens, in_features], and the scales [num_tokens, 1] that they are multiplied with.
+    """Values of the grid, float32 [num_tokens, in_features], and the scales [num_tokens, 1] that they are multiplied
+    with.
 
     `scale`, from calibration, is a number for all tokens (static); None takes each token's largest magnitude. What
     exceeds the grid is cut off. A token of zeros has scale 1.

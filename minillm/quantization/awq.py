@@ -57,7 +57,7 @@ def round_clipped(
     """
     weight = weight.float()
     groups = in_groups(weight, group_size)  # [out_features, num_groups, size]
-    num_groups, size = groups.shape[1:]
+    size = groups.shape[2]
     blocks = torch.stack(
         [hessian[start : start + size, start : start + size] for start in range(0, weight.shape[1], size)]
     )

@@ -67,11 +67,13 @@ class QuantizationConfig:
         if self.activations is not None:
             if self.weights != self.activations:
                 raise ValueError(
-                    f"activations={self.activations!r} with weights={self.weights!r} is not allowed; both sides of a product are in one format"
+                    f"activations={self.activations!r} with weights={self.weights!r} is not allowed; "
+                    "both sides of a product are in one format"
                 )
             if self.group_size is not None or not self.symmetric:
                 raise ValueError(
-                    "activations are multiplied as integers over a whole row: they need group_size=None and symmetric=True"
+                    "activations are multiplied as integers over a whole row: "
+                    "they need group_size=None and symmetric=True"
                 )
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"alpha={self.alpha} is not allowed; allowed: 0 to 1")
@@ -91,7 +93,7 @@ class QuantizationConfig:
     def _check_types(self) -> None:
         """Raise TypeError for a field of the wrong kind: True is no number of inputs, and "no" is not False."""
         kinds = {"symmetric": bool, "per_tensor": bool, "act_order": bool, "num_documents": int, "seed": int}
-        kinds |= {name: (int, float) for name in ("alpha", "damping", "outlier_threshold")} | {
+        kinds |= dict.fromkeys(("alpha", "damping", "outlier_threshold"), (int, float)) | {
             "group_size": (int, type(None))
         }
         for name, kind in kinds.items():
@@ -110,23 +112,27 @@ class QuantizationConfig:
         """Raise ValueError for a field that is not at its default although nothing reads it."""
         if self.method in ROUND_ACTIVATIONS and self.activations is None:
             raise ValueError(
-                f"method={self.method!r} with activations=None is not allowed: it is there to round activations too; start "
-                f"from {{'name': {self.method!r}}}, which sets weights, activations and group_size"
+                f"method={self.method!r} with activations=None is not allowed: "
+                f"it is there to round activations too; start from {{'name': "
+                f"{self.method!r}}}, which sets weights, activations and group_size"
             )
         if self.activation_scales == "static" and self.activations is None:
             raise ValueError(
-                "activation_scales='static' with activations=None has nothing to scale; set activations, or leave it out"
+                "activation_scales='static' with activations=None has nothing to scale; "
+                "set activations, or leave it out"
             )
         if self.calibration is not None and not self.is_calibrated:
             raise ValueError(
-                f"calibration={self.calibration!r} with method={self.method!r} is not read: nothing is calibrated; leave it out"
+                f"calibration={self.calibration!r} with method={self.method!r} is not read: "
+                "nothing is calibrated; leave it out"
             )
         defaults = {field.name: field.default for field in fields(self)}
         for name, methods in READ_BY.items():
             if self.method not in methods and getattr(self, name) != defaults[name]:
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r} with method={self.method!r} is not allowed: {' and '.join(methods)} "
-                    f"alone {'read' if len(methods) > 1 else 'reads'} it; leave it out, or change the method"
+                    f"{name}={getattr(self, name)!r} with method={self.method!r} is not allowed: "
+                    f"{' and '.join(methods)} alone {'read' if len(methods) > 1 else 'reads'} it; "
+                    "leave it out, or change the method"
                 )
 
     def _one_of(self, name: str, allowed: tuple) -> None:
@@ -158,7 +164,8 @@ def resolve(quantization: str | dict[str, Any] | QuantizationConfig | None) -> Q
     if isinstance(quantization, str):
         if quantization not in NAMED:
             raise ValueError(
-                f"quantization={quantization!r} is not allowed; allowed: {', '.join(NAMED)}, or a dict of {_field_names()}"
+                f"quantization={quantization!r} is not allowed; allowed: {', '.join(NAMED)}, "
+                f"or a dict of {_field_names()}"
             )
         return NAMED[quantization]
     if not isinstance(quantization, dict):

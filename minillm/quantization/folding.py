@@ -1,4 +1,5 @@
-"""Moving a factor from one product's inputs into what makes them: the function stays, the grids change. Built in chapter 16.
+"""Moving a factor from one product's inputs into what makes them: the function stays, the grids change.
+Built in chapter 16.
 
     x / s · (W · s)ᵀ  =  x · Wᵀ
 

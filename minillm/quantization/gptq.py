@@ -1,7 +1,7 @@
 """GPTQ: round column by column, and let the columns still to come make up for the error. Built in chapter 16.
 
-A product's output error is trace((W - Q) H (W - Q)ᵀ) with H = XᵀX (see `minillm.quantization.statistics`). When column j
-is rounded, the best that the later columns can do about it is, in closed form,
+A product's output error is trace((W - Q) H (W - Q)ᵀ) with H = XᵀX (see `minillm.quantization.statistics`).
+When column j is rounded, the best that the later columns can do about it is, in closed form,
 
     W[:, j:]  -=  (W[:, j] - Q[:, j]) / U[j, j] · U[j, j:]          with H⁻¹ = Uᵀ U, U upper triangular
 

@@ -21,7 +21,8 @@ READERS = {  # a norm, and the products that read it, in the names of a Hugging 
 def plant_outliers(
     tensors: dict[str, Tensor], strength: float = 256.0, num_channels: int = 4, seed: int = 0
 ) -> dict[str, Tensor]:
-    """The tensors of a checkpoint with `num_channels` outlier channels, the same ones in every layer; others as they are.
+    """The tensors of a checkpoint with `num_channels` outlier channels, the same ones in every layer;
+    others as they are.
 
     Raises ValueError for a strength that is no power of two, or more channels than there are.
     """

@@ -1,4 +1,5 @@
-"""Round to nearest: scales from the largest weight of a group, then every weight to the nearest value. Built in chapter 15."""
+"""Round to nearest: scales from the largest weight of a group, then every weight to the nearest value.
+Built in chapter 15."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def choose_scales(
     per_tensor: bool = False,
     power_of_two: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Scales [out_features, num_groups], rounded to the dtype they are kept in, and zero points where the grid has them."""
+    """Scales [out_features, num_groups], rounded to the dtype they are kept in,
+    and zero points where the grid has them."""
     grouped = in_groups(weight.float(), group_size)  # [out_features, num_groups, group_size]
     high, low = grouped.amax(-1), grouped.amin(-1)
     if per_tensor:
@@ -71,13 +73,16 @@ def encode(
 
 
 def in_groups(weight: Tensor, group_size: int | None) -> Tensor:
-    """[out_features, in_features] -> [out_features, num_groups, group_size]. Raises ValueError where it does not divide."""
+    """[out_features, in_features] -> [out_features, num_groups, group_size].
+    Raises ValueError where it does not divide."""
     in_features = weight.shape[1]
     size = in_features if group_size is None else group_size
     if size < 1 or in_features % size:
         raise ValueError(
             f"group_size={group_size} does not divide in_features={in_features}; "
-            f"possible are {', '.join(str(s) for s in (32, 64, 128, 256) if in_features % s == 0) or in_features}, or None for whole rows"
+            "possible are "
+            f"{', '.join(str(s) for s in (32, 64, 128, 256) if in_features % s == 0) or in_features}, "
+            "or None for whole rows"
         )
     return weight.reshape(weight.shape[0], in_features // size, size)
 

@@ -6,7 +6,8 @@ from torch import Tensor
 
 
 def smoothing_scales(largest_inputs: Tensor, weight: Tensor, alpha: float = 0.5) -> Tensor:
-    """What to divide each input by, and to multiply its column of weight [out_features, in_features] with: [in_features].
+    """What to divide each input by, and to multiply its column of weight [out_features, in_features] with:
+    [in_features].
 
         s_j = max|X_j|^alpha / max|W_j|^(1 - alpha)
 

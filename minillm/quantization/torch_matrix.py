@@ -48,7 +48,8 @@ class Int8Matrix:
 
 class Int4Matrix:
     """Groups of up to 4 bits. The product's scales and zero points are bfloat16, and it counts from 8:
-    w = (code - 8) * scale + zero. Codes of fewer bits move to the middle of its table: those of int3, 0 to 7, become 4 to 11.
+    w = (code - 8) * scale + zero. Codes of fewer bits move to the middle of its table: those of int3, 0 to 7,
+    become 4 to 11.
     """
 
     def __init__(self, weight: QuantizedWeight):
@@ -101,8 +102,8 @@ def read_codes(packed: Tensor, ids: Tensor, order: Tensor) -> Tensor:
 
 @cache
 def panel_order() -> Tensor | None:
-    """The order of a panel's rows in the layout that this processor's int4 product takes; None for a layout that is none
-    of those we know."""
+    """The order of a panel's rows in the layout that this processor's int4 product takes; None for a layout that is
+    none of those we know."""
     rows = torch.arange(128).expand(32, -1).t()
     parts = [
         torch.ops.aten._convert_weight_to_int4pack_for_cpu((rows >> 4 * i & 15).int().contiguous(), 1) for i in range(2)

@@ -45,7 +45,8 @@ class SamplerOutput:
         return (self.token_ids, *(self.scores or ()))
 
     def read(self, token_ids: Tensor, *scores: Tensor) -> tuple[list[int], list[dict[int, Logprob] | None] | None]:
-        """The tokens, and one entry a row of log-probabilities, None where a row did not ask; of `tensors` on the host."""
+        """The tokens, and one entry a row of log-probabilities, None where a row did not ask;
+        of `tensors` on the host."""
         if not scores:
             return token_ids.tolist(), None
         by_row = dict(zip(self.score_rows, dictionaries(LogprobTensors(*scores), self.score_counts)))
@@ -85,7 +86,7 @@ class Sampler:
         logits = metadata.adjust(logits)
         if metadata.all_greedy:
             return logits.argmax(dim=-1)  # of equal logits the smallest id
-        if logits.is_cuda and self.fused is None or self.fused:
+        if (logits.is_cuda and self.fused is None) or self.fused:
             return metadata.draw_fused(logits)
         noise = gumbel_noise(metadata.seeds, metadata.positions, metadata.vocabulary)
         sampled = noise.add_(metadata.filter(logits)).argmax(dim=-1)
@@ -132,7 +133,8 @@ class SamplingMetadata:
         self.bias, self.bias_until, self.bias_rows, self.bias_token_ids = (sent.get(name) for name in BIAS)
 
     def adjust(self, logits: Tensor) -> Tensor:
-        """Bias, bans, penalties and grammars: what a greedy row obeys too. New logits, or the same if nothing applies."""
+        """Bias, bans, penalties and grammars: what a greedy row obeys too.
+        New logits, or the same if nothing applies."""
         raw = logits
         if self.bias is not None:
             values = torch.where(self.positions[self.bias_rows] < self.bias_until, self.bias, 0.0)
@@ -209,7 +211,8 @@ class SamplingMetadata:
         self.all_filters = [sent.get(name) for name in FILTERS]  # one variant of a kernel serves all
 
     def _penalty_columns(self) -> dict[str, np.ndarray]:
-        """The three penalties [num_rows], and which places of [num_rows, vocab_size] prompts and outputs have filled."""
+        """The three penalties [num_rows], and which places of [num_rows, vocab_size] prompts and outputs have
+        filled."""
         if not any(one.has_penalties for one in self.params):
             return {}
         columns = {name: np.asarray([getattr(one, name) for one in self.params], np.float32) for name in PENALTIES}

@@ -1,7 +1,9 @@
-"""How many tokens to guess: as many as pay, by what guesses were worth so far and what a step costs. Built in chapter 18.
+"""How many tokens to guess: as many as pay, by what guesses were worth so far and what a step costs.
+Built in chapter 18.
 
 A guess is worth the chance that it and all before it are right; it costs what one more token adds to a step. With few
-requests a step is as long as reading the weights takes, and more tokens are nearly free; with many, every token is paid for.
+requests a step is as long as reading the weights takes, and more tokens are nearly free; with many,
+every token is paid for.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class AdaptiveLength:
     """Chooses the lengths that make the most tokens a second, as SmartSpec does (Liu et al. 2024,
     https://arxiv.org/abs/2406.14066).
 
-    `step` gives the target's seconds by number of tokens, `draft` the drafter's seconds for one more token of every draft.
+    `step` gives the target's seconds by number of tokens, `draft` the drafter's seconds for one more token of every
+    draft.
     """
 
     def __init__(self, step: StepCost, draft: StepCost | None = None):

@@ -18,10 +18,10 @@ MOST_TOKENS = 64  # of a draft: even where 95 of 100 guesses are right, those be
 class SpeculativeConfig:
     """What drafts: "ngram" looks the last tokens up in the text so far, "draft_model" asks a smaller model.
 
-    At most `num_speculative_tokens` are guessed in a step; `adaptive` guesses fewer where the acceptance measured so far
-    and the size of the batch say that they would not pay. An n-gram is looked up by its last `prompt_lookup_max` tokens,
-    then by fewer, down to `prompt_lookup_min`. `model` is the draft model: a bundled name, a folder, a GGUF file or a hub
-    id, with the tokenizer of the model it drafts for; `quantization` as in `LLM`.
+    At most `num_speculative_tokens` are guessed in a step; `adaptive` guesses fewer where the acceptance measured so
+    far and the size of the batch say that they would not pay. An n-gram is looked up by its last `prompt_lookup_max`
+    tokens, then by fewer, down to `prompt_lookup_min`. `model` is the draft model: a bundled name, a folder,
+    a GGUF file or a hub id, with the tokenizer of the model it drafts for; `quantization` as in `LLM`.
     Raises TypeError or ValueError naming the field, the value and what is allowed.
     """
 
@@ -59,7 +59,8 @@ class SpeculativeConfig:
             for name in ("prompt_lookup_min", "prompt_lookup_max"):
                 if getattr(self, name) is not None:
                     raise ValueError(
-                        f"speculative_config: {name}={getattr(self, name)} has nothing to do with method='draft_model'; leave it out"
+                        f"speculative_config: {name}={getattr(self, name)} has nothing to do with "
+                        "method='draft_model'; leave it out"
                     )
         else:
             shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
@@ -67,23 +68,25 @@ class SpeculativeConfig:
             object.__setattr__(self, "prompt_lookup_max", max(4, shortest or 4) if longest is None else longest)
         if self.method == "ngram" and self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
-                f"speculative_config: prompt_lookup_min={self.prompt_lookup_min} exceeds prompt_lookup_max={self.prompt_lookup_max}; "
-                f"lower the one or raise the other"
+                f"speculative_config: prompt_lookup_min={self.prompt_lookup_min} exceeds "
+                f"prompt_lookup_max={self.prompt_lookup_max}; lower the one or raise the other"
             )
         if not isinstance(self.adaptive, bool):
             raise TypeError(f"speculative_config: adaptive={self.adaptive!r} is not allowed; allowed: True or False")
         if self.method == "draft_model" and not isinstance(self.model, (str, Path)):
             raise ValueError(
-                f"speculative_config: method='draft_model' needs a model, model={self.model!r} is none; give a bundled name, a "
-                f"folder or a hub id, such as 'tinyworld-draft'"
+                f"speculative_config: method='draft_model' needs a model, model={self.model!r} is none; "
+                f"give a bundled name, a folder or a hub id, such as 'tinyworld-draft'"
             )
         if self.method == "ngram" and self.model is not None:
             raise ValueError(
-                f"speculative_config: model={self.model!r} has nothing to do with method='ngram'; use method='draft_model', or leave it out"
+                f"speculative_config: model={self.model!r} has nothing to do with method='ngram'; "
+                "use method='draft_model', or leave it out"
             )
         if self.method == "ngram" and self.quantization is not None:
             raise ValueError(
-                f"speculative_config: quantization={self.quantization!r} needs a model to quantize; leave it out with method='ngram'"
+                f"speculative_config: quantization={self.quantization!r} needs a model to quantize; "
+                "leave it out with method='ngram'"
             )
 
     @classmethod
@@ -100,6 +103,7 @@ class SpeculativeConfig:
             raise ValueError(f"speculative_config has no field {unknown[0]!r}; fields: {', '.join(names)}")
         if "method" not in given:
             raise ValueError(
-                f"speculative_config={dict(given)!r} does not say who drafts; add 'method': {' or '.join(map(repr, METHODS))}"
+                f"speculative_config={dict(given)!r} does not say who drafts; add 'method': "
+                f"{' or '.join(map(repr, METHODS))}"
             )
         return cls(**given)

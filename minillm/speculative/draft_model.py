@@ -69,7 +69,8 @@ class DraftRow(NamedTuple):
 
 class ModelDrafter:
     """Drafts with a model. `forward` maps rows to logits, one row of logits for each that samples, and takes the rows'
-    tokens where only the device knows them (`ModelRunner.forward` of the draft model); `manager` owns the blocks of its cache.
+    tokens where only the device knows them (`ModelRunner.forward` of the draft model); `manager` owns the blocks of its
+    cache.
 
     Of prompts it has not read it reads at most `max_num_batched_tokens` in a step, and drafts when it is done. Where its
     cache is full, or a text is longer than the `max_model_len` it was made for, there is no draft. `on_forget` is called with
@@ -112,8 +113,8 @@ class ModelDrafter:
         return [one.draft() for one in drafting]
 
     def _extend(self, active: list[Drafting], metadata: SamplingMetadata) -> None:
-        """Draft until the first request has enough. The draft tokens go from step to step on the device, and the host waits for
-        all of them together; a grammar has to see each one before the next."""
+        """Draft until the first request has enough. The draft tokens go from step to step on the device,
+        and the host waits for all of them together; a grammar has to see each one before the next."""
         rounds = 1 if any(one.request.grammar is not None for one in active) else min(one.num_left for one in active)
         rows = [self._row(one, samples=1) for one in active]
         drafted: list[Tensor] = []  # of each round, [len(active)]
@@ -164,7 +165,8 @@ class ModelDrafter:
         return sorted(active, key=lambda one: one.num_missing > 1)
 
     def _make_room(self, one: Drafting) -> bool:
-        """Slots for what is certain and for the guesses; a new request begins with what the prefix cache holds of it."""
+        """Slots for what is certain and for the guesses; a new request begins with what the prefix cache holds of
+        it."""
         state, found = one.state, None
         if state.request_id not in self.manager.tables:
             found = self.manager.get_computed_blocks(state)

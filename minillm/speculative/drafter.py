@@ -33,9 +33,10 @@ class DraftedRequest(Protocol):
 
 @dataclass(frozen=True)
 class Draft:
-    """Guesses for one request, in order. `probs` [len(token_ids), vocab_size] float32 is what each was drawn from, where
-    it was drawn by chance that the target does not share: rejection sampling takes more such guesses. Without, a guess
-    counts if the target draws the same token, which is right for any guess; greedy and seeded requests do so always."""
+    """Guesses for one request, in order. `probs` [len(token_ids), vocab_size] float32 is what each was drawn from,
+    where it was drawn by chance that the target does not share: rejection sampling takes more such guesses.
+    Without, a guess counts if the target draws the same token, which is right for any guess;
+    greedy and seeded requests do so always."""
 
     token_ids: list[int] = field(default_factory=list)
     probs: Tensor | None = None

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 class SpeculationMetrics:
     """Counts over all requests, as vLLM's SpecDecodingStats has them.
 
-    A guess is accepted where the target drew the same token, even if the text ended before it, or a jump took its place.
+    A guess is accepted where the target drew the same token, even if the text ended before it, or a jump took its
+    place.
     """
 
     num_drafts: int = 0  # guesses of one request in one step, however many tokens
@@ -47,5 +48,6 @@ class SpeculationMetrics:
 
     @property
     def alpha(self) -> float:
-        """The chance that a guess is right given that all before it were: the formula's acceptance rate. 0 without any."""
+        """The chance that a guess is right given that all before it were: the formula's acceptance rate.
+        0 without any."""
         return self.num_accepted_tokens / max(1, self.num_accepted_tokens + self.num_misses)

@@ -36,7 +36,8 @@ class NgramDrafter:
 
 
 class NgramIndex:
-    """Where each n-gram of a growing text was seen last. A token costs one entry for each size, a lookup one for each."""
+    """Where each n-gram of a growing text was seen last. A token costs one entry for each size,
+    a lookup one for each."""
 
     def __init__(self, sizes: Sequence[int]):
         self.sizes = sizes

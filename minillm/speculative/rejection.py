@@ -2,10 +2,10 @@
 
     accept a guess x with probability min(1, p(x) / q(x));  at the first that is not, draw from max(p - q, 0)
 
-Leviathan et al. 2023 (https://arxiv.org/abs/2211.17192) and Chen et al. 2023 (https://arxiv.org/abs/2302.01318) prove that
-what comes out is distributed as p. Where the target's own noise is known to the drafter (a seeded request) or the guess
-was no chance at all (an n-gram, a greedy request), none of this is needed: the target draws its own token, and the guess
-was right if it is the same one.
+Leviathan et al. 2023 (https://arxiv.org/abs/2211.17192) and Chen et al. 2023 (https://arxiv.org/abs/2302.01318) prove
+that what comes out is distributed as p. Where the target's own noise is known to the drafter (a seeded request) or the
+guess was no chance at all (an n-gram, a greedy request), none of this is needed: the target draws its own token,
+and the guess was right if it is the same one.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class RejectionSampler(Sampler):
     """A sampler that, in rows with a guess drawn by chance, keeps the guess if it passes and redraws it if not.
 
     So a row's token equals its guess exactly where the guess is accepted, as in all other rows. What stands behind a
-    rejected guess is drawn again in a later step, with the same noise of its positions: that is no bias, since nobody has
-    looked at what it was the first time.
+    rejected guess is drawn again in a later step, with the same noise of its positions: that is no bias,
+    since nobody has looked at what it was the first time.
     """
 
     def choose(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
@@ -50,13 +50,15 @@ class RejectionSampler(Sampler):
 
 
 def accept(p: Tensor, q: Tensor, guesses: Tensor, chance: Tensor) -> Tensor:
-    """Which guesses pass, bool [num_guesses]. p and q [num_guesses, vocab_size]; chance [num_guesses] uniform in [0, 1)."""
+    """Which guesses pass, bool [num_guesses]. p and q [num_guesses, vocab_size];
+    chance [num_guesses] uniform in [0, 1)."""
     p, q = (x.gather(-1, guesses[:, None])[:, 0] for x in (p, q))
     return chance * q < p
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """What to draw from after a rejection, not normalised: the part of p that q does not cover, [num_guesses, vocab_size].
+    """What to draw from after a rejection, not normalised: the part of p that q does not cover,
+    [num_guesses, vocab_size].
 
     Where rounding leaves nothing of it, p itself: then the two are equal, and a rejection has no probability.
     """

@@ -7,8 +7,8 @@ is fresh text that the model has never seen. Nothing is stored, nothing is fetch
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Callable, Iterator
 
 from . import tasks
 from .stories import story

@@ -30,7 +30,7 @@ def arithmetic(rng: random.Random) -> Segments:
             "How many {item} are there [now|in the end]?",
         )
     )
-    question = " ".join(expand(s, rng, slots) for s in sentences + [ask])
+    question = " ".join(expand(s, rng, slots) for s in [*sentences, ask])
     answer = " ".join(f"{w}." for w in work) + f" The answer is {total}."
     return [(f"Question: {question}\nAnswer:", False), (f" {answer}", True)]
 
@@ -221,7 +221,8 @@ SOUNDS = {
     "pig": "oink",
 }
 OPPOSITES = [("hot", "cold"), ("big", "small"), ("day", "night"), ("fast", "slow"), ("up", "down"), ("open", "closed"),
-             ("happy", "sad"), ("early", "late"), ("old", "new"), ("wet", "dry"), ("full", "empty"), ("loud", "quiet")]  # fmt: skip
+             ("happy", "sad"), ("early", "late"), ("old", "new"), ("wet", "dry"), ("full", "empty"),
+             ("loud", "quiet")]  # fmt: skip
 
 
 def chat(rng: random.Random) -> Segments:

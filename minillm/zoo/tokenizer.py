@@ -1,4 +1,5 @@
-"""The bundled tokenizer: byte-level BPE learned from the corpus, every digit a token of its own. Built in chapter 00."""
+"""The bundled tokenizer: byte-level BPE learned from the corpus, every digit a token of its own.
+Built in chapter 00."""
 
 from __future__ import annotations
 

@@ -15,8 +15,13 @@ import re
 WORDS: dict[str, list[str]] = {
     key: [w.strip() for w in text.split(",")]
     for key, text in {
-        "girl": "Mira, Anna, Lily, Rosa, Nora, Ella, Ida, Zoe, Maya, Lena, Sara, Clara, June, Tilda, Amina, Priya, Vera, Hana",
-        "boy": "Tom, Ben, Leo, Max, Sam, Oskar, Finn, Jack, Paul, Noah, Omar, Theo, Hugo, Ravi, Emil, Kenji, Luca, Anton",
+        "girl": (
+            "Mira, Anna, Lily, Rosa, Nora, Ella, Ida, Zoe, Maya, Lena, Sara, Clara, June, Tilda, Amina, "
+            "Priya, Vera, Hana"
+        ),
+        "boy": (
+            "Tom, Ben, Leo, Max, Sam, Oskar, Finn, Jack, Paul, Noah, Omar, Theo, Hugo, Ravi, Emil, Kenji, Luca, Anton"
+        ),
         "creature": "fox, rabbit, bear, mouse, hedgehog, squirrel, owl, frog, badger, duck, goose, turtle, cat, dog, "
         "hare, mole, otter, crow, goat, pony",
         "colour": "red, blue, green, yellow, white, black, brown, grey, orange, purple, pink, silver, golden",
@@ -30,23 +35,28 @@ WORDS: dict[str, list[str]] = {
         "weather": "sunny, windy, cold, warm, rainy, foggy, bright, quiet, snowy, grey",
         "food": "apple, pear, cake, pie, loaf of bread, bowl of soup, plum, cookie, piece of cheese, pancake, sandwich",
         "fruit": "apple, pear, plum, cherry, orange, banana, peach, lemon, melon, fig",
-        "kind": "kind, clever, curious, brave, gentle, cheerful, patient, quiet, careful, stubborn, shy, proud, honest, lively",
+        "kind": (
+            "kind, clever, curious, brave, gentle, cheerful, patient, quiet, careful, stubborn, shy, proud, "
+            "honest, lively"
+        ),
         "size": "little, small, tiny, big, young, old, tall, round",
         "glad": "happy, glad, proud, pleased, delighted, thankful",
         "sad": "sad, worried, tired, lonely, upset, afraid",
-        "helper": "an old fisherman, a wise owl, the baker, a passing farmer, the miller, a friendly goose, grandmother, "
-        "the clockmaker, a shepherd, a travelling singer, the lighthouse keeper, an old badger",
-        "city": "Paris, Rome, Oslo, London, Berlin, Madrid, Vienna, Lisbon, Athens, Dublin, Prague, Cairo, Lima, Tokyo, "
-        "Delhi, Boston, Toronto, Geneva, Naples, Kyoto",
+        "helper": "an old fisherman, a wise owl, the baker, a passing farmer, the miller, a friendly goose, "
+        "grandmother, the clockmaker, a shepherd, a travelling singer, the lighthouse keeper, an old badger",
+        "city": "Paris, Rome, Oslo, London, Berlin, Madrid, Vienna, Lisbon, Athens, Dublin, Prague, Cairo, "
+        "Lima, Tokyo, Delhi, Boston, Toronto, Geneva, Naples, Kyoto",
         "job": "baker, teacher, doctor, farmer, painter, driver, nurse, singer, cook, tailor, gardener, pilot, "
         "carpenter, writer, sailor, dentist",
         "day": "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday",
         "sound": "a soft song, a low hum, a strange knock, a tiny cry, a loud splash, a slow creak",
-        "treasure": "a smooth stone, a silver coin, an old map, a glass marble, a letter, a golden feather, a brass key",
+        "treasure": (
+            "a smooth stone, a silver coin, an old map, a glass marble, a letter, a golden feather, a brass key"
+        ),
         "plant": "sunflower, pumpkin, rose, tomato, bean, cherry tree, carrot, tulip",
         "count": "two, three, four, five, six, seven, ten, a dozen",
-        "item": "apples, pears, stamps, shells, marbles, cookies, books, stickers, buttons, pencils, eggs, coins, cards, "
-        "flowers, stones, nuts",
+        "item": "apples, pears, stamps, shells, marbles, cookies, books, stickers, buttons, pencils, eggs, "
+        "coins, cards, flowers, stones, nuts",
         "container": "bags, boxes, baskets, jars, trays, packs",
         "animal": "cat, dog, horse, rabbit, parrot, goat, turtle, pony, duck, hamster",
         "event": "concert, market, picnic, race, meeting, dinner, play, lesson, parade, dance",

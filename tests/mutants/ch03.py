@@ -187,10 +187,14 @@ class RingCache:
         Mutant(
             "keeps the head of a long chunk",
             replace=(
-                "        kept = new[-self.window:]\n        self.keys[kept % self.window], self.values[kept % self.window] = "
-                "k[-self.window:], v[-self.window:]",
-                "        kept = new[:self.window]\n        self.keys[kept % self.window], self.values[kept % self.window] = "
-                "k[:self.window], v[:self.window]",
+                (
+                    "        kept = new[-self.window:]\n        self.keys[kept % self.window], self.values[kept % self.window] = "
+                    "k[-self.window:], v[-self.window:]"
+                ),
+                (
+                    "        kept = new[:self.window]\n        self.keys[kept % self.window], self.values[kept % self.window] = "
+                    "k[:self.window], v[:self.window]"
+                ),
             ),
             expect="the key and value in slot",
         ),
@@ -220,8 +224,10 @@ class RingCache:
         Mutant(
             "writes the whole chunk through one index",
             replace=(
-                "        kept = new[-self.window:]\n        self.keys[kept % self.window], self.values[kept % self.window] = "
-                "k[-self.window:], v[-self.window:]",
+                (
+                    "        kept = new[-self.window:]\n        self.keys[kept % self.window], self.values[kept % self.window] = "
+                    "k[-self.window:], v[-self.window:]"
+                ),
                 "        self.keys[new % self.window], self.values[new % self.window] = k, v",
             ),
             expect="two tokens into one slot",

@@ -177,8 +177,10 @@ def vote(answers, logprobs):
         Mutant(
             "frees half a table before it refuses",
             replace=(
-                '        if any(self.ref_cnt[block] == 0 for block in table):\n            raise ValueError(f"a block of {table} has no owner")\n'
-                "        for block in reversed(table):\n",
+                (
+                    '        if any(self.ref_cnt[block] == 0 for block in table):\n            raise ValueError(f"a block of {table} has no owner")\n'
+                    "        for block in reversed(table):\n"
+                ),
                 '        for block in table[::-1]:\n            if not self.ref_cnt[block]:\n                raise ValueError("no owner")\n',
             ),
             expect="must change nothing",

@@ -13,7 +13,7 @@ from functools import partial
 
 os.environ |= {"TRITON_INTERPRET": "0", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
-from . import device, expected  # noqa: E402: the environment comes first
+from . import device, expected  # the environment comes first
 
 AT_ONCE = 2  # processes
 
@@ -62,9 +62,10 @@ def halves(names: list[str]) -> list[list[str]]:
 
 
 def load() -> None:
-    """What every GPU's process needs, once, and kept out of the garbage collections that each start of an engine asks for."""
+    """What every GPU's process needs, once, and kept out of the garbage collections that each start of an engine asks
+    for."""
     import minillm
-    import minillm.engine.llm  # noqa: F401
+    import minillm.engine.llm
     from minillm.kernels import language
     from minillm.model.checkpoint import load_tokenizer, resolve_model
 

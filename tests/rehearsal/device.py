@@ -228,8 +228,8 @@ def pretend(name: str) -> Device:
     Stream.gpu = Event.gpu = CUDAGraph.gpu = Capture.gpu = gpu
     major, minor = gpu.capability
     properties = types.SimpleNamespace(
-        name=f"NVIDIA {name}", major=major, minor=minor, multi_processor_count=gpu.num_sms, total_memory=gpu.memory.total,
-        L2_cache_size=50 * MIB, warp_size=32,
+        name=f"NVIDIA {name}", major=major, minor=minor, multi_processor_count=gpu.num_sms,
+        total_memory=gpu.memory.total, L2_cache_size=50 * MIB, warp_size=32,
     )  # fmt: skip
     memory = gpu.memory
     stand_ins = dict(
@@ -242,9 +242,10 @@ def pretend(name: str) -> Device:
         default_stream=lambda device=None: gpu.streams[0], Stream=Stream, Event=Event,
         CUDAGraph=CUDAGraph, graph=Capture, graph_pool_handle=lambda: None,
         is_current_stream_capturing=lambda: NOTES.capture is not None,
-        mem_get_info=lambda device=None: (memory.total - memory.used, memory.total), empty_cache=lambda: memory.empty_cache(),
-        memory_allocated=lambda device=None: memory.allocated, max_memory_allocated=lambda device=None: memory.peak,
-        memory_reserved=lambda device=None: memory.used, reset_peak_memory_stats=lambda device=None: reset_peak(memory),
+        mem_get_info=lambda device=None: (memory.total - memory.used, memory.total),
+        empty_cache=lambda: memory.empty_cache(), memory_allocated=lambda device=None: memory.allocated,
+        max_memory_allocated=lambda device=None: memory.peak, memory_reserved=lambda device=None: memory.used,
+        reset_peak_memory_stats=lambda device=None: reset_peak(memory),
         cudart=lambda: types.SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister),
     )  # fmt: skip
     for attribute, value in stand_ins.items():

@@ -1,7 +1,7 @@
 """Scenarios drawn by chance, every knob at once: `python -m tests.rehearsal --random 50 --seed 0`.
 
-What a scenario of the table shows alone must hold in company: no exception, tokens that have arrived before they are read,
-no wait but those for tokens, drafts and the disk, and no kernel compiled after the start.
+What a scenario of the table shows alone must hold in company: no exception, tokens that have arrived before they are
+read, no wait but those for tokens, drafts and the disk, and no kernel compiled after the start.
 """
 
 from __future__ import annotations
@@ -76,9 +76,10 @@ def _params(rng: random.Random, count: int) -> list:
             max_tokens=rng.choice([1, 6, 20]), ignore_eos=rng.random() < 0.7, temperature=rng.choice([0.0, 0.8])
         )
         several = [
-            dict(seed=3), dict(top_k=20), dict(top_p=0.9), dict(min_p=0.1), dict(repetition_penalty=1.3), dict(presence_penalty=0.4),
-            dict(frequency_penalty=0.2), dict(logprobs=2), dict(prompt_logprobs=1), dict(logit_bias={5: 1.0}), dict(min_tokens=1),
-            dict(n=2), dict(stop=["."]), dict(structured_outputs=StructuredOutputsParams(regex="[ -~\n]*")),
+            dict(seed=3), dict(top_k=20), dict(top_p=0.9), dict(min_p=0.1), dict(repetition_penalty=1.3),
+            dict(presence_penalty=0.4), dict(frequency_penalty=0.2), dict(logprobs=2), dict(prompt_logprobs=1),
+            dict(logit_bias={5: 1.0}), dict(min_tokens=1), dict(n=2), dict(stop=["."]),
+            dict(structured_outputs=StructuredOutputsParams(regex="[ -~\n]*")),
         ]  # fmt: skip
         for more in rng.sample(several, rng.choice([0, 0, 1, 2, 4])):
             chosen |= more

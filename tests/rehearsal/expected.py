@@ -1,9 +1,11 @@
-"""What is allowed today, scenario by scenario. Every figure is exact, so that the table is lowered when the engine gets better.
+"""What is allowed today, scenario by scenario. Every figure is exact, so that the table is lowered when the engine gets
+better.
 
 Of each scenario: the times that the host waits for the device while prompts are computed, in steps that requests have
 joined or left ("changed"), in those that go on as before ("steady"), and between steps; waits for tokens beyond one a
-step; and kernels that are compiled after the start. What is not named is 0, and 0 everywhere is the goal: the host should
-wait for nothing but the tokens. `python -m tests.rehearsal NAME --verbose` says which line waits for what.
+step; and kernels that are compiled after the start. What is not named is 0, and 0 everywhere is the goal:
+the host should wait for nothing but the tokens. `python -m tests.rehearsal NAME --verbose` says which line waits for
+what.
 """
 
 from __future__ import annotations
@@ -34,9 +36,10 @@ EVERYWHERE = {
 }
 ON_OTHER_GPUS = ("seeded", "quantized head", "8-bit cache")  # H200 plays all
 
-# What a recorded step of Qwen3-0.6B launches, 266 in all. A layer needs 9: four matrix products, attention, and what is fused
-# between them. Outside of the layers are the head, the plan of attention, the embedding, the angles (7 small operations, which
-# a kernel could make while it rotates), the first norm, the rows that are wanted, and the copy into the one logits buffer.
+# What a recorded step of Qwen3-0.6B launches, 266 in all. A layer needs 9: four matrix products, attention,
+# and what is fused between them. Outside of the layers are the head, the plan of attention, the embedding,
+# the angles (7 small operations, which a kernel could make while it rotates), the first norm, the rows that are wanted,
+# and the copy into the one logits buffer.
 LAUNCHES = {
     "linear": 4 * 28 + 1, "triton rotate_and_store_kernel": 28, "triton paged_decode_kernel": 28,
     "triton add_rms_norm_kernel": 2 * 28, "triton silu_mul_kernel": 28,
@@ -47,10 +50,12 @@ LAUNCHES = {
 VARIANTS = {
     "rms_norm_kernel": 2, "add_rms_norm_kernel": 2, "rotate_and_store_kernel": 2, "silu_mul_kernel": 2,
     "plan_decode_kernel": 3, "paged_decode_kernel": 5, "plan_tiles_kernel": 8, "paged_prefill_kernel": 8,
-    "group_max_kernel": 1, "aim_kernel": 2, "collect_kernel": 1, "threshold_kernel": 1, "draw_kernel": 2, "pick_kernel": 2,
-    "few_rows_kernel": 7, "many_rows_kernel": 2, "scaled_matmul_kernel": 3, "dequantize_kernel": 2, "quantize_rows_kernel": 2,
+    "group_max_kernel": 1, "aim_kernel": 2, "collect_kernel": 1, "threshold_kernel": 1, "draw_kernel": 2,
+    "pick_kernel": 2, "few_rows_kernel": 7, "many_rows_kernel": 2, "scaled_matmul_kernel": 3, "dequantize_kernel": 2,
+    "quantize_rows_kernel": 2,
 }  # fmt: skip
-# MiB on an H200, of memory with an ideal allocator. "over": what was in use at some moment beyond gpu_memory_utilization.
+# MiB on an H200, of memory with an ideal allocator. "over": what was in use at some moment beyond
+# gpu_memory_utilization.
 FACTS = {
     "memory": {"graphs MiB": 3, "over MiB": 0, "second": "fits or is refused", "kept MiB": 0, "gone": True},
     "Qwen3-0.6B": {"graphs MiB": 76, "over MiB": 0, "second": "fits or is refused", "kept MiB": 0, "gone": True},

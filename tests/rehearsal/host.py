@@ -85,8 +85,8 @@ class Queue:
         self.copies += [copy for copy in copies if not copy.is_done and id(copy) not in known]
 
     def start(self, host: Tensor, arriving: Tensor | None, everywhere: list[Queue]) -> None:
-        """Begin a copy. One that reads or writes the same host memory must be in this queue, so that the device keeps the
-        order."""
+        """Begin a copy. One that reads or writes the same host memory must be in this queue, so that the device keeps
+        the order."""
         for queue in everywhere:
             for copy in queue.copies:
                 if not copy.is_done and copy.overlaps(host) and (copy.arriving is not None or arriving is not None):

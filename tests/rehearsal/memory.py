@@ -1,8 +1,8 @@
 """Memory of the pretended GPU: every storage on "cuda" is counted as long as it lives, as torch's allocator would.
 
 An ideal allocator: requests are rounded up to 512 bytes and a pool to 2 MiB, free memory of a pool serves any request
-of that pool (no fragmentation), and what a pool ever held stays reserved until `empty_cache`. A graph's pool keeps it as long as
-one of its graphs lives. cuBLAS takes a workspace for each stream at its first product there, and keeps it.
+of that pool (no fragmentation), and what a pool ever held stays reserved until `empty_cache`. A graph's pool keeps it
+as long as one of its graphs lives. cuBLAS takes a workspace for each stream at its first product there, and keeps it.
 """
 
 from __future__ import annotations

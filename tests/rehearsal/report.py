@@ -44,8 +44,9 @@ class Report:
     def text(self, verbose: bool) -> str:
         if "seen" in self.facts:  # a toy: it goes wrong on purpose
             return f"{'ok  ' if self.facts['seen'] else 'FAIL'} {self.gpu} {self.name}: {self.facts['said']}"
-        said = [f"{'FAIL' if self.error or self.faults else 'ok  '} {self.gpu} {self.name:<16} {self.seconds:5.1f} s  "
-                f"{len(self.graphs)} graphs, steps {self.steps}, {self.figures}, {self.facts}"]  # fmt: skip
+        ended = "FAIL" if self.error or self.faults else "ok  "
+        counts = f"{len(self.graphs)} graphs, steps {self.steps}, {self.figures}, {self.facts}"
+        said = [f"{ended} {self.gpu} {self.name:<16} {self.seconds:5.1f} s  {counts}"]
         said += [f"     {self.error}"] if self.error else []
         said += [f"     FAULT {line}" for line in self.faults]
         if verbose:

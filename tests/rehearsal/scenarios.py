@@ -18,8 +18,9 @@ from .tensors import Watch
 from .triton_stub import forget_kernels
 
 PROMPTS = (
-    "Once upon a time there was a little fox", "Hello", "One day, Lily went to the park with her mother. She saw a big red ball and",
-    "The", "Tom had", "In a small house by the river there lived a", "A",
+    "Once upon a time there was a little fox", "Hello",
+    "One day, Lily went to the park with her mother. She saw a big red ball and", "The", "Tom had",
+    "In a small house by the river there lived a", "A",
 )  # fmt: skip
 
 
@@ -32,9 +33,10 @@ class Scenario:
 
 
 def scenarios() -> dict[str, Scenario]:
-    from . import shapes
     from minillm import SamplingParams as P
     from minillm.sampling.grammar.params import StructuredOutputsParams
+
+    from . import shapes
 
     few = dict(max_tokens=6, ignore_eos=True)
 
@@ -163,7 +165,8 @@ def watched(runner):
     """Names the phase of what happens in a step:
 
     prompt     the step computes tokens of a prompt
-    changed    it decodes, and other requests than in the step before (one has joined, left, or split), or blocks are moved
+    changed    it decodes, and other requests than in the step before (one has joined, left, or split),
+               or blocks are moved
     steady     it decodes for the same requests
     tokens     the host waits for the step's tokens
     between    all that the engine does outside of launch and wait

@@ -1,5 +1,5 @@
-"""A model of Qwen3-0.6B's shape, which needs no checkpoint since nothing here has memory: launches of a recorded step, and
-what is allocated against what `gpu_memory_utilization` allows."""
+"""A model of Qwen3-0.6B's shape, which needs no checkpoint since nothing here has memory: launches of a recorded step,
+and what is allocated against what `gpu_memory_utilization` allows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .notes import NOTES
 from .scenarios import watched
 
 QWEN3 = dict(
-    model_type="qwen3", architectures=["Qwen3ForCausalLM"], vocab_size=151_936, hidden_size=1024, intermediate_size=3072,
-    num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128, max_position_embeddings=40_960,
-    rms_norm_eps=1e-6, tie_word_embeddings=True, attention_bias=False, rope_theta=1_000_000, hidden_act="silu",
-    eos_token_id=151_645, bos_token_id=151_643, torch_dtype="bfloat16",
+    model_type="qwen3", architectures=["Qwen3ForCausalLM"], vocab_size=151_936, hidden_size=1024,
+    intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128,
+    max_position_embeddings=40_960, rms_norm_eps=1e-6, tie_word_embeddings=True, attention_bias=False,
+    rope_theta=1_000_000, hidden_act="silu", eos_token_id=151_645, bos_token_id=151_643, torch_dtype="bfloat16",
 )  # fmt: skip
 PROMPT_TOKENS = 40  # of each request; 256 of them are more than a step takes
 

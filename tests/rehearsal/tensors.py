@@ -20,9 +20,10 @@ from .values import nbytes, recall, remember, remember_view, touch, value_of
 
 CUDA = torch.device("cuda", 0)
 VIEWS = frozenset(
-    "view _unsafe_view slice select transpose t permute expand unsqueeze squeeze as_strided split split_with_sizes unbind alias detach detach_ "
-    "_reshape_alias empty empty_strided empty_like new_empty new_empty_strided lift_fresh unfold view_as diagonal set_ resize_ "
-    "is_same_size sym_size sym_stride sym_numel sym_storage_offset".split()
+    "view _unsafe_view slice select transpose t permute expand unsqueeze squeeze as_strided split "
+    "split_with_sizes unbind alias detach detach_ _reshape_alias empty empty_strided empty_like new_empty "
+    "new_empty_strided lift_fresh unfold view_as diagonal set_ resize_ is_same_size sym_size sym_stride "
+    "sym_numel sym_storage_offset".split()
 )
 PRODUCTS = frozenset("linear mm addmm bmm baddbmm _int_mm _scaled_mm".split())
 # One launch, however torch's CPU kernels are made.
@@ -57,7 +58,8 @@ class GpuTensor(Tensor):
 
     def numpy(self, *args, **kwargs):
         raise TypeError(
-            "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+            "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+            "memory first."
         )
 
     def tolist(self):
@@ -121,7 +123,8 @@ class Watch(TorchDispatchMode):
                 if type(tensor) is not GpuTensor and tensor.dim():
                     if name not in HOST_INDICES:
                         raise RuntimeError(
-                            f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! ({name})"
+                            "Expected all tensors to be on the same device, but found at least two devices, "
+                            f"cuda:0 and cpu! ({name})"
                         )
                     NOTES.wait(f"{name} copies {nbytes(tensor)} bytes of host memory to the device")
             if func._schema.is_mutable:

@@ -67,7 +67,7 @@ def misaligned_slice(gpu: Device) -> None:
 def replay_without_its_memory(gpu: Device) -> None:
     x, graph = torch.zeros(3, device="cuda"), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = x + 1  # noqa: F841: what a graph returns is kept
+        y = x + 1  # noqa: F841  (what a graph returns is kept)
     del x
     graph.replay()
 

@@ -1,4 +1,5 @@
-"""What the host reads from the pretended GPU: what it wrote, where no operation has touched it since; else it is made up."""
+"""What the host reads from the pretended GPU: what it wrote, where no operation has touched it since;
+else it is made up."""
 
 from __future__ import annotations
 

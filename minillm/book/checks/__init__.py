@@ -18,7 +18,7 @@ from collections.abc import Callable
 from minillm.book.checks.case import Case, CheckFailed
 from minillm.book.checks.origin import refuse_reference
 
-__all__ = ["Case", "CheckFailed", "Checker", "PARTS"]
+__all__ = ["PARTS", "Case", "CheckFailed", "Checker"]
 
 PARTS = ("example", "edges", "random")
 

@@ -74,7 +74,8 @@ class Case:
         self._report(first_difference(got, expected, atol, rtol), what, hint)
 
     def is_a(self, got: Any, kind: Any, what: str = "the result", *, of: Any = None, hint: str | None = None) -> None:
-        """`got` is of a Python type or of a torch dtype (True is no int, int32 is not int64), its elements of type `of`."""
+        """`got` is of a Python type or of a torch dtype (True is no int, int32 is not int64),
+        its elements of type `of`."""
         self.comparisons += 1
         if kind_of(got) != kind_wanted(kind):
             self.fail(f"{what} must be {kind_wanted(kind)}; got {kind_of(got)}: {short(got)}", hint=hint)
@@ -174,7 +175,8 @@ def _data(value: Any) -> Any:
 
 
 def _is_or_are(what: str) -> str:
-    """The verb for "the logits after an empty output" and for "the mask [row, token]"; a name such as num_tokens is one thing."""
+    """The verb for "the logits after an empty output" and for "the mask [row, token]";
+    a name such as num_tokens is one thing."""
     head = re.split(
         r"[\[,]| \(| (?:of|in|for|with|after|before|at|where|when|that|to) ", what.rsplit("\n", 1)[-1].strip()
     )[0].strip()

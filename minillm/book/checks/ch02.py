@@ -1,4 +1,5 @@
-"""Checks of chapter 02: interleaved rotary, GQA without copies, a ragged window mask, a FLOP counter. Built in chapter 02.
+"""Checks of chapter 02: interleaved rotary, GQA without copies, a ragged window mask, a FLOP counter.
+Built in chapter 02.
 
 The references are in `ch02_oracle`: complex numbers and plain loops in float64. Copies of K are not guessed from the
 source: a dispatch mode watches every tensor that the student's code makes.
@@ -132,7 +133,8 @@ def _gqa_edges(case: Case) -> None:
     q, k, v, allowed = attention_case(case, 1, 6, 4, 2, 8)
     gqa_close(case, q + 8, k + 8, v, allowed, hint="Large scores overflow exp(): use softmax on the masked scores.")
     with case.hinting(
-        "q, k, v and allowed may be views with strides; view() cannot join two such dimensions, reshape() and flatten() can."
+        "q, k, v and allowed may be views with strides; view() cannot join two such dimensions, "
+        "reshape() and flatten() can."
     ):
         gqa_close(case, *case.randn(5, 8, 4).split([4, 2, 2], dim=1), torch.ones(5, 5, dtype=torch.bool).tril())
         q, k, v, allowed = attention_case(case, 3, 7, 4, 2, 6)
@@ -195,7 +197,8 @@ def _bias_random(case: Case) -> None:
 
 @check_count_flops.part("example")
 def _flops_example(case: Case) -> None:
-    # Projections 2·8·2·(2·2 + 2·1) = 192 a token, MLP 2·3·8·10 = 480, scores and sums 2·2·2·2 = 16 a key, logits 2·8·20 = 320 a row.
+    # Projections 2·8·2·(2·2 + 2·1) = 192 a token, MLP 2·3·8·10 = 480, scores and sums 2·2·2·2 = 16 a key,
+    # logits 2·8·20 = 320 a row.
     config = _config(
         hidden_size=8, intermediate_size=10, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=2, vocab_size=20
     )

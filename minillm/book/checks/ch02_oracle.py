@@ -26,9 +26,10 @@ def rotary_close(case: Case, x: Tensor, positions: Tensor, theta: float, expecte
         "This is the half-split layout of Hugging Face checkpoints; here neighbours 2i and 2i+1 form a pair.": _apart(
             rotated(halves, positions, theta)
         ),
-        "The pairs are turned as they should, and then all first members put before all second ones: they must alternate.": _apart(
-            expected
-        ),
+        (
+            "The pairs are turned as they should, and then all first members put before all second ones: "
+            "they must alternate."
+        ): _apart(expected),
         "The pairs turn clockwise: check the signs, (a cos - b sin, b cos + a sin).": rotated(x, -positions, theta),
     }
     got, what = case.call(x, positions, theta), "the rotated vectors [token, head, dimension]"
@@ -77,24 +78,28 @@ def gqa_close(
     got = case.call(q, k, v, allowed)
     expected = attend(q, k, v, allowed) if expected is None else expected
     guesses = {
-        f"This deals the heads in consecutive groups; here they are dealt round: head h reads KV head h % {kv_heads}, not h // {group}.": attend(
-            q, k, v, allowed, kv_head=lambda head: head // group
-        ),
+        (
+            "This deals the heads in consecutive groups; here they are dealt round: "
+            f"head h reads KV head h % {kv_heads}, not h // {group}."
+        ): attend(q, k, v, allowed, kv_head=lambda head: head // group),
         f"The scores were not scaled: divide them by sqrt(head_dim), here by {size**0.5:.3g}.": attend(
             q, k, v, allowed, divisor=1.0
         ),
         f"The scores were divided by head_dim = {size}: divide them by its square root, {size**0.5:.3g}.": attend(
             q, k, v, allowed, divisor=float(size)
         ),
-        "The mask is the wrong way round: True means that the query may look, so -inf goes where allowed is False.": attend(
-            q, k, v, ~allowed
-        ),
+        (
+            "The mask is the wrong way round: True means that the query may look, so -inf goes where allowed is False."
+        ): attend(q, k, v, ~allowed),
         "These are the values for attention over all keys: the mask was not applied.": attend(
             q, k, v, torch.ones_like(allowed)
         ),
     }
     if isinstance(got, Tensor) and got.isnan().any():
-        hint = "NaN comes from a softmax in which every score is -inf or one is inf: mask the scores before the softmax, where allowed is False."
+        hint = (
+            "NaN comes from a softmax in which every score is -inf or one is inf: "
+            "mask the scores before the softmax, where allowed is False."
+        )
     case.close(got, expected, what, atol=1e-4, rtol=1e-4, hint=_likeliest(got, expected, guesses, atol=1e-4) or hint)
     case.is_a(got, torch.float32, "the result")
 
@@ -178,7 +183,9 @@ def no_copy(case: Case, queries: int, seq_len: int, heads: int, kv_heads: int, h
         watch.largest <= limit,
         f"{watch.operation} made a tensor of {watch.largest:,} elements; K has {k.numel():,}, the scores "
         f"{heads * queries * seq_len:,}, and K repeated for every query head would have {heads * seq_len * head_dim:,}",
-        hint="Broadcasting in `@` copies too: put the query heads of a group side by side, as more rows of one product.",
+        hint=(
+            "Broadcasting in `@` copies too: put the query heads of a group side by side, as more rows of one product."
+        ),
     )
 
 
@@ -248,9 +255,10 @@ def flops_equal(
     case.equal(
         got,
         total,
-        f"the FLOPs of query_lens={query_lens}, seq_lens={seq_lens}, num_logits={num_logits} (hidden_size={c.hidden_size}, "
-        f"intermediate_size={c.intermediate_size}, {c.num_heads} heads, {c.num_kv_heads} KV heads, head_dim={c.head_dim}, "
-        f"vocab_size={c.vocab_size}, layer_windows={c.layer_windows})",
+        f"the FLOPs of query_lens={query_lens}, seq_lens={seq_lens}, num_logits={num_logits} "
+        f"(hidden_size={c.hidden_size}, intermediate_size={c.intermediate_size}, {c.num_heads} heads, "
+        f"{c.num_kv_heads} KV heads, head_dim={c.head_dim}, vocab_size={c.vocab_size}, "
+        f"layer_windows={c.layer_windows})",
         hint=f"{told} Expected: weights {weights:,}, scores and sums {scores:,}, logits {logits:,}.".strip(),
     )
     case.is_a(got, int, "the result")

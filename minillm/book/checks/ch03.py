@@ -1,4 +1,5 @@
-"""Checks of chapter 03: cache bytes, a doubling cache, a ring, a repaired generator, a ring that rewinds. Built in chapter 03.
+"""Checks of chapter 03: cache bytes, a doubling cache, a ring, a repaired generator, a ring that rewinds.
+Built in chapter 03.
 
 The caches are driven in `ch03_drives`, the references are in `ch03_oracle`.
 """
@@ -28,7 +29,10 @@ check_cache_bytes = Checker(
 )
 check_doubling_cache = Checker(
     "doubling_cache",
-    hint="keys and values are [num_kv_heads, capacity, head_dim]; query i of a chunk of m stands at position length - m + i.",
+    hint=(
+        "keys and values are [num_kv_heads, capacity, head_dim]; query i of a chunk of m stands at position "
+        "length - m + i."
+    ),
     forbid=_BACKENDS,
 )
 check_ring_cache = Checker(
@@ -39,7 +43,9 @@ check_ring_cache = Checker(
 check_repair_positions = Checker("repair_positions", hint="A token's position is the number of tokens before it.")
 check_rewindable_ring = Checker(
     "rewindable_ring",
-    hint="Position p lives in slot p % (window + slack); the farthest point ever reached says what has been overwritten.",
+    hint=(
+        "Position p lives in slot p % (window + slack); the farthest point ever reached says what has been overwritten."
+    ),
     forbid=_BACKENDS,
 )
 
@@ -174,9 +180,7 @@ def _doubling_random(case: Case) -> None:
 @check_ring_cache.part("example")
 def _ring_example(case: Case) -> None:
     ring, ones = case.run(case.student, 3, 1, 1), torch.ones(1, 1, 1)
-    means = []
-    for value in (1.0, 2.0, 3.0, 10.0):
-        means.append(float(case.run(ring.step, torch.zeros(1, 1, 1), ones, value * ones)))
+    means = [float(case.run(ring.step, torch.zeros(1, 1, 1), ones, value * ones)) for value in (1.0, 2.0, 3.0, 10.0)]
     case.close(
         means,
         [1.0, 1.5, 2.0, 5.0],

@@ -81,7 +81,10 @@ def drive_ring(
                 case.close(
                     torch.stack([ring.keys[slot], ring.values[slot]]),
                     torch.stack([past.k[position], past.v[position]]),
-                    f"the key and value in slot {slot}, which holds position {position} (window={window}, {past.length} tokens)",
+                    (
+                        f"the key and value in slot {slot}, which holds position {position} (window={window}, "
+                        f"{past.length} tokens)"
+                    ),
                 )
     case.is_a(ring.positions(), list, "what positions() returns", of=int)
 
@@ -89,7 +92,8 @@ def drive_ring(
 def generated(
     case: Case, prompt: list[int], max_tokens: int, seed: int, eos_id: int | None = None, hint: str = ""
 ) -> None:
-    """Lets the student's generator talk to a model that records, and judges call by call; `hint` is for what it returns."""
+    """Lets the student's generator talk to a model that records, and judges call by call;
+    `hint` is for what it returns."""
     recorder, expected = (
         Recorder(seed, max_calls=2 * (len(prompt) + max_tokens) + 10),
         said(prompt, max_tokens, seed, eos_id),
@@ -127,7 +131,8 @@ def drive_rewind(
     kv_heads: int = 2,
     head_dim: int = 4,
 ) -> None:
-    """Moves are chunks to append (positive) and rewinds (0 or negative); those at the indices in `refused` must raise."""
+    """Moves are chunks to append (positive) and rewinds (0 or negative);
+    those at the indices in `refused` must raise."""
     ring, past, high, slots = (
         case.run(case.student, window, slack, kv_heads, head_dim),
         Past(kv_heads, head_dim),
@@ -144,7 +149,10 @@ def drive_rewind(
                 f"length {past.length}, farthest ever {high}, slack {slack}: what is needed may be overwritten already."
             )
             if past.length + move < 0:
-                told = f"The length is {past.length}, and would become {past.length + move}: no more can be taken back than there is."
+                told = (
+                    f"The length is {past.length}, and would become {past.length + move}: "
+                    "no more can be taken back than there is."
+                )
             case.raises(ValueError, ring.rewind, -move, hint=told)
         elif move <= 0:
             case.run(ring.rewind, -move)
@@ -173,7 +181,8 @@ def _step(case: Case, ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _change(case: Case, past: Past, stored: int, at: Callable[[int], tuple[Tensor, Tensor]]) -> Past | None:
-    """Puts another key and value in the place of the last of `stored` positions, there and in `past`; returns the past as it was."""
+    """Puts another key and value in the place of the last of `stored` positions, there and in `past`;
+    returns the past as it was."""
     if not stored:
         return None
     position, before = stored - 1, past.copy()

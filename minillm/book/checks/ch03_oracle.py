@@ -1,4 +1,5 @@
-"""References of chapter 03's checks: attention over everything there ever was, a model that records. Built in chapter 03.
+"""References of chapter 03's checks: attention over everything there ever was, a model that records.
+Built in chapter 03.
 
 The references keep every key and value in one growing tensor and attend in float64, one query and one head at a time.
 """
@@ -65,8 +66,11 @@ def attended(
             [length - 1] * count,
         ),
         "Query i of the chunk was taken to stand at position i; it stands at length - m + i.": (first, range(count)),
-        "The first queries of the chunk missed the oldest positions of their windows: gather window - 1 positions before the chunk, "
-        "and attend before you write.": ([max(f, length - reach) for f in first], last),
+        "The first queries of the chunk missed the oldest positions of their windows: "
+        "gather window - 1 positions before the chunk, and attend before you write.": (
+            [max(f, length - reach) for f in first],
+            last,
+        ),
         "The window is one too short: a query sees itself and window - 1 positions before it.": (
             [min(p, max(0, p - reach + 2)) for p in last],
             last,
@@ -92,8 +96,8 @@ def attended(
             before.append(past.k[before.length :], past.v[before.length :])
             if torch.allclose(got.float(), attend(q, before, first, last), atol=1e-4, rtol=1e-4):
                 hint = (
-                    "The check changed the last stored key and value, in keys and values, before this call, and the output does not follow: "
-                    "attend to what lies there, not to another copy."
+                    "The check changed the last stored key and value, in keys and values, before this call, "
+                    "and the output does not follow: attend to what lies there, not to another copy."
                 )
         if not hint and torch.allclose(got.float(), attend(q, past, first, last, modulo), atol=1e-4, rtol=1e-4):
             hint = "Query head h reads KV head h // (num_heads // num_kv_heads), not h % num_kv_heads."
@@ -142,7 +146,8 @@ class Recorder:
         token_ids = [int(token) for token in token_ids]
         if len(self.calls) == self.max_calls:
             raise RuntimeError(
-                f"decode has been called {self.max_calls} times: the loop does not end. Does it count the tokens that it chose?"
+                f"decode has been called {self.max_calls} times: the loop does not end. "
+                "Does it count the tokens that it chose?"
             )
         self.calls.append((start, token_ids, max(self.slots, default=-1) + 1))
         self.slots |= {start + i: token for i, token in enumerate(token_ids)}

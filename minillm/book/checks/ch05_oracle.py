@@ -7,10 +7,11 @@ requests of its own, both are told the same tokens, and after every call the two
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from minillm.book.checks import Case
+from minillm.book.checks.ch05_rules import World, as_planned, scene, sound
 from minillm.engine.policies import FCFS
 from minillm.engine.request import Request, RequestStatus
 from minillm.engine.scheduler import Scheduler
@@ -87,19 +88,11 @@ class Ask:
         return Request(self.name, [10 + i for i in range(self.prompt)], params, limit, arrival_time=0.0)
 
 
-@dataclass
-class World:
-    """One scheduler with its cache manager and its requests."""
-
-    kv_cache: KVCacheManager
-    scheduler: Any
-    requests: dict[str, Request] = field(default_factory=dict)
-
-
 def drive(
     case: Case, asks: Sequence[Ask], *, blocks: int, block_size: int, seqs: int, budget: int, cached: bool = False
 ) -> int:
-    """Serve `asks` with the student's scheduler and with the reference, and compare every step; how many were preempted."""
+    """Serve `asks` with the student's scheduler and with the reference, and compare every step;
+    how many were preempted."""
     right, theirs = (KVCacheManager(blocks, block_size, enable_prefix_caching=cached) for _ in range(2))
     reference = World(right, Scheduler(right, seqs, budget, ShortestFirst()))
     student = World(theirs, call(case, case.student, "at the start", theirs, seqs, budget))
@@ -111,14 +104,14 @@ def drive(
                 world.requests[ask.name] = request = ask.request()
                 call(case, world.scheduler.add, f"before step {step}", request)
         _hang_up(case, asks, "aborted", step, reference, student)
-        told = f"step {step} (at most {budget} tokens and {seqs} requests)\n  {'before:':<9} {_scene(reference)}"
+        told = f"step {step} (at most {budget} tokens and {seqs} requests)\n  {'before:':<9} {scene(reference)}"
         ran = [request.request_id for request in reference.scheduler.running]
         expected = reference.scheduler.schedule()
         names = [request.request_id for request in reference.scheduler.running]
         expected.rows.sort(key=lambda row: names.index(row.request_id))
         output = call(case, student.scheduler.schedule, f"in {told}")
-        _sound(case, student, output, told, budget, seqs)
-        _as_planned(case, output, expected, ran, told)
+        sound(case, student, output, told, budget, seqs)
+        as_planned(case, output, expected, ran, told)
         preempted += len(expected.preempted)
         _hang_up(case, asks, "aborted_inside", step, reference, student)
         _updated(
@@ -321,35 +314,30 @@ def _alike(case: Case, student: World, reference: World, told: str) -> None:
 
 
 _RAISED = {
-    "schedule": "A newcomer's call of allocate_slots gets `computed` too; who was preempted, perhaps the one that asked, has no blocks and no place in `running`.",
+    "schedule": (
+        "A newcomer's call of allocate_slots gets `computed` too; who was preempted, perhaps the one that asked, "
+        "has no blocks and no place in `running`."
+    ),
     "update": "A request may have been aborted between schedule and update: skip it if it is finished.",
     "finish": "A request is in `running` or in `waiting` when it ends; one that has finished already stays as it is.",
 }
 _ASPECTS = {
-    "num_computed_tokens": "update() moves it on to the end of the row, a preemption sets it to 0; whoever joins starts at computed.num_tokens.",
+    "num_computed_tokens": (
+        "update() moves it on to the end of the row, a preemption sets it to 0; "
+        "whoever joins starts at computed.num_tokens."
+    ),
     "output_token_ids": "request.append(token_id), once for every token that was sampled.",
     "status": "WAITING, RUNNING, PREEMPTED, FINISHED: whoever moves a request sets its status.",
     "finish_reason": "request.append says why it ends; finish(request, reason) keeps the reason it is given.",
 }
 _PLACES = {
     "running": "In the order in which they were admitted; without those that finished or were preempted.",
-    "waiting": "In the order in which they came; who is preempted goes to the front; who is admitted, or aborted, leaves.",
+    "waiting": (
+        "In the order in which they came; who is preempted goes to the front; who is admitted, or aborted, leaves."
+    ),
 }
 
 
 def _aspect(request: Request, what: str) -> object:
     value = getattr(request, what)
     return value.name if isinstance(value, RequestStatus) else value
-
-
-def _scene(world: World) -> str:
-    """Where everybody stands, in one line."""
-    scheduler, pool = world.scheduler, world.kv_cache.pool
-    running = ", ".join(
-        f"{r.request_id} ({r.num_tokens - r.num_computed_tokens} to compute)" for r in scheduler.running
-    )
-    waiting = ", ".join(
-        f"{r.request_id} ({'preempted, ' * (r.status is RequestStatus.PREEMPTED)}{r.num_tokens} tokens)"
-        for r in scheduler.waiting
-    )
-    return f"running {running or 'nobody'}; waiting {waiting or 'nobody'}; {pool.num_free} of {pool.num_blocks} blocks free"

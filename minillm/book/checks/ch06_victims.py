@@ -1,4 +1,5 @@
-"""References of chapter 06's last exercise: victims by trying all of them, or all of each group. Built in chapter 06."""
+"""References of chapter 06's last exercise: victims by trying all of them, or all of each group.
+Built in chapter 06."""
 
 from __future__ import annotations
 

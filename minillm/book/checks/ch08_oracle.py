@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from minillm.book.chips import Html, table
 
@@ -40,7 +40,7 @@ def gaps_of(trace: Sequence[tuple[float, dict[str, int]]]) -> list[float]:
     for time, delivered in trace:
         for name, count in delivered.items():
             times.setdefault(name, []).extend([time] * count)
-    return [later - sooner for own in times.values() for sooner, later in zip(own, own[1:])]
+    return [later - sooner for own in times.values() for sooner, later in pairwise(own)]
 
 
 def planned(

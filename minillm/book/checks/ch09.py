@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from itertools import pairwise
 
 from minillm.book.checks import Case, Checker
 from minillm.book.checks.ch09_drives import BASES, POLICIES, Pair, drive, name_of, named, serve
@@ -32,7 +33,10 @@ check_patient_queue = Checker(
     "patient_queue",
     forbid=POLICIES,
     allow=BASES,
-    hint="Put back first; then whoever was overtaken `patience` times; then the shortest. A pop overtakes those added before.",
+    hint=(
+        "Put back first; then whoever was overtaken `patience` times; then the shortest. "
+        "A pop overtakes those added before."
+    ),
 )
 check_beat_it = Checker(
     "beat_it", forbid=POLICIES, allow=BASES, hint="Help whoever is in danger, and only then; else the shortest."
@@ -130,18 +134,24 @@ def _key(case: Case, request: tuple, knobs: dict) -> tuple[float, float]:
 
 def _in_order(case: Case, told: list, hint: str | None = None) -> None:
     """`told` holds (urgency, (key, safe), words), the most urgent first."""
-    for (urgent, (key, _), words), (less, (other, _), other_words) in zip(told, told[1:]):
+    for (urgent, (key, _), words), (less, (other, _), other_words) in pairwise(told):
         near = abs(key - other) <= 1e-6 * max(1.0, abs(key))
         if urgent == less:
             case.true(
                 near,
-                f"the keys of ({words}) and ({other_words}) are {key:g} and {other:g}; both are as urgent at any time, so they must be equal",
+                (
+                    f"the keys of ({words}) and ({other_words}) are {key:g} and {other:g}; "
+                    "both are as urgent at any time, so they must be equal"
+                ),
                 hint=hint,
             )
         else:
             case.true(
                 key < other and not near,
-                f"the key of ({words}) is {key:g} and that of ({other_words}) is {other:g}; the first is more urgent by {less - urgent:g} at any time",
+                (
+                    f"the key of ({words}) is {key:g} and that of ({other_words}) is {other:g}; "
+                    f"the first is more urgent by {less - urgent:g} at any time"
+                ),
                 hint=hint,
             )
 
@@ -217,7 +227,8 @@ def _patient_random(case: Case) -> None:
 
 
 def race(queue: type, seed: int = 0) -> tuple[float, ...]:
-    """Mean E2E with first come, first served, with `sjf` and with `queue(clock, bound)`; then the three longest TTFTs."""
+    """Mean E2E with first come, first served, with `sjf` and with `queue(clock, bound)`;
+    then the three longest TTFTs."""
     (fcfs_mean, fcfs_longest), (sjf_mean, sjf_longest) = given_queues(seed)
     mean, longest = run_race(lambda clock: queue(clock, BOUND * fcfs_longest), seed)
     return fcfs_mean, sjf_mean, mean, fcfs_longest, sjf_longest, longest
@@ -227,7 +238,10 @@ def _wins(case: Case, seed: int) -> None:
     _, sjf_mean, mean, fcfs_longest, _, longest = case.run(_racing, case.student, seed)
     case.true(
         longest <= BOUND * fcfs_longest,
-        f"on the trace {seed} somebody waits {longest:.2f} s for the first token, allowed are {BOUND * fcfs_longest:.2f}",
+        (
+            f"on the trace {seed} somebody waits {longest:.2f} s for the first token, "
+            f"allowed are {BOUND * fcfs_longest:.2f}"
+        ),
         hint="Begin to help those in danger sooner: several may be in danger at a time.",
     )
     case.true(
@@ -253,7 +267,9 @@ def _beat_edges(case: Case) -> None:
         engine.scheduler.waiting = policy = case.run(case.student, engine.clock, 2.0)
         aborted = ["3", "7", "11"]
         requests = to_requests(small_trace(seed))
-        serve = functools.partial(steps_of, engine, requests, lambda step: aborted[step // 4 % 3], lambda step: None)
+        serve = functools.partial(
+            steps_of, engine, requests, lambda step, aborted=aborted: aborted[step // 4 % 3], lambda step: None
+        )
         case.run(named(serve), engine, may_change=True)
         left = [one.request_id for one in requests if not one.is_finished]
         case.equal(left, [], "the list of requests that were never served")

@@ -1,4 +1,5 @@
-"""How chapter 09's checks drive a student's queue: beside the reference, and in the real scheduler. Built in chapter 09."""
+"""How chapter 09's checks drive a student's queue: beside the reference, and in the real scheduler.
+Built in chapter 09."""
 
 from __future__ import annotations
 

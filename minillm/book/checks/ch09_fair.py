@@ -38,7 +38,8 @@ def _fair_example(case: Case) -> None:
 @check_fair_queue.part("edges")
 def _fair_edges(case: Case) -> None:
     with case.hinting(
-        "Lifted: to the smallest counter of the users who are present, never down, and only if none of the user's requests is present."
+        "Lifted: to the smallest counter of the users who are present, never down, "
+        "and only if none of the user's requests is present."
     ):
         pair = _fair(case, {})
         eve, ann, bob = (ask(f"{user[0]}1", 30, user=user) for user in ("eve", "ann", "bob"))
@@ -87,7 +88,8 @@ def _fair_edges(case: Case) -> None:
         hit.num_computed_tokens = 16
         _charged(case, pair, hit, 4, "16 tokens came from the prefix cache; the other 4 of the prompt are new.")
     with case.hinting(
-        "A user's own requests: the one that was put back last, then in the order of add. Ties between users: arrival_time of the next, then the name."
+        "A user's own requests: the one that was put back last, then in the order of add. Ties between users: "
+        "arrival_time of the next, then the name."
     ):
         pair = _fair(case, {})
         for name, user, at in (("z1", "zoe", 1.0), ("b1", "bob", 2.0), ("a1", "ann", 2.0), ("z2", "zoe", 5.0)):
@@ -131,7 +133,7 @@ def _fair_random(case: Case) -> None:
             [],
             60,
             "abcd",
-            after=lambda request: _charged(case, pair, request, case.randint(1, 12), "A random charge."),
+            after=lambda request, pair=pair: _charged(case, pair, request, case.randint(1, 12), "A random charge."),
         )
         _counters(case, pair, "At the end of a random run.")
     for round_ in range(3):

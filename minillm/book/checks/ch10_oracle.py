@@ -46,7 +46,10 @@ class Watched:
                 case.true(
                     not self.accesses(name, "load"),
                     f"the kernel loads numbers of {name}",
-                    hint=f"{name} holds nothing yet: each of its numbers is computed by the kernel, from what the kernel loads.",
+                    hint=(
+                        f"{name} holds nothing yet: each of its numbers is computed by the kernel, "
+                        "from what the kernel loads."
+                    ),
                 )
         case.true(
             not ops,
@@ -63,7 +66,10 @@ class Watched:
         if place is not None:
             [launch] = self.traffic.launches
             self.case.fail(
-                f"{name}{list(place)} was never stored; the grid {launch.grid} has {launch.num_programs} program{'s' * (launch.num_programs != 1)}",
+                (
+                    f"{name}{list(place)} was never stored; the grid {launch.grid} has {launch.num_programs} "
+                    f"program{'s' * (launch.num_programs != 1)}"
+                ),
                 hint=f"All programs together have to write all of {name}, of shape {list(times.shape)}.",
             )
         self.case.comparisons += 1
@@ -117,7 +123,10 @@ def record(case: Case, launcher: Callable, args: tuple) -> tuple[Traffic, OutOfB
     if MODE != "interpreted":
         case.fail(
             f"this exercise is judged in Triton's interpreter, and here kernels are {MODE}",
-            hint="Restart the notebook and run its first cells before anything else: they set TRITON_INTERPRET=1. Triton needs Linux.",
+            hint=(
+                "Restart the notebook and run its first cells before anything else: they set TRITON_INTERPRET=1. "
+                "Triton needs Linux."
+            ),
         )
     outside = raised = None
 
@@ -146,7 +155,8 @@ def record(case: Case, launcher: Callable, args: tuple) -> tuple[Traffic, OutOfB
 
 
 class OutsideLaunches(record_torch_traffic):
-    """The torch operations of a launcher. The interpreter brings each argument back after a launch: on a CPU, onto itself."""
+    """The torch operations of a launcher. The interpreter brings each argument back after a launch:
+    on a CPU, onto itself."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.overloadpacket.__name__ == "copy_" and args[0].data_ptr() == args[1].data_ptr():
@@ -182,7 +192,8 @@ def _others() -> tuple[str, ...]:
 
 
 def own_line(error: BaseException) -> str:
-    """The last line of the student's own code that an error came through, before the interpreter wrapped it and since."""
+    """The last line of the student's own code that an error came through,
+    before the interpreter wrapped it and since."""
     frames = []
     while error is not None:
         frames += traceback.extract_tb(error.__traceback__)
@@ -224,7 +235,8 @@ def alternating(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gated_reference(x: Tensor, limit: float, *, split: Callable = alternating, alpha: float = 1.702, shift: float = 1.0,
-                    gate: tuple[float, float] | None = None, up: tuple[float, float] | None = None) -> Tensor:  # fmt: skip
+                    gate: tuple[float, float] | None = None,
+                    up: tuple[float, float] | None = None) -> Tensor:  # fmt: skip
     """The activation in float64; the keywords are for the mistakes that a hint can name."""
     gates, ups = split(x.double())
     gates, ups = gates.clamp(*(gate or (-np.inf, limit))), ups.clamp(*(up or (-limit, limit)))

@@ -1,7 +1,7 @@
 """Runs a student's launcher in Triton's interpreter and judges what each of its programs touched. Built in chapter 11.
 
-Memory that the launcher allocates is NaN at first, so an element that nobody stores shows. A lane beyond a tensor's end is
-an error of `record_traffic`; a lane that runs from the end of a row into the next one is found here.
+Memory that the launcher allocates is NaN at first, so an element that nobody stores shows. A lane beyond a tensor's end
+is an error of `record_traffic`; a lane that runs from the end of a row into the next one is found here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def launch(case: Case, *args: Any) -> tuple[Any, Any]:
     if MODE != "interpreted":
         case.fail(
             f"this exercise is judged in Triton's interpreter, and here kernels are {MODE}",
-            hint="Restart the notebook and run its first cell before anything else: it sets TRITON_INTERPRET=1. Triton needs Linux.",
+            hint=(
+                "Restart the notebook and run its first cell before anything else: it sets TRITON_INTERPRET=1. "
+                "Triton needs Linux."
+            ),
         )
     seen, outside = [], []
 
@@ -81,7 +84,10 @@ def launch(case: Case, *args: Any) -> tuple[Any, Any]:
     case.true(
         not ops,
         f"a torch operation read or wrote numbers: {ops[0] if ops else ''}",
-        hint="All numbers are the kernels' work. Allocate with torch.empty: every element is stored later, and zeros would be one more pass.",
+        hint=(
+            "All numbers are the kernels' work. Allocate with torch.empty: "
+            "every element is stored later, and zeros would be one more pass."
+        ),
     )
     return got, traffic
 
@@ -99,7 +105,8 @@ class Matrix:
 def judge_programs(
     case: Case, traffic: Any, index: int, work: dict[Any, Part], reads: Sequence[Matrix], writes: Matrix, told: str
 ) -> None:
-    """In launch `index` each part of `work` is one program's, which reads its blocks once, each element, and stores its own."""
+    """In launch `index` each part of `work` is one program's, which reads its blocks once, each element,
+    and stores its own."""
     number = traffic.launches[index].num_programs
     case.true(
         number == len(work),
@@ -110,7 +117,10 @@ def judge_programs(
     nobody_strays(case, touched, [*reads, writes], {writes.name}, told)
     parts = {numpy.sort(writes.block(key, part)).tobytes(): (key, part) for key, part in work.items()}
     cut = len({part.inner for part in work.values()}) > 1
-    missed = f"The last tile may be narrower than the others; it counts all the same.{' Of the slices of k, the longer ones come first.' if cut else ''}"
+    missed = (
+        "The last tile may be narrower than the others; it counts all the "
+        f"same.{' Of the slices of k, the longer ones come first.' if cut else ''}"
+    )
     owner: dict[Any, Program] = {}
     for program in sorted(touched):
         stored = elements_of(touched[program], "store", writes.name)
@@ -170,14 +180,18 @@ def nobody_strays(
             case.true(
                 size == sizes[name],
                 f"an element of `{name}` has {size} bytes {told}; expected {sizes[name]}",
-                hint="Partial sums stay in float32; what is returned has the dtype of the inputs, rounded by the store itself.",
+                hint=(
+                    "Partial sums stay in float32; what is returned has the dtype of the inputs, "
+                    "rounded by the store itself."
+                ),
             )
 
 
 def same_elements(
     case: Case, got: numpy.ndarray, expected: numpy.ndarray, matrix: Matrix, where: str, verb: str, missed: str
 ) -> None:
-    """Each expected element once, and no other; tells the first that is too many, missing (with the hint `missed`) or doubled."""
+    """Each expected element once, and no other; tells the first that is too many,
+    missing (with the hint `missed`) or doubled."""
     if numpy.array_equal(numpy.sort(got), numpy.sort(expected)):
         case.comparisons += 1
         return
@@ -185,7 +199,10 @@ def same_elements(
     if extra.size:
         case.fail(
             f"{where} {verb} {_named(matrix, extra)}, which is not its own ({extra.size} lanes are not)",
-            hint="What runs over the end of a row goes on in the next one. Compare the rows, the columns and k named above with those that you compute.",
+            hint=(
+                "What runs over the end of a row goes on in the next one. Compare the rows, "
+                "the columns and k named above with those that you compute."
+            ),
         )
     if missing.size:
         case.fail(
@@ -205,8 +222,8 @@ def only_values(
     """The output's type, shape and values."""
     case.is_a(got, expected.dtype, f"the output {told}")
     poison = (
-        "NaN is an element that nobody stored, or a masked lane that came into a sum: what it holds is undefined unless tl.load has "
-        "an `other`, 0.0. "
+        "NaN is an element that nobody stored, or a masked lane that came into a sum: "
+        "what it holds is undefined unless tl.load has an `other`, 0.0. "
     )
     hint = (poison if isinstance(got, Tensor) and got.isnan().any() else "") + (
         hint
@@ -214,7 +231,10 @@ def only_values(
     )
     same = isinstance(got, Tensor) and got.shape == expected.shape
     if not exact and same and torch.allclose(got, expected, rtol=3e-2, atol=3e-2):
-        hint = "Nearly: some number was rounded too early. Tiles go into tl.dot as they were loaded; sums stay in float32 to the end."
+        hint = (
+            "Nearly: some number was rounded too early. Tiles go into tl.dot as they were loaded; "
+            "sums stay in float32 to the end."
+        )
     tolerance = (
         {}
         if exact
@@ -236,7 +256,10 @@ def whole_numbers_only(case: Case) -> None:
         tree = ast.parse(textwrap.dedent(inspect.getsource(case.student)))
     except (OSError, TypeError, SyntaxError):
         return  # no text to look at: its results are judged all the same
-    hint = "Divide with //, so that whole numbers stay whole. The function becomes part of a kernel, and Triton has to compile it."
+    hint = (
+        "Divide with //, so that whole numbers stay whole. The function becomes part of a kernel, "
+        "and Triton has to compile it."
+    )
     for node in ast.walk(tree):
         case.true(
             not isinstance(getattr(node, "op", None), ast.Div), f"{case.student.__name__} divides with /", hint=hint

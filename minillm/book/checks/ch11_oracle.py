@@ -1,10 +1,12 @@
-"""References of chapter 11: bytes of a tile, the snake's order, slices of K, what a program may touch. Built in chapter 11."""
+"""References of chapter 11: bytes of a tile, the snake's order, slices of K, what a program may touch.
+Built in chapter 11."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy
 import torch
@@ -98,7 +100,7 @@ def slices(k: int, num_splits: int, tile: int) -> list[range]:
     count, cuts = min(num_splits, tiles), [0]
     for s in range(count):
         cuts.append(cuts[-1] + tiles // count + (s < tiles % count))
-    return [range(first * tile, min(last * tile, k)) for first, last in zip(cuts, cuts[1:])]
+    return [range(first * tile, min(last * tile, k)) for first, last in pairwise(cuts)]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Judges the second kernel of split-K: every partial sum read once, in order, every output stored once. Built in chapter 11."""
+"""Judges the second kernel of split-K: every partial sum read once, in order, every output stored once.
+Built in chapter 11."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from minillm.book.checks.ch11_launches import Matrix, by_program, elements_of, n
 
 
 def judge_sum(case: Case, traffic: Any, index: int, shape: tuple[int, int, int], itemsize: int, told: str) -> None:
-    """Launch `index` reads `partials` of this shape slice by slice from the first, and stores each element of `out` once."""
+    """Launch `index` reads `partials` of this shape slice by slice from the first,
+    and stores each element of `out` once."""
     splits, m, n = shape
     partials = Matrix("partials", shape, 4, lambda *_: numpy.arange(splits * m * n))
     out = Matrix("out", shape[1:], itemsize, lambda *_: numpy.arange(m * n))

@@ -22,7 +22,8 @@ __all__ = ["Need", "attend", "judge_programs", "only_values", "rows_of"]
 
 @dataclass(frozen=True)
 class Need:
-    """What one program has to do: tensor -> the elements it loads, or for `out` stores; `told` says whose work it is."""
+    """What one program has to do: tensor -> the elements it loads, or for `out` stores;
+    `told` says whose work it is."""
 
     told: str
     elements: dict[str, numpy.ndarray]
@@ -54,7 +55,8 @@ def judge_programs(
     unseen: str,
     also: Sequence[str] = (),
 ) -> None:
-    """One launch, in which each of `needs` is one program's: it loads its elements once and no others, and stores its own.
+    """One launch, in which each of `needs` is one program's: it loads its elements once and no others,
+    and stores its own.
 
     unseen: the hint where a program loads what it does not need; also: tensors that may be read at will.
     """
@@ -73,7 +75,7 @@ def judge_programs(
     owner: dict[int, Any] = {}
     for program, accesses in sorted(by_program(traffic, 0).items()):
         for access in accesses:
-            _on_its_way(case, access, {**{name: itemsize[name] for name in shapes}, **{name: 0 for name in also}}, told)
+            _on_its_way(case, access, {**{name: itemsize[name] for name in shapes}, **dict.fromkeys(also, 0)}, told)
         stored = elements_of(accesses, "store", "out")
         case.true(
             stored.size,
@@ -125,7 +127,10 @@ def _same(
         hint = (
             unseen
             if name in "kv"
-            else "That is another program's, or nobody's. Which rows has this program, and of which heads? And a lane without a query of its own needs a mask."
+            else (
+                "That is another program's, or nobody's. Which rows has this program, "
+                "and of which heads? And a lane without a query of its own needs a mask."
+            )
         )
         case.fail(
             f"{where} {verb} {_named(name, shape, extra)}: not its own (too many: {_rows(extra, width)})", hint=hint
@@ -135,7 +140,10 @@ def _same(
             f"{where} never {verb} {_named(name, shape, missing)} (missing: {_rows(missing, width)})",
             hint="Compare where your loops begin and end with the positions of this program's first and last query."
             if name in "kv"
-            else "Of the queries named above all are this program's, with all heads that it has. The last tile may not be full; it counts all the same.",
+            else (
+                "Of the queries named above all are this program's, with all heads that it has. "
+                "The last tile may not be full; it counts all the same."
+            ),
         )
     element, times = Counter(got.tolist()).most_common(1)[0]
     case.fail(
@@ -159,7 +167,8 @@ def _rows(elements: numpy.ndarray, width: int) -> str:
 
 
 def _borrowed(student: Any) -> str | None:
-    """The dotted name of the first kernel or helper of the package that the student's kernels name; None where all is their own."""
+    """The dotted name of the first kernel or helper of the package that the student's kernels name;
+    None where all is their own."""
     waiting, seen = [student], set()
     while waiting:
         function = waiting.pop()

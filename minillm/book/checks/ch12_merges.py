@@ -18,7 +18,7 @@ def merges(case: Case, scores: Tensor, values: Tensor, parts: list[list[int]], g
             (3.0, torch.inf),
             (torch.inf, -5.0),
         )[number % 3]
-    keys = sum(parts, [])
+    keys = [key for part in parts for key in part]
     whole = state_of(scores[:, keys].double(), values[keys].double(), scores.dtype)
     told = f"for {len(parts)} parts of {[len(keys) for keys in parts]} keys"
     got = _merge(case, states, told)
@@ -64,7 +64,8 @@ def _is_state(case: Case, got: tuple, expected: tuple, told: str) -> None:
             "-inf minus -inf is not a number: take away something else where no part has seen anything."
             if empty.any()
             else (
-                "The total and the acc of an empty part were never stored, and 0 times NaN, or infinity, is NaN: leave them out by torch.where, not by a product."
+                "The total and the acc of an empty part were never stored, and 0 times NaN, or infinity, "
+                "is NaN: leave them out by torch.where, not by a product."
             )
         )
     elif total.isinf().any():

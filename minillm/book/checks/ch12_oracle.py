@@ -9,7 +9,8 @@ from torch import Tensor
 
 
 def state_of(scores: Tensor, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """(best, total, acc) of scores [num_queries, num_keys] and values [num_keys, head_dim]; of no keys: nothing seen."""
+    """(best, total, acc) of scores [num_queries, num_keys] and values [num_keys, head_dim];
+    of no keys: nothing seen."""
     num_queries, num_keys = scores.shape
     if not num_keys:
         return (
@@ -39,7 +40,8 @@ def attention(
 
 
 def capped_attention(q: Tensor, k: Tensor, v: Tensor, cap: float | None, *, tile: int = 1, **how) -> Tensor:
-    """Causal attention of [num_queries, heads, head_dim] at the last positions, with shared KV heads and capped scores, in float64.
+    """Causal attention of [num_queries, heads, head_dim] at the last positions, with shared KV heads and capped scores,
+    in float64.
 
     With a `tile` a query sees as far as the last one of its tile: a mistake that a hint can name.
     """
@@ -59,7 +61,8 @@ def documents_of(lengths: Sequence[int]) -> Tensor:
 
 
 def levelled(randn, num_tokens: int, head_dim: int, level: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Random q, k and v, with `level` added to each score that q · k / sqrt(head_dim) gives: a first dimension sees to it."""
+    """Random q, k and v, with `level` added to each score that q · k / sqrt(head_dim) gives:
+    a first dimension sees to it."""
     q, k, v = (randn(num_tokens, head_dim).to(dtype) for _ in range(3))
     q[:, 0], k[:, 0] = 16.0, level * head_dim**0.5 / 16
     return q, k, v

@@ -13,7 +13,8 @@ WHOLE, MASKED, SKIPPED = "whole", "masked", "skipped"
 
 @dataclass(frozen=True)
 class Plan:
-    """A call of exercise 2: the last `num_queries` of `num_keys` positions ask, behind a prefix that all of them see."""
+    """A call of exercise 2: the last `num_queries` of `num_keys` positions ask,
+    behind a prefix that all of them see."""
 
     num_queries: int
     num_keys: int
@@ -94,7 +95,10 @@ def _right_kind(case: Case, plan: Plan, query_tile: int, key_tile: int, kind: st
 
 def _named(plan: Plan, query_tile: int, key_tile: int) -> str:
     positions, keys = plan.positions(query_tile), plan.keys(key_tile)
-    return f"query tile {query_tile} (positions {positions[0]} to {positions[-1]}) and key tile {key_tile} (keys {keys[0]} to {keys[-1]}): it"
+    return (
+        f"query tile {query_tile} (positions {positions[0]} to {positions[-1]}) and key tile {key_tile} "
+        f"(keys {keys[0]} to {keys[-1]}): it"
+    )
 
 
 def _runs_of(case: Case, plan: Plan, got: Any) -> list:
@@ -118,7 +122,10 @@ def _runs_of(case: Case, plan: Plan, got: Any) -> list:
                 )
             case.true(
                 run[1] == end and run[2] > run[1],
-                f"query tile {query_tile}: the run {run!r} comes after tile {end - 1}; each run begins where the one before ended, and none is empty: {runs!r}",
+                (
+                    f"query tile {query_tile}: the run {run!r} comes after tile {end - 1}; "
+                    f"each run begins where the one before ended, and none is empty: {runs!r}"
+                ),
             )
             case.true(
                 run[0] != before,

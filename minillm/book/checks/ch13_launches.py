@@ -16,7 +16,8 @@ from minillm.book.traffic import OutOfBounds
 
 
 def launched(case: Case, outside: dict[str, str], *args: Any) -> tuple[Any, Any]:
-    """(what the launcher returned, the traffic of its one launch); `outside` has the hint where a program leaves that tensor."""
+    """(what the launcher returned, the traffic of its one launch);
+    `outside` has the hint where a program leaves that tensor."""
     try:
         got, traffic = attend(case, *args)
     except CheckFailed as error:
@@ -62,7 +63,10 @@ class Gather:
         for access in traffic.accesses:
             case.true(
                 access.tensor in sizes,
-                f"program {access.program} {access.kind}s `{access.tensor}`; expected only {', '.join(f'`{n}`' for n in sizes)}",
+                (
+                    f"program {access.program} {access.kind}s `{access.tensor}`; "
+                    f"expected only {', '.join(f'`{n}`' for n in sizes)}"
+                ),
                 hint="The counting goes by the parameters' names: keep those of the statement.",
             )
             case.true(
@@ -86,19 +90,31 @@ class Gather:
     def _entries(self, case: Case, found: Counter) -> None:
         for entry in sorted(set(found) | set(self.entries)):
             seq, column = divmod(entry, self.columns)
-            where = f"block_table[{seq}, {column}], which stands for the positions {column * self.shape[1]} to {(column + 1) * self.shape[1] - 1}"
+            where = (
+                f"block_table[{seq}, {column}], which stands for the positions {column * self.shape[1]} to "
+                f"{(column + 1) * self.shape[1] - 1}"
+            )
             positions = kept(self.seq_lens[seq], self.window)
-            span = f"Sequence {seq} keeps {f'the positions {positions[0]} to {positions[-1]}' if positions else 'no position'}."
+            span = (
+                f"Sequence {seq} keeps "
+                f"{f'the positions {positions[0]} to {positions[-1]}' if positions else 'no position'}."
+            )
             case.true(
                 self.entries[entry] or not found[entry],
                 f"{where}, is loaded {self.told()}",
-                hint=f"{span} What lies outside of the window, or behind the end, was never written, or belongs to somebody else by now.",
+                hint=(
+                    f"{span} What lies outside of the window, or behind the end, was never written, "
+                    "or belongs to somebody else by now."
+                ),
             )
             case.true(found[entry] >= self.entries[entry], f"{where}, is never loaded {self.told()}", hint=span)
             case.true(
                 found[entry] == self.entries[entry],
                 f"{where}, is loaded {found[entry]} times {self.told()}",
-                hint="One load for a block serves all its slots, both keys and values, and all heads. A vector of equal addresses is as many loads.",
+                hint=(
+                    "One load for a block serves all its slots, both keys and values, and all heads. "
+                    "A vector of equal addresses is as many loads."
+                ),
             )
 
     def _pages(self, case: Case, elements: numpy.ndarray) -> None:
@@ -119,7 +135,10 @@ class Gather:
         if not block:
             case.fail(
                 f"{name} is loaded {self.told()}",
-                hint="Block 0 is the null block: there is nothing in it. Its positions are zeros in the output, and nobody reads them.",
+                hint=(
+                    "Block 0 is the null block: there is nothing in it. Its positions are zeros in the output, "
+                    "and nobody reads them."
+                ),
             )
         owners = [
             (seq, table.index(block))
@@ -127,20 +146,29 @@ class Gather:
             if block in table[: -(-self.seq_lens[seq] // self.shape[1])]
         ]
         place = [
-            f"position {column * self.shape[1] + offset} of sequence {seq}, which keeps {_span(kept(self.seq_lens[seq], self.window))}"
+            (
+                f"position {column * self.shape[1] + offset} of sequence {seq}, "
+                f"which keeps {_span(kept(self.seq_lens[seq], self.window))}"
+            )
             for seq, column in owners
         ]
         mine = f"It is {' and '.join(place) or 'in no table'}."
         wide = (
             ""
             if self.shape[1] & (self.shape[1] - 1) == 0
-            else f" A tile of slots is a power of two wide, a block has {self.shape[1]}: the lanes behind them are in the next block."
+            else (
+                f" A tile of slots is a power of two wide, a block has {self.shape[1]}: "
+                "the lanes behind them are in the next block."
+            )
         )
         case.true(times or not right, f"{name} is never loaded {self.told()}", hint=mine)
         case.true(
             right,
             f"{name} is loaded {self.told()}",
-            hint=f"{mine} A lane outside needs a mask; if it is inside, compare the address with the layout [num_blocks, block_size, 2, num_kv_heads, head_dim].{wide}",
+            hint=(
+                f"{mine} A lane outside needs a mask; if it is inside, compare the address with the layout "
+                f"[num_blocks, block_size, 2, num_kv_heads, head_dim].{wide}"
+            ),
         )
         case.fail(
             f"{name} is loaded {times} times {self.told()}; expected {right}",
@@ -155,12 +183,18 @@ class Gather:
         case.true(
             not len(wrong) or found[wrong[0]],
             f"out{place} is never stored {self.told()}",
-            hint="Each position in a window has a row in the output, also where its block is the null block: its row is zeros, and that too is a store.",
+            hint=(
+                "Each position in a window has a row in the output, also where its block is the null block: "
+                "its row is zeros, and that too is a store."
+            ),
         )
         case.true(
             not len(wrong),
             f"out{place} is stored {int(found[wrong[0]]) if len(wrong) else 0} times {self.told()}",
-            hint="The row of a position is starts[sequence] + position - the window's first position; the layout is [2, num_kv_heads, total, head_dim].",
+            hint=(
+                "The row of a position is starts[sequence] + position - the window's first position; "
+                "the layout is [2, num_kv_heads, total, head_dim]."
+            ),
         )
 
 

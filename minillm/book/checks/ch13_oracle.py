@@ -1,4 +1,5 @@
-"""References of chapter 13: states of a softmax, programs on a GPU's places, pages and their places. Built in chapter 13."""
+"""References of chapter 13: states of a softmax, programs on a GPU's places, pages and their places.
+Built in chapter 13."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Costs(NamedTuple):
 
 
 def state_of(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """(mean, log) of scores [num_heads, num_keys] over values [num_keys, head_dim], natural; of no keys: NaN and -inf."""
+    """(mean, log) of scores [num_heads, num_keys] over values [num_keys, head_dim], natural;
+    of no keys: NaN and -inf."""
     if not scores.shape[1]:
         return scores.new_full((len(scores), values.shape[1]), torch.nan), scores.new_full((len(scores),), -torch.inf)
     return scores.softmax(1) @ values, scores.logsumexp(1)
@@ -83,14 +85,22 @@ def mistaken_times(
         "One split leaves nothing to merge: no second kernel.": right + costs.launch + num_splits * costs.part,
         "With more than one split there is a second kernel: its launch, and a part of it for each split.": right,
         "The second kernel costs its launch once, whatever it merges.": right + num_splits * costs.part,
-        "Places do not wait for each other: whoever is done takes the next program. Waves as long as their longest program would take longer.": waves * (costs.start + longest * costs.tile) + merge,
+        (
+            "Places do not wait for each other: whoever is done takes the next program. "
+            "Waves as long as their longest program would take longer."
+        ): waves * (costs.start + longest * costs.tile) + merge,
         "Only as many programs run at a time as there are places.": max(times) + merge,
-        "Programs start in their order: all of split 0 first, then all of split 1.": last_end(by_sequence, places) + merge,
+        "Programs start in their order: all of split 0 first, then all of split 1.": last_end(by_sequence, places)
+        + merge,
         "Programs start in their order, not the longest first.": last_end(sorted(times, reverse=True), places) + merge,
-        "A split takes ceil(tiles / num_splits) tiles as long as there are any; the last one gets what is left, and those after it nothing.": last_end(even, places) + merge,
+        (
+            "A split takes ceil(tiles / num_splits) tiles as long as there are any; "
+            "the last one gets what is left, and those after it nothing."
+        ): last_end(even, places) + merge,
         "A program without tiles is started all the same, and costs its start.": last_end(working, places) + merge,
-        "This is the work of all, shared out evenly. A program is not divided among places.": sum(times) // places + merge,
-    }  # fmt: skip
+        "This is the work of all, shared out evenly. A program is not divided among places.": sum(times) // places
+        + merge,
+    }
 
 
 def kept(length: int, window: int) -> range:
@@ -99,7 +109,8 @@ def kept(length: int, window: int) -> range:
 
 
 def gathered(pages: Tensor, block_table: Tensor, seq_lens: Sequence[int], window: int) -> Tensor:
-    """[2, num_kv_heads, total, head_dim]: the windows of all sequences one after the other, zeros for the null block."""
+    """[2, num_kv_heads, total, head_dim]: the windows of all sequences one after the other,
+    zeros for the null block."""
     rows = []
     for length, table in zip(seq_lens, block_table.tolist()):
         for position in kept(length, window):

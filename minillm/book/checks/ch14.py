@@ -1,6 +1,7 @@
 """Checks of chapter 14: buckets, static buffers, a trace explained, serving ahead. Built in chapter 14.
 
 The references are in `ch14_oracle`; `ch14_buffers` fills a student's buffers, with copies that land late.
+`ch14_trace` has the trace.
 """
 
 from __future__ import annotations
@@ -12,17 +13,15 @@ from minillm.book.checks.ch14_oracle import (
     Ask,
     Bar,
     FakeRunner,
-    Reading,
     Row,
     bill,
     bucket_cost,
     buckets_forwards,
     buckets_of_all,
     made_up_trace,
-    one_ahead,
-    read_trace,
     serve_by_the_rules,
 )
+from minillm.book.checks.ch14_trace import check_explain_trace
 
 __all__ = [
     "Ask",
@@ -47,9 +46,6 @@ check_static_input = Checker(
     hint="Two host buffers in turns; every number of the one that is next is right before the one copy.",
     forbid=("minillm.engine.graphs.Inputs", "minillm.engine.graphs.HostInputs"),
 )
-check_explain_trace = Checker(
-    "explain_trace", hint="Cut the time at every start and end: between two cuts nothing changes."
-)
 check_serve_ahead = Checker(
     "serve_ahead",
     hint="Each turn: admit, launch, wait for the step before, free.",
@@ -65,9 +61,12 @@ def _buckets_example(case: Case) -> None:
 
 @check_choose_buckets.part("edges")
 def _buckets_edges(case: Case) -> None:
-    for counts, graph, eager in (({}, 3, 5), ({5: 1}, 3, 5), ({5: 1}, 5, 3), ({5: 1}, 4, 4), ({1: 2, 2: 2, 3: 2}, 0, 9), ({1: 1, 2: 1, 3: 1, 4: 1}, 10**6, 10**6),
-                                 ({1: 4, 2: 4, 3: 4}, 4, 100), ({2: 3, 5: 1, 8: 1}, 3, 7), ({8: 2, 3: 5, 6: 2}, 6, 30), ({1: 1, 3: 2, 5: 1}, 4, 9),
-                                 ({4: 5, 9: 1}, 2, 1), ({4: 5, 9: 1}, 2, 3), ({7: 10}, 0, 0), ({1: 1, 8: 1}, 7, 100), ({5: 1, 2: 1, 1: 3}, 4, 4), ({5: 4, 4: 3, 6: 1, 3: 2}, 6, 5), ({1: 6, 2: 3, 4: 3, 8: 1}, 6, 6)):  # fmt: skip
+    for counts, graph, eager in (({}, 3, 5), ({5: 1}, 3, 5), ({5: 1}, 5, 3), ({5: 1}, 4, 4), ({1: 2, 2: 2, 3: 2}, 0, 9),
+                                 ({1: 1, 2: 1, 3: 1, 4: 1}, 10**6, 10**6), ({1: 4, 2: 4, 3: 4}, 4, 100),
+                                 ({2: 3, 5: 1, 8: 1}, 3, 7), ({8: 2, 3: 5, 6: 2}, 6, 30), ({1: 1, 3: 2, 5: 1}, 4, 9),
+                                 ({4: 5, 9: 1}, 2, 1), ({4: 5, 9: 1}, 2, 3), ({7: 10}, 0, 0), ({1: 1, 8: 1}, 7, 100),
+                                 ({5: 1, 2: 1, 1: 3}, 4, 4), ({5: 4, 4: 3, 6: 1, 3: 2}, 6, 5),
+                                 ({1: 6, 2: 3, 4: 3, 8: 1}, 6, 6)):  # fmt: skip
         _buckets(case, counts, graph, eager)
     counts = {size: case.randint(1, 60) for size in range(1, 400, 3)}
     _buckets(case, counts, 500, 800, large=True)
@@ -85,7 +84,10 @@ def _buckets(case: Case, counts: dict[int, int], graph: int, eager: int, large: 
         got = bounded(
             case,
             4_000_000,
-            f"There are {len(counts)} sizes here, so it cannot be every set of them. What is best up to a size does not depend on what follows.",
+            (
+                f"There are {len(counts)} sizes here, so it cannot be every set of them. "
+                "What is best up to a size does not depend on what follows."
+            ),
             case.student,
             counts,
             graph,
@@ -189,143 +191,6 @@ def _static_random(case: Case) -> None:
         trial.finish()
 
 
-@check_explain_trace.part("example")
-def _trace_example(case: Case) -> None:
-    _explains(case, [Bar("host", "schedule", 0, 0, 4), Bar("host", "launch", 0, 4, 7), Bar("device", "kernel", 0, 6, 10), Bar("host", "wait", 0, 7, 12), Bar("host", "update", 0, 12, 15),
-                     Bar("host", "schedule", 1, 15, 18), Bar("host", "launch", 1, 18, 20), Bar("device", "kernel", 1, 19, 25), Bar("host", "wait", 1, 20, 26)])  # fmt: skip
-    _explains(case, made_up_trace(2, 3, 4, 6, 5, 2))
-
-
-@check_explain_trace.part("edges")
-def _trace_edges(case: Case) -> None:
-    _explains(case, [Bar("device", "kernel", 3, 10, 20)])
-    _explains(
-        case,
-        [
-            Bar("device", "a", 0, 0, 10),
-            Bar("device", "b", 0, 4, 6),
-            Bar("device", "c", 1, 8, 15),
-            Bar("device", "d", 2, 30, 31),
-        ],
-    )  # two streams
-    _explains(case, [Bar("host", "step", 0, 0, 30), Bar("host", "launch", 0, 2, 5), Bar("device", "k", 0, 4, 8), Bar("host", "wait", 0, 10, 25), Bar("host", "update", 0, 12, 20),
-                     Bar("device", "k", 1, 28, 29), Bar("host", "schedule", 1, 40, 44)])  # fmt: skip
-    _explains(
-        case,
-        [
-            Bar("host", "launch", 0, 0, 6),
-            Bar("device", "k", 0, 6, 7),
-            Bar("host", "build batch", 0, 7, 9),
-            Bar("host", "print", 0, 9, 12),
-            Bar("device", "k", 0, 15, 16),
-        ],
-    )
-    _explains(
-        case,
-        [
-            Bar("host", "schedule", 0, 0, 50),
-            Bar("host", "launch", 0, 0, 10),
-            Bar("device", "k", 0, 5, 7),
-            Bar("device", "k", 0, 60, 61),
-            Bar("host", "wait", 0, 0, 61),
-        ],
-    )  # one moment, three bars
-    _explains(case, made_up_trace(4, 1, 10**9, 10**8, 3 * 10**8, 7), large=True)
-    _explains(case, made_up_trace(3, 5, 2, 2, 9)[::-1])  # bars come in any order
-    _explains(
-        case,
-        [
-            Bar("host", "schedule", 2, 0, 3),
-            Bar("device", "k", 2, 3, 5),
-            Bar("host", "schedule", 5, 5, 9),
-            Bar("host", "launch", 7, 9, 10),
-            # Numbers are left out, steps 5 and 9 have nothing on the device.
-            Bar("device", "k", 7, 10, 14),
-            Bar("host", "update", 9, 14, 20),
-        ],
-    )
-    # Step 1 has nothing on the host.
-    _explains(case, [Bar("device", "k", 1, 0, 5), Bar("host", "launch", 4, 1, 4), Bar("device", "k", 4, 5, 9)])
-
-
-@check_explain_trace.part("random")
-def _trace_random(case: Case) -> None:
-    for _ in range(25):
-        numbers = (case.randint(0, 12) for _ in range(2))
-        bars = made_up_trace(
-            case.randint(1, 5),
-            case.randint(1, 6),
-            case.randint(1, 10),
-            case.randint(1, 10),
-            *numbers,
-            graph=case.rng.random() < 0.4,
-        )
-        for bar in case.rng.sample(bars, len(bars) // 4):  # something else inside, and a second stream
-            left = case.randint(bar.start, bar.end)
-            what = (
-                "kernel"
-                if bar.lane == "device"
-                else case.rng.choice(("launch", "wait", "schedule", "build batch", "read mail"))
-            )
-            inside = bar._replace(what=what, start=left, end=case.randint(left + 1, bar.end + 1))
-            if all((inside.lane, inside.start, inside.end) != (other.lane, other.start, other.end) for other in bars):
-                bars.append(inside)
-        case.rng.shuffle(bars)
-        _explains(case, bars)
-
-
-def _explains(case: Case, bars: list[Bar], large: bool = False) -> None:
-    if large:
-        got = bounded(
-            case,
-            100_000,
-            "Microseconds cannot be counted one by one here. Cut the time at the bars' starts and ends.",
-            case.student,
-            bars,
-        )
-    else:
-        got = case.call(bars)
-    right = read_trace(bars)
-    told = f"for {len(bars)} bars of {right.elapsed:,} µs: {', '.join(f'{b.lane} {b.what} {b.step} [{b.start}, {b.end})' for b in bars[:7])}{', ...' if len(bars) > 7 else ''}"
-    case.true(isinstance(got, tuple) and len(got) == 3, f"the result is {got!r}, not (busy, gaps, speedup)")
-    busy, gaps, speedup = got
-    case.close(busy, right.busy / right.span, f"busy {told}\n  busy", hint=_why_busy(bars, right, busy))
-    gap_hint = f"Of {right.span} µs between the device's first start and its last end it is idle for {right.span - right.busy}. Each counts for what the host does then: the bar that began last of those that are open; and for 'other' where there is none."
-    case.equal(gaps, right.gaps, f"gaps {told}\n  gaps", hint=gap_hint)
-    case.close(
-        speedup,
-        right.elapsed / right.ahead,
-        f"speedup {told}\n  speedup",
-        hint=_why_speedup(sorted({bar.step for bar in bars}), right, speedup),
-    )
-
-
-def _why_busy(bars: list[Bar], right: Reading, busy: object) -> str:
-    near = lambda value: isinstance(busy, (int, float)) and abs(busy - value) < 1e-6
-    total = sum(bar.end - bar.start for bar in bars if bar.lane == "device")
-    if near(total / right.span):
-        return f"Two streams at the same time are no more than busy: {right.busy} µs, not {total}."
-    if near(right.busy / right.elapsed):
-        return f"The share is of the time between the device's first start and its last end, {right.span} µs, not of all {right.elapsed}."
-    return f"The device is busy for {right.busy} of {right.span} µs."
-
-
-def _why_speedup(steps: list[int], right: Reading, speedup: object) -> str:
-    facts = f"Host work of the steps {', '.join(map(str, steps))}: {right.host}; the device's: {right.device}. That makes {right.ahead} µs ahead, {right.elapsed} now."
-    near = lambda ahead: isinstance(speedup, (int, float)) and ahead > 0 and abs(speedup - right.elapsed / ahead) < 1e-6
-    if near(sum(max(host, device) for host, device in zip(right.host, right.device))):
-        return f"While the device computes a step, the host works on the next one, not on the same. {facts}"
-    if near(right.ahead - right.host[0]):
-        return f"Nothing can hide the first step's host work. {facts}"
-    if near(one_ahead(right.awake, right.device)):
-        return f"Waiting is no work. {facts}"
-    if near(right.ahead - right.device[-1]):
-        return f"Behind the last step's kernels there is nothing to do, but they take their time too. {facts}"
-    if isinstance(speedup, (int, float)) and abs(speedup - right.span / right.ahead) < 1e-6:
-        return f"It is all of the trace that would take less time, from the first start of any bar on: {right.elapsed} µs, not {right.span}. {facts}"
-    return facts
-
-
 @check_serve_ahead.part("example")
 def _ahead_example(case: Case) -> None:
     _serves(case, [Ask("A", 5, 0), Ask("B", 3, 0), Ask("C", 2, 0)], 2, {"A": [4, 7, 0], "B": [5, 6, 8], "C": [3, 9]})
@@ -379,37 +244,58 @@ def _serves(case: Case, asks: list[Ask], places: int, tokens: dict[str, list[int
         len(mine.log),
         len(other.log),
         f"the number of calls of the runner {told}\n  the number of calls",
-        hint=f"The last ones are {_told(other.log[-3:])}. Serve until nobody is left, nothing is in flight, and all blocks are free.",
+        hint=(
+            f"The last ones are {_told(other.log[-3:])}. Serve until nobody is left, nothing is in flight, "
+            "and all blocks are free."
+        ),
     )
     case.equal(
         got,
         expected,
         f"the result {told}\n  the result",
-        hint="A token of a step that was launched before the end was known is dropped. The stop token itself belongs to the output.",
+        hint=(
+            "A token of a step that was launched before the end was known is dropped. "
+            "The stop token itself belongs to the output."
+        ),
     )
 
 
 def _why_call(call: tuple, right: tuple, runner: FakeRunner, index: int) -> str:
     if (call[0], right[0]) == ("wait", "launch"):
-        return "The next step is launched first, then the host waits for the one before: so the device always has something to do."
+        return (
+            "The next step is launched first, then the host waits for the one before: "
+            "so the device always has something to do."
+        )
     if (call[0], right[0]) == ("launch", "wait"):
-        return f"There is nobody to launch in this turn: {', '.join(call[1])} has ended, or has no place. A place is only free when `free` was called."
+        return (
+            f"There is nobody to launch in this turn: {', '.join(call[1])} has ended, or has no place. "
+            "A place is only free when `free` was called."
+        )
     if call[0] == right[0] == "launch":
         more, fewer = (
             [name for name in call[1] if name not in right[1]],
             [name for name in right[1] if name not in call[1]],
         )
         if more:
-            return f"{more[0]} needs no more tokens, or there is no place for it yet. Of max_tokens, count what is in flight too."
+            return (
+                f"{more[0]} needs no more tokens, or there is no place for it yet. "
+                "Of max_tokens, count what is in flight too."
+            )
         return (
             f"{fewer[0]} is not known to have ended, and there is a place."
             if fewer
             else "In the order in which they entered."
         )
     if right[0] == "free":
-        return f"{right[1]} has ended and is in no step in flight: its blocks are free now, and somebody may be waiting for them."
+        return (
+            f"{right[1]} has ended and is in no step in flight: its blocks are free now, "
+            "and somebody may be waiting for them."
+        )
     if call[0] == "free":
-        return f"{call[1]} is freed in the wrong place: at the end of the turn in which no step in flight has it any more, in the order of entering."
+        return (
+            f"{call[1]} is freed in the wrong place: at the end of the turn in which no step in flight has it any "
+            "more, in the order of entering."
+        )
     return "Each turn: admit, launch, wait for the step that the turn before launched, free."
 
 

@@ -1,4 +1,5 @@
-"""Drives a student's static buffers: steps of many sizes, copies that land late, an eye on every tensor. Built in chapter 14."""
+"""Drives a student's static buffers: steps of many sizes, copies that land late, an eye on every tensor.
+Built in chapter 14."""
 
 from __future__ import annotations
 
@@ -99,12 +100,18 @@ class Trial:
         case.true(
             self.watch.made is None,
             f"fill makes a new tensor in {told}: {self.watch.made}",
-            hint="Write numbers into the tensors that are there: slices can be assigned numbers, host.numpy() lists, and a tensor that is recorded never changes its address.",
+            hint=(
+                "Write numbers into the tensors that are there: slices can be assigned numbers, "
+                "host.numpy() lists, and a tensor that is recorded never changes its address."
+            ),
         )
         case.true(
             self._addresses() == self.addresses,
             f"{told}: on_device, a part of it or a host buffer is another tensor than before",
-            hint="A recorded graph reads the old address for ever. Write into a tensor; do not put another one in its place.",
+            hint=(
+                "A recorded graph reads the old address for ever. Write into a tensor; "
+                "do not put another one in its place."
+            ),
         )
 
     def refuses(self, rows: list[Row]) -> None:
@@ -191,7 +198,10 @@ class Trial:
 
     def _why(self, name: str, row: int, step: int, mine: object, late: bool) -> str:
         if late:
-            return "It was right when copy was called, and was changed before the copy was done: another step was written into it."
+            return (
+                "It was right when copy was called, and was changed before the copy was done: "
+                "another step was written into it."
+            )
         right = self._expected(step)[name][row]
         column = next((c for c in range(self.columns) if mine[c] != right[c]), 0) if name == "block_table" else None
         shown = lambda past: (
@@ -206,13 +216,22 @@ class Trial:
                 row < len(lists) and lists[row] is self.lists[step][row] for lists in self.lists[step - 2 : step + 1]
             )
         ):
-            return "The table is the list that this row had before, and the list has changed since. To remember a table, copy what is in it."
+            return (
+                "The table is the list that this row had before, and the list has changed since. "
+                "To remember a table, copy what is in it."
+            )
         if step >= 2 and mine == shown(step - 2):
-            return f"This is what step {step - 2} had {place}, the one before in this host buffer. What a buffer shows is two steps old, not one."
+            return (
+                f"This is what step {step - 2} had {place}, the one before in this host buffer. "
+                "What a buffer shows is two steps old, not one."
+            )
         if step >= 1 and mine == shown(step - 1):
             return f"This is what step {step - 1} had {place}."
         if column is not None and not mine:
-            return "This block was never written into this host buffer. If the last step wrote it, then into the other one."
+            return (
+                "This block was never written into this host buffer. If the last step wrote it, "
+                "then into the other one."
+            )
         if row >= len(self.steps[step]):
             return "Rows of padding: slot -1, length 0, token 0, position 0, and a table of null blocks."
         table = (
@@ -221,7 +240,10 @@ class Trial:
         return (
             table
             if name == "block_table"
-            else "The length counts the token itself; its slot is block * block_size + offset, with the block of its position."
+            else (
+                "The length counts the token itself; its slot is block * block_size + offset, "
+                "with the block of its position."
+            )
         )
 
     def _expected(self, step: int) -> dict[str, list]:

@@ -1,9 +1,10 @@
-"""References of chapter 14: buckets by trying all, a step's input, a trace read tick by tick, serving ahead. Built in chapter 14."""
+"""References of chapter 14: buckets by trying all, a step's input, a trace read tick by tick, serving ahead.
+Built in chapter 14."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import NamedTuple
 
 HOST_WORK = {
@@ -138,7 +139,7 @@ def read_trace(bars: Sequence[Bar]) -> Reading:
     )
     awake = dict.fromkeys(steps, 0)
     edges = sorted({edge for bar in bars for edge in (bar.start, bar.end)})
-    for left, right in zip(edges, edges[1:]):
+    for left, right in pairwise(edges):
         running = {bar.step for bar in device if bar.start <= left < bar.end}
         open_bar, length = innermost(bars, left), right - left
         busy += length * bool(running)
@@ -157,7 +158,8 @@ def read_trace(bars: Sequence[Bar]) -> Reading:
 def made_up_trace(
     steps: int, kernels: int, kernel: int, ask: int, schedule: int, update: int = 0, graph: bool = False
 ) -> list[Bar]:
-    """The bars of a loop that does one thing after the other. A kernel begins when it was asked for and the one before has ended."""
+    """The bars of a loop that does one thing after the other.
+    A kernel begins when it was asked for and the one before has ended."""
     bars, now, free = [], 0, 0
     for step in range(steps):
         begin = now
@@ -174,7 +176,8 @@ def made_up_trace(
 
 
 class FakeRunner:
-    """A device that computes steps, at most two at a time, and a log of what it was told. `tokens` are what each request will say."""
+    """A device that computes steps, at most two at a time, and a log of what it was told.
+    `tokens` are what each request will say."""
 
     def __init__(self, tokens: dict[str, list[int]]):
         self.tokens, self.made = tokens, dict.fromkeys(tokens, 0)
@@ -205,7 +208,8 @@ class FakeRunner:
         return self.out[-1]
 
     def wait(self, step: int) -> list[int]:
-        """The tokens of a step, in the order of its names; steps are waited for in the order in which they were launched."""
+        """The tokens of a step, in the order of its names; steps are waited for in the order in which they were
+        launched."""
         self.log.append(("wait", step))
         if not self.out or self.out[0] != step:
             raise RuntimeError(f"wait({step!r}): on their way are the steps {self.out}, and the first comes first")

@@ -1,4 +1,8 @@
-"""Checks of chapter 15: columns in groups, codes from the highest bit down, a budget of bytes, mxfp4. Built in chapter 15."""
+"""Checks of chapter 15: columns in groups, codes from the highest bit down, a budget of bytes, mxfp4.
+Built in chapter 15.
+
+`ch15_budget` has the budget of bytes.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +10,31 @@ import torch
 from torch import Tensor
 
 from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch15_oracle import Option, best_choice, columns, mx, words_of
+from minillm.book.checks.ch15_budget import check_choose_options
+from minillm.book.checks.ch15_oracle import Option, columns, mx, words_of
 from minillm.book.checks.patience import within
 
 __all__ = ["Option", "check_bit_words", "check_choose_options", "check_quantize_columns", "check_to_mxfp4"]
 
-BRUTE = "6^24 combinations are too many: of all choices that have spent the same bytes, keep one."
 
 _RTN = tuple(f"minillm.quantization.rtn.{name}" for name in ("round_to_nearest", "choose_scales", "encode"))
-_PACKING = tuple(f"minillm.quantization.formats.{name}" for name in ("pack_codes", "unpack_codes")) + (
+_PACKING = (
+    *tuple(f"minillm.quantization.formats.{name}" for name in ("pack_codes", "unpack_codes")),
     "minillm.model.hub_formats.unpack_words",
 )
 _FORMATS = ("minillm.quantization.formats.Format", "minillm.quantization.formats.FORMATS")
 
 check_quantize_columns = Checker(
     "quantize_columns",
-    hint="A group is weight[start:start + group]; its maximum and minimum are over dimension 0, its places are float32.",
+    hint=(
+        "A group is weight[start:start + group]; its maximum and minimum are over dimension 0, its places are float32."
+    ),
     forbid=_RTN,
 )
 check_bit_words = Checker(
     "bit_words",
     hint="Bit k of a row's stream is bit 31 - k % 32 of word k // 32; of a code the highest bit comes first.",
     forbid=_PACKING,
-)
-check_choose_options = Checker(
-    "choose_options",
-    hint="For every number of bytes that can be spent on the matrices so far, remember the smallest error.",
 )
 check_to_mxfp4 = Checker(
     "to_mxfp4",
@@ -207,74 +210,6 @@ def _words_hint(words: Tensor, codes: Tensor, bits: int) -> str | None:
     return None
 
 
-@check_choose_options.part("example")
-def _options_example(case: Case) -> None:
-    # The best gain a byte first is wrong.
-    _chooses(case, [[Option(10, 0), Option(0, 60)], [Option(6, 10), Option(0, 50)]], 10)
-
-
-@check_choose_options.part("edges")
-def _options_edges(case: Case) -> None:
-    _chooses(case, [[Option(5, 7)]], 5)
-    _chooses(case, [[Option(5, 7), Option(3, 7), Option(4, 7)]], 9)  # the same error for fewer bytes
-    _chooses(case, [[Option(4, 1), Option(2, 3)], [Option(4, 1), Option(2, 3)]], 100)  # more budget than anyone needs
-    _chooses(case, [[Option(0, 9), Option(3, 2)], [Option(0, 4)]], 0)
-    _chooses(case, [[Option(2, 5), Option(7, 8)], [Option(1, 9), Option(9, 0)]], 3)  # exactly the smallest
-    _chooses(case, [[Option(3, 8), Option(1, 1)], [Option(2, 2), Option(6, 6)]], 7)  # more bytes can be worse
-    _chooses(case, [[Option(6, 4), Option(5, 5), Option(1, 9)], [Option(6, 4), Option(5, 5), Option(1, 9)]], 11)
-    for matrices, budget in (([[Option(5, 0)], [Option(4, 0), Option(3, 9)]], 7), ([[Option(1, 0)]], 0)):
-        case.raises(ValueError, case.student, matrices, budget, hint="Not even the smallest options fit.")
-
-
-@check_choose_options.part("random")
-def _options_random(case: Case) -> None:
-    for _ in range(60):
-        matrices = [_some_options(case, 9, 12) for _ in range(case.randint(1, 6))]
-        least, most = (sum(kind(o.num_bytes for o in options) for options in matrices) for kind in (min, max))
-        _chooses(case, matrices, case.randint(least, most + 3))
-    for _ in range(3):
-        matrices = [[Option(case.randint(1, 41), case.randint(0, 1000)) for _ in range(6)] for _ in range(24)]
-        budget = 24 * case.randint(15, 25)
-        with within(case, "24 matrices with 6 options each", BRUTE):
-            case.call(matrices, budget)
-        _chooses(case, matrices, budget)
-
-
-def _some_options(case: Case, most_bytes: int, most_error: int) -> list[Option]:
-    return [Option(case.randint(0, most_bytes), case.randint(0, most_error)) for _ in range(case.randint(1, 5))]
-
-
-def _chooses(case: Case, matrices: list[list[Option]], budget: int) -> None:
-    got = case.call(matrices, budget)
-    told = f"for {len(matrices)} matrices and a budget of {budget} bytes" + (
-        f", {[[tuple(o) for o in options] for options in matrices]}" if len(matrices) < 4 else ""
-    )
-    case.true(
-        isinstance(got, list) and len(got) == len(matrices),
-        f"the result {told} is {got!r}, not a list with a place for each matrix",
-    )
-    for place, options in zip(got, matrices):
-        case.true(
-            isinstance(place, int) and 0 <= place < len(options),
-            f"the result {told} holds {place!r}, which is not a place in a list of {len(options)} options",
-        )
-    size, error = (
-        sum(getattr(options[place], name) for options, place in zip(matrices, got)) for name in Option._fields
-    )
-    case.true(size <= budget, f"the choice {got} {told} takes {size} bytes", hint="All matrices together must fit.")
-    best_error, best_size, example = best_choice(matrices, budget)
-    case.true(
-        error == best_error,
-        f"the choice {got} {told} loses {error}; a better choice exists: {example} loses {best_error}",
-        hint="The best gain a byte first is not the best in sum; remember the smallest error for every number of bytes.",
-    )
-    case.true(
-        size == best_size,
-        f"the choice {got} {told} takes {size} bytes; {example} loses as little, {error}, with {best_size}",
-        hint="Ties go to fewer bytes.",
-    )
-
-
 @check_to_mxfp4.part("example")
 def _mx_example(case: Case) -> None:
     _writes(case, torch.cat([torch.tensor([6.0, -3.0, 0.6, 0.2, 1.1, -0.5, 4.4, 2.1]), torch.zeros(24)])[None])
@@ -327,7 +262,10 @@ def _block(x: Tensor, wrong: Tensor) -> str:
     row, place = (wrong.nonzero().tolist() or [[0, 0]])[0]
     block = x[row, 32 * place : 32 * place + 32]
     begins = ", ".join(repr(round(value, 7) if abs(value) > 1e-3 else value) for value in block[:5].tolist())
-    return f"of {x.shape[0]} x {x.shape[1]}, first in row {row}, block {place}, which begins {begins}; largest magnitude {float(block.abs().max())!r}"
+    return (
+        f"of {x.shape[0]} x {x.shape[1]}, first in row {row}, block {place}, which begins {begins}; "
+        f"largest magnitude {float(block.abs().max())!r}"
+    )
 
 
 def _exponent_hint(found: Tensor, x: Tensor) -> str | None:
@@ -343,10 +281,16 @@ def _exponent_hint(found: Tensor, x: Tensor) -> str | None:
     for up in (torch.ceil(torch.log2(most / 6)), torch.ceil(torch.log2(most)) - 2):
         clear = (most > 0) & (torch.frexp(most * (1 + 1e-5)).exponent == torch.frexp(most * (1 - 1e-5)).exponent)
         if bool((clear & wrong).any()) and torch.equal(found[clear], (up.clamp(-127, 125) + 127).int()[clear]):
-            return "The standard takes the floor of the logarithm, even if the largest is cut off at 6 then. This is the next power up."
+            return (
+                "The standard takes the floor of the logarithm, even if the largest is cut off at 6 then. "
+                "This is the next power up."
+            )
     near = (found - right).abs().max() <= 1
     return (
-        "Is the logarithm exact? torch.log2 rounds, next to a power of two and among the smallest numbers; torch.frexp does not. And it is the floor."
+        (
+            "Is the logarithm exact? torch.log2 rounds, next to a power of two and among the smallest numbers; "
+            "torch.frexp does not. And it is the floor."
+        )
         if near
         else None
     )

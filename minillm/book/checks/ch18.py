@@ -1,21 +1,21 @@
-"""Checks of chapter 18: the best length of a draft, a second chance, a lookup by votes, a draft cache kept in step. Built in chapter 18."""
+"""Checks of chapter 18: the best length of a draft, a second chance, a lookup by votes, a draft cache kept in step.
+Built in chapter 18.
+
+`ch18_drafters` has the last two.
+"""
 
 from __future__ import annotations
-
 
 import numpy as np
 
 from minillm.book.checks import Case, Checker
+from minillm.book.checks.ch18_drafters import check_ngram_votes, check_repair_drafter
 from minillm.book.checks.ch18_oracle import (
-    VOCABULARY,
     ToyModel,
-    Votes,
-    honest_draft,
     second_chance,
     time_per_token,
     trace_of,
 )
-from minillm.book.checks.patience import within
 
 __all__ = [
     "ToyModel",
@@ -27,27 +27,19 @@ __all__ = [
 ]
 
 _REJECTION = tuple(f"minillm.speculative.rejection.{name}" for name in ("accept", "residual", "RejectionSampler"))
-_NGRAM = tuple(f"minillm.speculative.ngram.{name}" for name in ("NgramDrafter", "NgramIndex"))
 
 check_best_length = Checker(
     "best_length",
-    hint="Milliseconds of a step over tokens of a step; a step of the target has a token more, for each request, than was drafted.",
+    hint=(
+        "Milliseconds of a step over tokens of a step; a step of the target has a token more, for each request, "
+        "than was drafted."
+    ),
     forbid=("minillm.speculative.adaptive.AdaptiveLength",),
 )
 check_second_chance = Checker(
     "second_chance",
     hint="Keep what is still to be given out: first p, after a rejection max(rest - q, 0), divided by its sum.",
     forbid=_REJECTION,
-)
-check_ngram_votes = Checker(
-    "ngram_votes",
-    hint="A dictionary from each n-gram to the votes for what followed it; guesses are looked up, and do not vote.",
-    forbid=_NGRAM,
-)
-check_repair_drafter = Checker(
-    "repair_drafter",
-    hint="Remember which token lies in which slot. What is right there need not be read again; what is not, must.",
-    forbid=("minillm.speculative.draft_model.DraftState", "minillm.speculative.draft_model.ModelDrafter"),
 )
 
 
@@ -87,7 +79,10 @@ def _best(case: Case, chances: list[float], draft_ms: float, costs: dict[int, fl
     def step_ms(num_tokens: int) -> float:
         if num_tokens not in costs:
             case.fail(
-                f"step_ms was asked for {num_tokens} tokens: with batch={batch} a step has {', '.join(map(str, costs))}",
+                (
+                    f"step_ms was asked for {num_tokens} tokens: with batch={batch} a step has "
+                    f"{', '.join(map(str, costs))}"
+                ),
                 hint="Each of the requests brings its last token and its guesses.",
             )
         return costs[num_tokens]
@@ -191,14 +186,20 @@ def _chance_random(case: Case) -> None:
     square = float(((seen - count * p) ** 2 / (count * p)).sum())
     case.true(
         square < 27.9,
-        f"of {count} draws the tokens came {seen.astype(int).tolist()} times, expected about {(count * p).astype(int).tolist()}: chi-square {square:.1f}",
+        (
+            f"of {count} draws the tokens came {seen.astype(int).tolist()} times, "
+            f"expected about {(count * p).astype(int).tolist()}: chi-square {square:.1f}"
+        ),
     )
 
 
 def _gives(case: Case, p: np.ndarray, guesses: list[int], qs: np.ndarray, chances: list[float], last: float) -> None:
     given = (p.copy(), list(guesses), qs.copy(), list(chances), last)
     got = case.call(*given)
-    told = f"for p={_short(p)}, guesses={guesses}, qs={[_short(q) for q in qs]}, chances={[round(c, 4) for c in chances]}, last={last:.6g}"
+    told = (
+        f"for p={_short(p)}, guesses={guesses}, qs={[_short(q) for q in qs]}, "
+        f"chances={[round(c, 4) for c in chances]}, last={last:.6g}"
+    )
     case.true(isinstance(got, tuple) and len(got) == 2, f"the result {told} is {got!r}, not (token, which)", hint="")
     right = second_chance(*given)
     case.true(
@@ -213,7 +214,7 @@ def _short(x: np.ndarray) -> list[float]:
 
 
 def _why_token(got: tuple, given: tuple) -> str | None:
-    p, guesses, qs, chances, last = given
+    p, guesses, qs, chances, _last = given
     mistakes = {
         "The token of the draw is the first at which the running sum is larger than `last`, not equal to it.": {
             "at_least": True
@@ -234,164 +235,3 @@ def _why_token(got: tuple, given: tuple) -> str | None:
         if got[1] == index and chance * q[guess] == p[guess]:
             return "chance * q < rest: exactly on the border is a rejection."
     return None
-
-
-@check_ngram_votes.part("example")
-def _votes_example(case: Case) -> None:
-    _votes(case, 2, 3, [[1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 4, 9, 1, 2]], 4)
-    _votes(case, 1, 2, [[7, 8, 7, 8], [7, 8, 7]], 5)
-
-
-@check_ngram_votes.part("edges")
-def _votes_edges(case: Case) -> None:
-    _votes(case, 1, 3, [], 4)  # no text at all
-    _votes(case, 2, 4, [[5]], 4)
-    _votes(case, 1, 1, [[5]], 4)  # nothing has followed it yet
-    _votes(case, 1, 1, [[5, 5]], 3)
-    _votes(case, 1, 2, [[1, 2, 1, 3, 1]], 4)  # half of the votes is not more than half
-    _votes(case, 1, 2, [[1, 2, 1, 3, 1, 2, 1]], 1)
-    _votes(case, 1, 3, [[9, 1, 2, 3, 8, 1, 2, 4, 7, 2, 3, 6, 2, 3, 1, 2]], 3)  # unsure at 2, sure at 1
-    _votes(case, 1, 2, [[1], [2], [3], [], [1], [2]], 3)  # token by token
-    _votes(case, 3, 3, [[1, 2, 3, 4, 5, 2, 3, 4, 1, 2, 3]], 6)
-    _votes(case, 2, 2, [[1, 2, 3, 1, 2]], 0)
-    _votes(case, 1, 4, [[6, 6, 6, 6, 6, 6]], 9)
-    _votes(case, 1, 2, [[3, 1, 2, 3, 1, 4, 3, 1]], 5)
-    student = case.run(case.student, 1, 2)
-    case.run(student.extend, [1, 2, 3, 1, 2, 3, 1], may_change=True)
-    first = [case.run(student.propose, 4) for _ in range(3)]
-    case.equal(
-        first,
-        [[2, 3, 1, 2]] * 3,
-        "three drafts of one text",
-        hint="A draft changes nothing: guesses do not vote, and are no part of the text.",
-    )
-
-
-@check_ngram_votes.part("random")
-def _votes_random(case: Case) -> None:
-    for _ in range(40):
-        words, min_n = case.rng.choice((2, 3, 6)), case.randint(1, 4)
-        parts = [[case.randint(0, words) for _ in range(case.randint(0, 9))] for _ in range(case.randint(1, 6))]
-        _votes(case, min_n, min_n + case.randint(0, 3), parts, case.randint(0, 7))
-    text = [case.randint(0, 40) for _ in range(60_000)]
-    student = case.run(case.student, 2, 4)
-    with within(
-        case,
-        "60,000 tokens, added ten at a time, with a draft of 4 after each",
-        "Keep counts while the text grows: a lookup must not walk through the text.",
-    ):
-        for start in range(0, len(text), 10):
-            student.extend(text[start : start + 10])
-            student.propose(4)
-
-
-def _votes(case: Case, min_n: int, max_n: int, parts: list[list[int]], count: int) -> None:
-    student, names = case.run(case.student, min_n, max_n), {}
-    mistakes = {
-        "Where the longest n-gram with votes is not sure, the draft ends; a shorter one knows less.": {
-            "unsure": "shorter"
-        },
-        "The longest n-gram that has votes decides, not the shortest.": {"sizes": "shortest"},
-        "The favourite needs more than half of the votes.": {"more_than": 0.49999},
-        "A favourite with half of the votes or less is no favourite: the draft ends.": {"more_than": 0.0},
-        "Guesses are not part of the text: they do not vote.": {"guesses_vote": True},
-    }
-    oracle = Votes(min_n, max_n)
-    names = {hint: Votes(min_n, max_n, **flag) for hint, flag in mistakes.items()}
-    for part in parts or [[]]:
-        case.run(student.extend, list(part))
-        for votes in (oracle, *names.values()):
-            votes.extend(part)
-        for ask in {count, 1}:
-            got, right = case.run(student.propose, ask), oracle.propose(ask)
-            case.is_a(got, list, "the draft")
-            told = f"the draft of at most {ask} behind {oracle.text[-24:]}, min_n={min_n}, max_n={max_n}"
-            hints = [hint for hint, votes in names.items() if votes.propose(ask) == got]
-            if len(got) < len(right) and right[: len(got)] == got:
-                hints.append("A guess is followed by the next one: look up the text with the guesses behind it.")
-            case.equal([int(token) for token in got], right, told, hint=hints[0] if hints else None)
-
-
-@check_repair_drafter.part("example")
-def _drafter_example(case: Case) -> None:
-    _follows(case, [4, 8, 15, 16, 23], [(3, 3, 1), (3, 1, 1), (3, 3, 1), (3, 3, 1)])
-
-
-@check_repair_drafter.part("edges")
-def _drafter_edges(case: Case) -> None:
-    _follows(case, [7], [(1, 1, 1), (1, 1, 1), (1, 0, 1), (1, 1, 1)])  # a text of one token
-    _follows(case, [1, 2, 3], [(4, 0, 1)] * 4)  # nothing is ever right
-    _follows(case, [1, 2, 3], [(4, 4, 1)] * 4)
-    _follows(case, [1, 2, 3], [(2, 2, 1), (0, 0, 1), (0, 0, 1), (2, 1, 1), (2, 2, 1)])  # two steps without a draft
-    _follows(case, [1, 2, 3], [(0, 0, 1), (0, 0, 1), (2, 1, 1), (5, 5, 1)])
-    _follows(case, [5, 6], [(3, 2, 4), (3, 3, 6), (3, 3, 1)])  # more tokens come than one: forced by a grammar
-    _follows(case, [5, 6], [(6, 3, 1), (1, 1, 1), (6, 6, 1), (2, 0, 1), (6, 5, 1)])  # drafts of other lengths
-    # Not all guesses were checked, and they are right.
-    _follows(case, [5, 6], [(6, 2, 1, 0), (6, 2, 1, 0), (2, 0, 1, 0), (0, 0, 1, 0), (3, 3, 1)])
-
-
-@check_repair_drafter.part("random")
-def _drafter_random(case: Case) -> None:
-    for _ in range(30):
-        text = [case.randint(0, VOCABULARY) for _ in range(case.randint(1, 12))]
-        steps = []
-        for _ in range(case.randint(1, 12)):
-            count = case.randint(0, 6)
-            steps.append(
-                (
-                    count,
-                    case.rng.choice((count, case.randint(0, count + 1))),
-                    case.rng.choice((1, 1, 1, 3)),
-                    case.rng.choice((0, 1, 1)),
-                )
-            )
-        _follows(case, text, steps)
-
-
-def _follows(case: Case, text: list[int], steps: list[tuple[int, ...]]) -> None:
-    """Steps of (tokens asked for, of them accepted, tokens that the target adds[, how far these are from what the model says])."""
-    model, text = ToyModel(), list(text)
-    student = case.run(case.student, model, may_change=True)
-    known: list[int] = []  # what an attentive drafter has in its slots
-    for number, (count, accepted, added, *off) in enumerate(steps, 1):
-        model.reads.clear()
-        got = case.run(student.propose, list(text), count)
-        right = honest_draft(text, count)
-        told = f"in call {number}, for a text of {len(text)} tokens and count={count}"
-        case.equal(
-            [int(token) for token in got],
-            right,
-            f"the guesses {told}\n  the guesses",
-            hint=_what_lies_there(model, text, right),
-        )
-        same = next((i for i, (a, b) in enumerate(zip(known, text)) if a != b), min(len(known), len(text)))
-        same = min(same, len(text) - 1)
-        needed = (len(text) - same) + count - 1 if count else 0
-        read = sum(len(tokens) for _, tokens in model.reads)
-        case.true(
-            read == needed,
-            f"{read} tokens were read {told}; expected {needed}",
-            hint=(
-                "A call with count=0 reads nothing."
-                if not count
-                else f"{same} slots hold what they should: only what comes after them is read, all of it at once, and then guess after guess, but not the last."
-            ),
-        )
-        case.true(
-            len(model.reads) == count,
-            f"the model ran {len(model.reads)} times {told}; expected {count}",
-            hint="Everything that is missing is read in one call, which also gives the first guess.",
-        )
-        if count:
-            known = [*text, *right[:-1]]
-        text += right[:accepted]
-        for _ in range(added):
-            text.append((honest_draft(text, 1)[0] + (off[0] if off else accepted < count)) % VOCABULARY)
-
-
-def _what_lies_there(model: ToyModel, text: list[int], right: list[int]) -> str | None:
-    wanted = [*text, *right]
-    for place, (found, token) in enumerate(zip(model.slots, wanted[: len(text)])):
-        if found != token:
-            return f"Slot {place} holds {found}, and the text has {token} there. Which step should have read it?"
-    return f"Slot {len(model.slots)} was never written." if len(model.slots) < len(text) else None

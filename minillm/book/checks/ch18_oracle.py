@@ -1,4 +1,5 @@
-"""References of chapter 18's exercises: the best length, a second chance, votes, a model that remembers what it read. Built in chapter 18."""
+"""References of chapter 18's exercises: the best length, a second chance, votes, a model that remembers what it read.
+Built in chapter 18."""
 
 from __future__ import annotations
 
@@ -100,8 +101,8 @@ class ToyModel:
     """A draft model for experiments, with a cache of one slot a token.
 
     `read(token_ids, start)` writes them into the slots from `start` on, and returns the token that it would say behind
-    each of them, looking at everything in the cache up to there. As in a real cache, a slot that was never written holds
-    something all the same (here a 0), and one that was written stays as it is until it is written again.
+    each of them, looking at everything in the cache up to there. As in a real cache, a slot that was never written
+    holds something all the same (here a 0), and one that was written stays as it is until it is written again.
     """
 
     def __init__(self) -> None:
@@ -146,4 +147,4 @@ def trace_of(drafter: type, agrees: Sequence[int] = (3, 3, 3, 2, 3), count: int 
             f"{tokens} from {start}" if len(tokens) > 1 else f"{tokens[0]} at {start}" for start, tokens in model.reads
         )
         print(f"{len(text):>4}  {reads:<50}{str(guesses):<15}{right:<10}{honest}")
-        text += honest[:right] + [(honest_draft(text + honest[:right], 1)[0] + (right == number < count)) % VOCABULARY]
+        text += [*honest[:right], (honest_draft(text + honest[:right], 1)[0] + (right == number < count)) % VOCABULARY]

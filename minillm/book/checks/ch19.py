@@ -1,4 +1,5 @@
-"""Checks of chapter 19: a walk, token lists, a template; `ch19_choices` has the select and the jump. Built in chapter 19."""
+"""Checks of chapter 19: a walk, token lists, a template; `ch19_choices` has the select and the jump.
+Built in chapter 19."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ check_how_far = Checker(
 )
 check_token_lists = Checker(
     "token_lists",
-    hint="Walk every token from every state once; then ask, backwards from may_end, which states reach an end by tokens.",
+    hint=(
+        "Walk every token from every state once; then ask, backwards from may_end, which states reach an end by tokens."
+    ),
     forbid=_GRAMMAR,
 )
 check_template = Checker(
@@ -147,7 +150,10 @@ def _allows(case: Case, moves, may_end, vocabulary, end: int, oracle: bool = Tru
     for by, said in (
         (
             "bytes",
-            "Among them are tokens that lead into a trap: byte by byte an end can be reached from there, by tokens it cannot.",
+            (
+                "Among them are tokens that lead into a trap: byte by byte an end can be reached from there, "
+                "by tokens it cannot."
+            ),
         ),
         ("nothing", "Among them are tokens that lead to states from which no end can be reached."),
     ):
@@ -252,7 +258,10 @@ def _reads(case: Case, parts: list, tokens: list[bytes], alive: bool = False) ->
         case.true(
             after is not None or not reached,
             f"{told}: some valid text goes on like this, but read gave None",
-            hint="A byte may belong to the slot or to what follows it: keep both places. Parts that may be empty can be left at once.",
+            hint=(
+                "A byte may belong to the slot or to what follows it: keep both places. "
+                "Parts that may be empty can be left at once."
+            ),
         )
         if reached:
             state, places, said = after, reached, said + token
@@ -262,7 +271,10 @@ def _reads(case: Case, parts: list, tokens: list[bytes], alive: bool = False) ->
                 ends,
                 oracle.may_end(places),
                 f"may_end after {said!r} in {parts}",
-                hint="It may end when the place behind the last part is reached without reading. A byte that fits a slot and what follows it keeps both places.",
+                hint=(
+                    "It may end when the place behind the last part is reached without reading. "
+                    "A byte that fits a slot and what follows it keeps both places."
+                ),
             )
         elif not alive:
             return

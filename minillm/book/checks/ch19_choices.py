@@ -182,7 +182,10 @@ def _jumps(
         "the result is not a tuple (keep, new) with a list",
     )
     expected = jumped(said, forced, vocabulary, encode, may_follow, most_back)
-    told = f"said {[vocabulary[token] for token in said]}, forced {forced!r}, may follow {bytes(sorted(may_follow))!r}, most_back={most_back}"
+    told = (
+        f"said {[vocabulary[token] for token in said]}, forced {forced!r}, "
+        f"may follow {bytes(sorted(may_follow))!r}, most_back={most_back}"
+    )
     case.true(
         0 <= got[0] <= len(said),
         f"{told}: keep={got[0]}, but {len(said)} tokens were said",

@@ -16,7 +16,8 @@ _WRAPPERS = (functools.partial, functools.partialmethod)
 
 
 def refuse_reference(student: object, name: str, forbid: tuple[str, ...] = (), allow: tuple[str, ...] = ()) -> None:
-    """Raise CheckFailed when `student` is, wraps or derives from something of the package, or calls what is forbidden."""
+    """Raise CheckFailed when `student` is, wraps or derives from something of the package,
+    or calls what is forbidden."""
     found = reference_behind(student, allow)
     if found:
         raise CheckFailed(f"{name}: this is the package's {found}, or made from it. Write your own.")
@@ -87,7 +88,8 @@ def _filled(cell: types.CellType) -> bool:
 
 
 def forbidden_call(student: object, forbid: tuple[str, ...]) -> str | None:
-    """The first name in `forbid` that the student's code mentions, also in functions and classes of its own that it names."""
+    """The first name in `forbid` that the student's code mentions,
+    also in functions and classes of its own that it names."""
     waiting, seen = [student], {}  # seen keeps the objects alive, so that no id is given twice
     while waiting and forbid:
         item = waiting.pop()
@@ -121,7 +123,8 @@ def _mentioned(function: types.FunctionType, forbid: tuple[str, ...]) -> str | N
 
 
 def _named(function: types.FunctionType) -> Iterator[object]:
-    """What a function names in its own module and could call: other functions, classes, instances of these, partials."""
+    """What a function names in its own module and could call:
+    other functions, classes, instances of these, partials."""
     for code in _codes(function.__code__):
         for name in code.co_names:
             value = function.__globals__.get(name)

@@ -4,6 +4,6 @@
                      |
                      +--shrink--> the fewest settings and requests with which the comparison still fails
 
-A table of all pairs of settings misses what only three of them do together. `minillm check --roads N` serves thousands of
-random combinations, and prints each one that fails as a line that serves it again.
+A table of all pairs of settings misses what only three of them do together. `minillm check --roads N` serves thousands
+of random combinations, and prints each one that fails as a line that serves it again.
 """

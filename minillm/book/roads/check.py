@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Self
 
 from minillm.book.roads.draw import draw
 from minillm.book.roads.models import write_models
@@ -56,7 +57,7 @@ class RoadCheck:
     def __init__(self):
         self.report = Report()
 
-    def __enter__(self) -> RoadCheck:
+    def __enter__(self) -> Self:
         self._folder = TemporaryDirectory()
         self.models = Path(self._folder.name)
         write_models(self.models)

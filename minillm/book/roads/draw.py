@@ -81,7 +81,8 @@ def _engine(rng: Random, values: dict[str, Any]) -> dict[str, Any]:
         "speculation": speculation, "num_drafts": rng.choice((1, 2, 4, 7)),
         "adaptive": bool(speculation) and rng.random() < 0.25,
         "attention": attention, "recorded": rng.random() < 0.5, "ahead": rng.random() < 0.5, "like_a_gpu": like_a_gpu,
-        "rounds": rng.choice((1, 1, 2, 2, 2, 3)), "restart": bool(disk) and rng.random() < 0.5, "together": rng.random() < 0.2,
+        "rounds": rng.choice((1, 1, 2, 2, 2, 3)), "restart": bool(disk) and rng.random() < 0.5,
+        "together": rng.random() < 0.2,
         "offload": values["model"] == "qwen3" and values["weights"] is None and rng.random() < 0.3,
         "fails_at": rng.randint(0, 25) if rng.random() < 0.1 else None,
     }  # fmt: skip
@@ -96,8 +97,8 @@ def _request(rng: Random, seed: int, most_tokens: int = MAX_TOKENS) -> Arrival:
     at = rng.choice((0, 0, 0, rng.randint(1, 30)))
     return Arrival(
         prompt, params, at, at + rng.randint(0, 25) if rng.random() < 0.12 else None, withdrawn=rng.random() < 0.5,
-        streaming=rng.random() < 0.3, priority=rng.randint(0, 2), user=rng.choice("ab"), salt=_mostly(rng, None, "x", "y"),
-        logprob_start=start,
+        streaming=rng.random() < 0.3, priority=rng.randint(0, 2), user=rng.choice("ab"),
+        salt=_mostly(rng, None, "x", "y"), logprob_start=start,
     )  # fmt: skip
 
 
@@ -146,7 +147,8 @@ def _drawing(rng: Random) -> dict[str, Any]:
 
 
 def _ends(rng: Random, params: dict[str, Any]) -> dict[str, Any]:
-    """What ends the text: a grammar, a stop string or token, the end-of-sequence token, or only the number of tokens."""
+    """What ends the text: a grammar, a stop string or token, the end-of-sequence token,
+    or only the number of tokens."""
     if rng.random() < 0.15:
         grammar = dict(rng.choice(GRAMMARS))
         if "logprobs" in params:  # those of a token that is forced are not computed

@@ -16,7 +16,8 @@ VOCAB_SIZE = 300
 WINDOW = 9
 SHAPE = dict(vocab_size=VOCAB_SIZE, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, head_dim=16, max_position_embeddings=256, rms_norm_eps=1e-5, rope_theta=10000.0,
-             hidden_act="silu", tie_word_embeddings=False, bos_token_id=0, eos_token_id=1, torch_dtype="float32")  # fmt: skip
+             hidden_act="silu", tie_word_embeddings=False, bos_token_id=0, eos_token_id=1,
+             torch_dtype="float32")  # fmt: skip
 MODELS = {
     "llama": dict(model_type="llama"),
     "mistral": dict(model_type="mistral", sliding_window=WINDOW),
@@ -29,7 +30,8 @@ NOISE = 0.1  # of a draft model's weights, in standard deviations: it agrees wit
 
 
 def write_models(folder: Path) -> None:
-    """Each of MODELS, and beside it "NAME-noisy": the same weights with noise, to draft with. All have one tokenizer."""
+    """Each of MODELS, and beside it "NAME-noisy": the same weights with noise, to draft with.
+    All have one tokenizer."""
     wrapped = tokenizer.wrap(tokenizer.learn(VOCAB_SIZE, num_documents=100), SHAPE["max_position_embeddings"])
     for seed, name in enumerate(MODELS):
         for noise, path in ((0.0, folder / name), (NOISE, folder / f"{name}-noisy")):

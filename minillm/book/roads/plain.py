@@ -80,7 +80,8 @@ class Shaken(Sampler):
 
 
 def difference(road: Road, served: Served, expected: Served) -> str | None:
-    """The first thing that a request generated differently, in words; None if all is equal, log-probabilities nearly."""
+    """The first thing that a request generated differently, in words;
+    None if all is equal, log-probabilities nearly."""
     tolerance = TOLERANCE[road.kv]
     for index, (sample, wanted) in enumerate(zip(served.samples, expected.samples)):
         where = f"sample {index}: " if len(served.samples) > 1 else ""

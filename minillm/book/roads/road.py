@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from minillm.book.roads.models import WINDOW, config_of
+from minillm.book.roads.models import WINDOW
 from minillm.kv_cache.manager import KVCacheManager
 
 GREEDY = {"temperature": 0.0}
@@ -42,7 +42,8 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Road:
-    """The settings of an engine, and its requests. The defaults are those of the plain engine that it is compared with."""
+    """The settings of an engine, and its requests. The defaults are those of the plain engine that it is compared
+    with."""
 
     requests: tuple[Arrival, ...]
     model: str = "llama"

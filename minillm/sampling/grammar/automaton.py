@@ -198,7 +198,10 @@ def determinize(nfa: Nfa) -> tuple[list[dict[int, int]], list[bool], np.ndarray]
         if len(subsets) > MAX_DFA_STATES or total_size > MAX_SUBSET_SIZE:
             raise TooManyStates(
                 f"its automaton has over {MAX_DFA_STATES} states, or over {MAX_SUBSET_SIZE} states of the NFA in them",
-                "shorten counted repetitions, above all one behind a part that may begin anywhere, as in [ab]*a[ab]{20}",
+                (
+                    "shorten counted repetitions, above all one behind a part that may begin anywhere, "
+                    "as in [ab]*a[ab]{20}"
+                ),
             )
     return moves, [nfa.end in subset for subset in subsets], byte_class
 
@@ -212,7 +215,8 @@ def minimize(moves: list[dict[int, int]], accepting: list[bool], byte_class: np.
     alive = _alive(sources, accepting)
     if 0 not in alive:
         raise ValueError(
-            "it matches no text that can be written; a class in it is empty, or the vocabulary has no token for a character of it"
+            "it matches no text that can be written; a class in it is empty, "
+            "or the vocabulary has no token for a character of it"
         )
     block_of = _blocks(sources, alive, accepting)
 

@@ -1,6 +1,7 @@
 """Sets of characters, and the bytes of UTF-8 that write them. Built in chapter 19.
 
-A set is a tuple of ranges of code points, both ends inside, sorted, none touching the next: [a-cx] is ((97, 99), (120, 120)).
+A set is a tuple of ranges of code points, both ends inside, sorted, none touching the next: [a-cx] is
+((97, 99), (120, 120)).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""GrammarCompiler: a constraint made ready for a vocabulary, once for all requests that share it. Built in chapter 19."""
+"""GrammarCompiler: a constraint made ready for a vocabulary, once for all requests that share it.
+Built in chapter 19."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Jump-forward: text that a grammar forces is written without asking the model. Built in chapter 19.
 
-The model would have had to write it in tokens, so it becomes tokens as the tokenizer makes them: what it was trained on.
-Two things keep that from being exact. Tokens said already stay as they are. And the last tokens may be others when more
-text follows (`":` before a space, `": "` before a name), so whatever a token could bridge is left to the model.
+The model would have had to write it in tokens, so it becomes tokens as the tokenizer makes them:
+what it was trained on. Two things keep that from being exact. Tokens said already stay as they are.
+And the last tokens may be others when more text follows (`":` before a space, `": "` before a name),
+so whatever a token could bridge is left to the model.
 """
 
 from __future__ import annotations

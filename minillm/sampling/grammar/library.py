@@ -6,7 +6,8 @@ than a millisecond and not a walk over the whole vocabulary for every state of t
 keyword of a schema that it cannot serve, where others ignore it; and it takes tokens back.
 
 Where the text is forced, its masks allow one token only: the one that the tokenizer would make there. To the library an
-<unk> or an ordinary token that ends the text may be as good as any, so its masks are cut to the tokens that can be said.
+<unk> or an ordinary token that ends the text may be as good as any, so its masks are cut to the tokens that can be
+said.
 
 A parser works within limits, so that no text keeps a batch waiting: a text may come to a place from which the library
 does not follow it. That is a GrammarError.
@@ -35,10 +36,13 @@ BITS = (1 << np.arange(32)).astype(np.uint32).view(np.int32)  # the word in whic
 LIMITS = LLParserLimits(verbose_errors=False)  # of a lexer's states and of a parser's items, as the library sets them
 NO_TOKEN = "the vocabulary has no token for anything that may come next; constrain to text that it has tokens for"
 SUPPORTED = {
-    "json": "JSON Schema's types, enum, const, properties, required, items, prefixItems, bounds of numbers, strings and "
-    "arrays, pattern, format, anyOf, allOf, oneOf of options that exclude each other, and $ref to its own $defs",
+    "json": "JSON Schema's types, enum, const, properties, required, items, prefixItems, bounds of numbers, "
+    "strings and arrays, pattern, format, anyOf, allOf, oneOf of options that exclude each other, "
+    "and $ref to its own $defs",
     "json_object": "True",
-    "grammar": "Lark's rules and terminals in EBNF, beginning with the rule start, without look-around in regular expressions",
+    "grammar": (
+        "Lark's rules and terminals in EBNF, beginning with the rule start, without look-around in regular expressions"
+    ),
 }
 # In Lark's text: a string, a regular expression or a comment, which may hold anything; or else a reference to a token.
 SPECIAL_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|(<[^<>\s]+>)')
@@ -102,8 +106,8 @@ class LibraryRules:
 class LibraryGrammar:
     """A `Grammar` around one of llguidance's matchers, which never sees the end-of-sequence token.
 
-    A forced run of tokens is asked for once, its masks are written from it, and the matcher hears of them together: a fifth
-    of the time of computed masks.
+    A forced run of tokens is asked for once, its masks are written from it, and the matcher hears of them together:
+    a fifth of the time of computed masks.
     """
 
     def __init__(
@@ -153,8 +157,9 @@ class LibraryGrammar:
             raise GrammarError(NO_TOKEN)
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        """What the matcher answers. One that has met an error answers nothing any more, and its copies answer wrong; another
-        takes its place and is asked again, since it may have been others that left no room in the lexer they share."""
+        """What the matcher answers. One that has met an error answers nothing any more, and its copies answer wrong;
+        another takes its place and is asked again, since it may have been others that left no room in the lexer they
+        share."""
         for _ in range(2):
             if self.lexer.is_spent:
                 self.matcher, self.lexer = self.rules.make(), Lexer()
@@ -168,8 +173,12 @@ class LibraryGrammar:
             self.lexer.is_spent = True
         error = self.matcher.get_error().split("\n")[0]
         stuck = "NoExtensionBias" in error  # the library's name for a mask in which there is nothing
-        raise GrammarError(NO_TOKEN if stuck else f"after {len(self.token_ids)} tokens the text has outgrown what the grammar's "
-                           f"parser can follow: {error}; write the grammar with fewer ways to read one text, or ask for a shorter one")  # fmt: skip
+        if stuck:
+            raise GrammarError(NO_TOKEN)
+        raise GrammarError(
+            f"after {len(self.token_ids)} tokens the text has outgrown what the grammar's parser can follow: {error}; "
+            "write the grammar with fewer ways to read one text, or ask for a shorter one"
+        )
 
     def accept(self, token_id: int) -> None:
         if self.is_terminated or not self._take(token_id):
@@ -242,5 +251,6 @@ def _refusal(params: StructuredOutputsParams, why: str) -> ValueError:
     why = why.split("<state>")[0].split("<backtrace>")[0].strip()  # what follows is for the library's own authors
     why = cut(why, 400)
     return ValueError(
-        f"{params.kind}={shortened(getattr(params, params.kind))} is not possible: {why}; supported: {SUPPORTED[params.kind]}"
+        f"{params.kind}={shortened(getattr(params, params.kind))} is not possible: {why}; supported: "
+        f"{SUPPORTED[params.kind]}"
     )

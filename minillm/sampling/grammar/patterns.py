@@ -1,7 +1,8 @@
 """Objects of a JSON Schema whose patterns match no name but the declared ones. Built in chapter 19.
 
-The parser takes each declared name once and leaves it out of the patterns. If nothing is left of a pattern, as of "^id$"
-beside the property id, the parser still allows a comma after the last declared property, and then no name may follow.
+The parser takes each declared name once and leaves it out of the patterns. If nothing is left of a pattern,
+as of "^id$" beside the property id, the parser still allows a comma after the last declared property,
+and then no name may follow.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import numpy as np
 
 
 class GrammarError(RuntimeError):
-    """A grammar cannot go on, though all that was said is allowed: it has run into a limit, or the vocabulary has no token
-    for what would follow. It stays where it is. Its request ends with this error, and no other.
+    """A grammar cannot go on, though all that was said is allowed: it has run into a limit, or the vocabulary has no
+    token for what would follow. It stays where it is. Its request ends with this error, and no other.
     """
 
 
@@ -32,7 +32,8 @@ class Grammar(Protocol):
         """
 
     def accept(self, token_id: int) -> None:
-        """Move on by a token. Raises ValueError, and stays where it is, if the token may not come next; or GrammarError."""
+        """Move on by a token. Raises ValueError, and stays where it is, if the token may not come next;
+        or GrammarError."""
 
     def validate(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens, one after the other, could be accepted. Changes nothing."""
@@ -41,8 +42,8 @@ class Grammar(Protocol):
         """Take back the last `count` accepted tokens."""
 
     def jump_tokens(self) -> list[int]:
-        """Tokens of the text that is sure to come next; empty where there is a choice (chapter 19, jump-forward). Raises
-        GrammarError."""
+        """Tokens of the text that is sure to come next; empty where there is a choice (chapter 19, jump-forward).
+        Raises GrammarError."""
 
     def copy(self) -> Grammar:
         """An independent grammar at the same place."""

@@ -124,7 +124,8 @@ class _Parser:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise ValueError(
-                f"regex={shortened(self.pattern)} has groups {self.depth} deep; at most {MAX_DEPTH} are allowed: unfold some"
+                f"regex={shortened(self.pattern)} has groups {self.depth} deep; "
+                f"at most {MAX_DEPTH} are allowed: unfold some"
             )
         inside = self.parse()
         self.depth -= 1
@@ -141,8 +142,8 @@ class _Parser:
             high = int(found[3]) if found[3] else None if found[2] else low
             if max(low, high or 0) > MAX_REPEATS:
                 raise ValueError(
-                    f"regex={shortened(self.pattern)} repeats {found[0]} at place {self.place}; at most {MAX_REPEATS} times are "
-                    "counted: use * or +, or bound the text by max_tokens"
+                    f"regex={shortened(self.pattern)} repeats {found[0]} at place {self.place}; "
+                    f"at most {MAX_REPEATS} times are counted: use * or +, or bound the text by max_tokens"
                 )
         self.place = found.end()
         if self._take("+"):
@@ -180,7 +181,7 @@ class _Parser:
             digits = self.pattern[self.place : self.place + HEX_DIGITS[letter]]
             self.place += len(digits)
             return CharacterClass.of((int(digits, 16), int(digits, 16)))
-        if letter in CONTROL or letter == "b" and in_class:
+        if letter in CONTROL or (letter == "b" and in_class):
             letter = CONTROL.get(letter, "\b")
         elif letter.isascii() and letter.isalnum():
             self.place -= 2
@@ -196,7 +197,8 @@ class _Parser:
     def _refuse(self, name: str, length: int) -> None:
         found = self.pattern[self.place : self.place + length]
         raise ValueError(
-            f"regex={shortened(self.pattern)} has {name}, {found!r} at place {self.place}, which is not supported; supported: {SUPPORTED}"
+            f"regex={shortened(self.pattern)} has {name}, {found!r} at place {self.place}, "
+            f"which is not supported; supported: {SUPPORTED}"
         )
 
 

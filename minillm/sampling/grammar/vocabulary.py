@@ -109,7 +109,8 @@ class Vocabulary:
         return self.pack(np.isin(np.arange(self.size), list(self.eos_token_ids)))
 
     def tokens_along(self, text: bytes) -> list[int]:
-        """The tokens that begin with all of `text`, or that it begins with. A look at every token: not for each step."""
+        """The tokens that begin with all of `text`, or that it begins with.
+        A look at every token: not for each step."""
         return [
             token_id
             for token_id, written in enumerate(self.token_bytes)

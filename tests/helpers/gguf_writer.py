@@ -1,0 +1,101 @@
+"""GGUF files as llama.cpp's converter writes them, from tiny models of transformers:
+what `minillm.model.gguf` is tested on."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+
+from tests.helpers.tiny import byte_tokenizer
+
+
+def write(
+    path: Path, model, kind=Type.F32, kinds: dict[str, Type] | None = None, drop=(), change=None, extra=()
+) -> Path:
+    """`model` of transformers as llama.cpp's converter writes it, matrices as `kind` (those in `kinds` otherwise).
+
+    `drop` are metadata keys to leave out, `change` tensors to replace, `extra` (method, value) of the writer to add.
+    """
+    config = model.config
+    arch = config.model_type
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer = gguf.GGUFWriter(str(path), arch)
+    values = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "head_count": config.num_attention_heads,
+        "head_count_kv": config.num_key_value_heads,
+        "key_length": head_dim,
+        "value_length": head_dim,
+        "layer_norm_rms_eps": config.rms_norm_eps,
+        "rope_freq_base": config.rope_parameters["rope_theta"],
+    }
+    for key, value in values.items():
+        if key not in drop:
+            getattr(writer, f"add_{key}")(value)
+    if config.rope_parameters["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
+        writer.add_rope_scaling_orig_ctx_len(config.rope_parameters["original_max_position_embeddings"])
+    for method, value in extra:
+        getattr(writer, method)(value)
+    if "tokenizer" not in drop:
+        write_tokenizer(writer, "qwen2" if arch == "qwen2" else "gpt-2")  # how it cuts text, in llama.cpp's words
+    if config.rope_parameters["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_divisors(config.rope_parameters, head_dim))
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if arch == "llama" and re.search(r"\.[qk]_proj\.", name):  # dimension i of a head goes beside i + head_dim / 2
+            tensor = tensor.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
+        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        used = (kinds or {}).get(target, kind) if tensor.dim() == 2 else Type.F32
+        data = change[target] if change and target in change else gguf.quantize(tensor.float().numpy(), used)
+        if data is not None:
+            writer.add_tensor(target, data, raw_dtype=used)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_tokenizer(writer, pre: str) -> None:
+    tokenizer = byte_tokenizer()
+    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    special = set(tokenizer.all_special_tokens)
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in special else 1 for token in tokens])
+    writer.add_token_merges([" ".join(merge) for merge in merges])
+    writer.add_bos_token_id(tokenizer.bos_token_id)
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    writer.add_eot_token_id(2)
+    writer.add_add_bos_token(True)
+    writer.add_chat_template(tokenizer.chat_template)
+
+
+def llama3_divisors(rope: dict, head_dim: int) -> np.ndarray:
+    """By wavelength, as llama.cpp's converter computes them."""
+    divisors = []
+    original, low, high = rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
+    for i in range(0, head_dim, 2):
+        wavelength = 2 * np.pi * rope["rope_theta"] ** (i / head_dim)
+        if wavelength < original / high:
+            divisors.append(1.0)
+        elif wavelength > original / low:
+            divisors.append(rope["factor"])
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            divisors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(divisors, np.float32)

@@ -1,0 +1,147 @@
+"""ModelConfig reads both spellings of config.json, and refuses by name what the decoder would get wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from minillm.model.checkpoint import load_config
+from minillm.model.config import ModelConfig, RopeConfig
+from tests.helpers.model_zoo import BASE, CHECKPOINTS, LLAMA3, YARN, make_model
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+
+
+def read(**changes) -> ModelConfig:
+    return ModelConfig.from_hf(LLAMA | changes)
+
+
+def written_by_transformers(name: str) -> dict:
+    return json.loads(AutoConfig.for_model(**BASE | CHECKPOINTS[name]).to_json_string(use_diff=False))
+
+
+def as_on_the_hub(raw: dict) -> dict:
+    """The older spelling of the same configuration."""
+    raw = dict(raw)
+    rope = dict(raw.pop("rope_parameters"))
+    raw["rope_theta"] = rope.pop("rope_theta")
+    raw["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    if raw.get("max_window_layers", 28) < raw["num_hidden_layers"]:
+        del raw["layer_types"]  # there, max_window_layers said it
+    return raw
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_both_spellings_read_the_same(name):
+    raw = written_by_transformers(name)
+    assert ModelConfig.from_hf(raw) == ModelConfig.from_hf(as_on_the_hub(raw))
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_parameters_are_counted_as_transformers_counts_them(name):
+    model = make_model(**CHECKPOINTS[name])
+    assert ModelConfig.from_hf(written_by_transformers(name)).num_parameters() == model.num_parameters()
+
+
+def test_defaults_of_what_a_file_may_leave_out():
+    config = read()
+    assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
+    assert config.rope == RopeConfig(theta=10000.0)
+    assert config.layer_windows == (None,) * 4
+    assert (config.tie_word_embeddings, config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm) == (False,) * 5
+    assert config.eos_token_ids == () and config.bos_token_id is None
+
+
+def test_switches_of_the_families():
+    assert read(model_type="qwen2").qkv_bias and not read(model_type="qwen2").o_bias
+    assert read(model_type="qwen3").qk_norm and read(model_type="qwen3").head_dim == 128
+    biased = read(attention_bias=True, mlp_bias=True)
+    assert biased.qkv_bias and biased.o_bias and biased.mlp_bias
+
+
+@pytest.mark.parametrize(
+    "changes, windows",
+    [
+        ({"model_type": "mistral"}, (4096,) * 4),
+        ({"model_type": "mistral", "sliding_window": None}, (None,) * 4),
+        ({"model_type": "mistral", "sliding_window": 8}, (8,) * 4),
+        ({"model_type": "llama", "sliding_window": 8}, (None,) * 4),
+        ({"model_type": "qwen2", "sliding_window": 8, "max_window_layers": 0}, (None,) * 4),
+        (
+            {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3},
+            (None, None, None, 8),
+        ),
+        ({"model_type": "qwen3", "sliding_window": 8, "use_sliding_window": True}, (None,) * 4),
+        (
+            {
+                "model_type": "qwen3",
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "layer_types": ["full_attention", "sliding_attention"] * 2,
+            },
+            (None, 8, None, 8),
+        ),
+    ],
+)
+def test_windows_by_layer(changes, windows):
+    assert read(**changes).layer_windows == windows
+
+
+def test_rope_settings_are_kept():
+    rope = read(rope_theta=5e5, rope_scaling={key: value for key, value in LLAMA3.items() if key != "rope_theta"}).rope
+    assert rope == RopeConfig(5e5, "llama3", 8.0, 32, low_freq_factor=1.0, high_freq_factor=4.0)
+    rope = read(rope_parameters=YARN).rope
+    assert (rope.factor, rope.original_max_position_embeddings) == (4.0, 32)
+    assert rope.attention_factor == pytest.approx(1.1386294361)  # 0.1 ln 4 + 1
+    assert read(rope_scaling={"type": "linear", "factor": 2.0}).rope == RopeConfig(10000.0, "linear", 2.0, 256)
+    deepseek = read(rope_scaling={**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}).rope
+    assert deepseek.attention_factor == pytest.approx(1.1386294361 / 1.0693147181)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"model_type": "gpt2"}, "model_type='gpt2'.*llama, mistral, qwen2, qwen3"),
+        ({"model_type": None}, "model_type=None"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope'.*default, linear, llama3, yarn"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ by layer"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized .gptq"),
+        ({"hidden_size": None}, "'hidden_size'"),
+        ({"num_key_value_heads": 3}, "num_attention_heads=4.*num_key_value_heads=3"),
+        ({"head_dim": 15}, "head_dim=15 is odd"),
+        ({"layer_types": ["full_attention"]}, "1 layer_types for num_hidden_layers=4"),
+        ({"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
+        ({"layer_types": ["sliding_attention"] * 4}, "sliding_window=None"),
+    ],
+)
+def test_what_is_not_supported_is_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        read(**changes)
+
+
+def test_eos_ids_of_both_files_several_and_once_each(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"eos_token_id": 2, "bos_token_id": 1}))
+    assert load_config(tmp_path).eos_token_ids == (2,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 2, 9]}))
+    assert load_config(tmp_path).eos_token_ids == (2, 7, 9)
+    assert load_config(tmp_path).bos_token_id == 1
+
+
+def test_kv_bytes_per_token():
+    config = read(num_key_value_heads=2)
+    assert config.kv_bytes_per_token(torch.float32) == 2 * 4 * 2 * 16 * 4
+    assert config.kv_bytes_per_token(torch.bfloat16) == 2 * 4 * 2 * 16 * 2
