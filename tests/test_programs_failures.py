@@ -88,7 +88,7 @@ def test_an_abandoned_program_leaves_nothing_in_the_engine(llm):
     state = State(llm, TEXT)
     state += gen("x", max_tokens=5)
     llm.engine.abort(state._submissions[0].request.request_id)
-    with pytest.raises(RuntimeError, match="the program failed: .*it was withdrawn or aborted"):
+    with pytest.raises(RuntimeError, match=r"the program failed: .*it was withdrawn or aborted"):
         state["x"]
 
 

@@ -12,6 +12,7 @@ from .console import Device, Model, Save, command_line, errors_in_one_line, keep
 def add_to(bench: typer.Typer) -> None:
     bench.command("prefix")(bench_prefix)
     bench.command("scheduler")(bench_scheduler)
+    bench.command("host")(bench_host)
     bench.command("simulator")(bench_simulator)
     bench.command("step")(bench_step)
     bench.command("kernels")(bench_kernels)
@@ -43,6 +44,48 @@ def bench_scheduler(
         with progress("measuring", len(serving.QUEUES) * (repeats + 1)) as advance:
             measured = serving.run_scheduler(repeats, command_line(), on_run=advance)
         show(lambda measured: [serving.scheduler_table(measured)], measured, save)
+
+
+def bench_host(
+    model: Model = "tinyworld-draft",
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Requests that decode; may be given again; 1, 16, 64 and 256 by default."),
+    ] = None,
+    arrivals: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="Running requests of which some end and others join in each step; "
+            "may be given again; 64 and 256 by default.",
+        ),
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="In each run.")] = 128,
+    clock: Annotated[
+        str, typer.Option(help="wall, or cpu: for a busy machine, the time that the process was on a core.")
+    ] = "wall",
+    repeats: Annotated[int, typer.Option(help="Of each batch size, in turns; at least 5.")] = 5,
+    device: Device = "auto",
+    save: Save = None,
+) -> None:
+    """The host's work of a step on one core (schedule, build, update), by how many requests run, and with arrivals."""
+    with errors_in_one_line():
+        from . import host
+
+        default = host.Workload()
+        workload = host.Workload(
+            model,
+            tuple(batch or default.batches),
+            tuple(arrivals or default.arrivals),
+            prompt_tokens,
+            steps=steps,
+            clock=clock,
+            repeats=repeats,
+        )
+        with progress("measuring", host.num_runs(workload)) as advance:
+            measured = host.run(workload, device, command_line(), on_run=advance, keep=keep_in(save))
+        show(host.tables, measured, save)
 
 
 def bench_simulator(

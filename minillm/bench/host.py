@@ -1,9 +1,10 @@
 """The host's work of a step: deciding it, building its tensors, taking its tokens in. Built in chapter 14.
 
-The spans that the engine opens for its trace are timed, but the trace stays switched off: it would count events for every
-row. A small model really runs, so that scheduler, cache manager, batch building and update are those that serve; its
-forward passes and its sampling are left out of the figures. One thread does everything. The garbage collector runs on what
-has been made since the run began (all older objects are frozen); its time is inside the parts, and shown beside them.
+The spans that the engine opens for its trace are timed, but the trace stays switched off: it would count events for
+every row. A small model really runs, so that scheduler, cache manager, batch building and update are those that serve;
+its forward passes and its sampling are left out of the figures. One thread does everything. The garbage collector runs
+on what has been made since the run began (all older objects are frozen); its time is inside the parts,
+and shown beside them.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def run(
 ) -> dict:
     """Measure `workload` and return a result (see `measure.result`).
 
-    A part's figure is the median over the repeats of its median over the steps of a run. Raises ValueError for less than
-    one step, token or request, RuntimeError where the parts of a step cannot be told apart.
+    A part's figure is the median over the repeats of its median over the steps of a run. Raises ValueError for less
+    than one step, token or request, RuntimeError where the parts of a step cannot be told apart.
     """
     if min(workload.steps, workload.mean_output, workload.prompt_tokens, *workload.batches, *workload.arrivals) < 1:
         raise ValueError(f"{workload} is not allowed: steps, tokens and requests are 1 at least")
@@ -132,7 +133,8 @@ class Host:
         self.llm = LLM(workload.model, device=str(device), max_num_batched_tokens=BUDGET, block_size=BLOCK_SIZE, **room)
 
     def run(self, running: int, joining: bool) -> list[Step]:
-        """The measured steps of `running` requests, in which none ends or, with `joining`, each is followed by another."""
+        """The measured steps of `running` requests, in which none ends or, with `joining`,
+        each is followed by another."""
         engine = self.llm.engine
 
         def join(count: int) -> float:
@@ -159,12 +161,13 @@ class Host:
         opened = {name for one in steps for name in one.spans}
         if missing := [name for name in SPANS.values() if name not in opened]:
             raise RuntimeError(
-                f"no step has opened the span {missing[0]!r}, only {sorted(opened)}: the parts of a step cannot be told apart"
+                f"no step has opened the span {missing[0]!r}, only {sorted(opened)}: "
+                "the parts of a step cannot be told apart"
             )
         if not joining and any(one.tokens != running for one in steps):
             raise RuntimeError(
-                f"measured steps made {sorted({one.tokens for one in steps})} tokens for {running} requests that decode; "
-                "each has to make one token for each of them"
+                f"measured steps made {sorted({one.tokens for one in steps})} tokens for {running} requests "
+                "that decode; each has to make one token for each of them"
             )
         return steps
 
@@ -198,7 +201,7 @@ class SpanTimes:
 
 
 class _Span:
-    __slots__ = ("times", "name", "start")
+    __slots__ = ("name", "start", "times")
 
     def __init__(self, times: SpanTimes, name: str):
         self.times, self.name = times, name

@@ -15,8 +15,8 @@ from ..engine.config import EngineConfig
 from ..engine.engine import Engine
 from ..engine.request import Request
 from ..engine.scheduler import Scheduler
-from ..engine.step import StepResult
 from ..engine.simulator import CostModel, SimulatedRunner, StepRecorder, VirtualClock, WallClock, replay
+from ..engine.step import StepResult
 from ..engine.workload import poisson_trace, to_requests
 from ..kv_cache.manager import KVCacheManager
 from . import measure

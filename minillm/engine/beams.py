@@ -78,8 +78,8 @@ def search_beams(
 
 
 class BeamRequests:
-    """The requests behind the beams of one prompt. `wait` runs a step of the engine and returns their new tokens; `changed`
-    hears of requests whose tokens the search has replaced."""
+    """The requests behind the beams of one prompt. `wait` runs a step of the engine and returns their new tokens;
+    `changed` hears of requests whose tokens the search has replaced."""
 
     def __init__(
         self,

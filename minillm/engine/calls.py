@@ -22,8 +22,7 @@ def serve(llm: LLM, requests: list[Request], use_tqdm: bool | Callable[..., Any]
     with progress_bar(len(requests), use_tqdm) as advance:
         try:
             with llm.lock:
-                for request in requests:
-                    sinks.append(llm.outputs.add(request, on_finish=finished.append))
+                sinks.extend(llm.outputs.add(request, on_finish=finished.append) for request in requests)
             num_finished = 0
             while num_finished < len(requests):
                 num_tokens = step_for(llm, sinks, lambda: len(finished) < len(requests))
@@ -34,8 +33,8 @@ def serve(llm: LLM, requests: list[Request], use_tqdm: bool | Callable[..., Any]
     for sink in sinks:
         if (error := sink.error) is not None:
             raise RuntimeError(
-                f"another caller's step or close() ended a request of this call: {error!r}; call again, or make a new LLM if "
-                f"this one is closed"
+                f"another caller's step or close() ended a request of this call: {error!r}; "
+                f"call again, or make a new LLM if this one is closed"
             ) from error
     return [sink.collected() for sink in sinks]
 
@@ -54,8 +53,8 @@ def stream(llm: LLM, request: Request) -> Iterator[StreamDelta]:
 
 
 def step_for(llm: LLM, sinks: list[OutputSink], wanted: Callable[[], bool]) -> int:
-    """A step, if it is still wanted when this thread's turn comes; how many tokens it made. An error that has ended none of
-    `sinks` belongs to another call, which hears of it."""
+    """A step, if it is still wanted when this thread's turn comes; how many tokens it made. An error that has ended
+    none of `sinks` belongs to another call, which hears of it."""
     with llm.lock:
         if not wanted():
             return 0

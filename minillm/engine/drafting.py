@@ -43,8 +43,8 @@ REPEATS = 3
 
 
 class DraftForward:
-    """Forward passes of the draft model. Its runner's record of a request shares the drafter's list of tokens, and is told of
-    its length and of new blocks."""
+    """Forward passes of the draft model. Its runner's record of a request shares the drafter's list of tokens,
+    and is told of its length and of new blocks."""
 
     def __init__(self, runner: ModelRunner):
         self.runner = runner
@@ -130,8 +130,8 @@ def check_same_tokens(target: str | Path, vocab_size: int, draft: Path) -> None:
     found = load_config(draft).vocab_size
     if found != vocab_size:
         raise ValueError(
-            f"speculative_config: the draft model {str(draft)!r} has a vocabulary of {found} tokens, the model has {vocab_size}; "
-            f"draft and target need the same tokenizer"
+            f"speculative_config: the draft model {str(draft)!r} has a vocabulary of {found} tokens, "
+            f"the model has {vocab_size}; draft and target need the same tokenizer"
         )
     if not target:  # an engine that was made from parts
         return
@@ -146,11 +146,11 @@ def check_same_tokens(target: str | Path, vocab_size: int, draft: Path) -> None:
 
 
 def measure_steps(runner: ModelRunner, most_tokens: int, clock: Callable[[], float] = time.perf_counter) -> StepCost:
-    """Seconds of a step by how many tokens it processes: from its inputs on the host to its logits on the device, which the
-    host waits for, as it waits for the tokens of every step that speculation prepares.
+    """Seconds of a step by how many tokens it processes: from its inputs on the host to its logits on the device,
+    which the host waits for, as it waits for the tokens of every step that speculation prepares.
 
-    Steps that the engine replays are replayed here too, with nothing but padding: eager, a GPU's steps are all as long as
-    the host takes for their launches, and more tokens would seem to be free. The others write into the null block.
+    Steps that the engine replays are replayed here too, with nothing but padding: eager, a GPU's steps are all as long
+    as the host takes for their launches, and more tokens would seem to be free. The others write into the null block.
     """
     device, seconds = runner.model.device, {}
     for size in [size for size in MEASURED_SIZES if size <= most_tokens] or [1]:

@@ -47,8 +47,9 @@ class Engine:
 
     `model` may be None when a `runner` is given. What is not handed in is built for the model from `config`.
     `clock` gives seconds; the simulator hands in a virtual one. A `drafter` of your own drafts at most
-    `num_speculative_tokens` tokens of a request in a step; one that `config` asks for says itself how many. A `runner` is
-    reached in this process; an `executor` reaches what computes in its own way. Each method holds `lock`, so that threads take turns; a caller that needs several of them in one turn holds it too.
+    `num_speculative_tokens` tokens of a request in a step; one that `config` asks for says itself how many.
+    A `runner` is reached in this process; an `executor` reaches what computes in its own way. Each method holds `lock`,
+    so that threads take turns; a caller that needs several of them in one turn holds it too.
     """
 
     def __init__(
@@ -90,7 +91,8 @@ class Engine:
         self.in_flight: tuple[SchedulerOutput, Launched] | None = (
             None  # a step whose tokens are not known on the host yet
         )
-        # Hears of every request id that ended without a delta: aborted from outside, or in a step that failed with an error.
+        # Hears of every request id that ended without a delta: aborted from outside, or in a step that failed with an
+        # error.
         self.on_end: Callable[[str, BaseException | None], None] = lambda request_id, error: None
         self.num_steps = 0
         self.is_closed = False
@@ -107,7 +109,8 @@ class Engine:
         self.executor.runner = runner
 
     def use_grammars(self, compile_grammar: Compile) -> None:
-        """Let requests ask for structured outputs: how a grammar is made ready for the model's vocabulary (chapter 19)."""
+        """Let requests ask for structured outputs: how a grammar is made ready for the model's vocabulary
+        (chapter 19)."""
         if isinstance(self.runner, ModelRunner):
             self.runner.compile_grammar = compile_grammar
 
@@ -131,9 +134,9 @@ class Engine:
 
     @locked
     def abort(self, *request_ids: str, error: BaseException | None = None) -> None:
-        """End requests at any moment, their samples too, wherever an id is that of a request or of a sample; their blocks are free
-        once no step in flight writes into them. An id that is not under way changes nothing. `error` is why, where their callers
-        have to hear it."""
+        """End requests at any moment, their samples too, wherever an id is that of a request or of a sample;
+        their blocks are free once no step in flight writes into them. An id that is not under way changes nothing.
+        `error` is why, where their callers have to hear it."""
         requests, samples = self.scheduler.requests, getattr(self.scheduler, "samples", {})
         groups = dict.fromkeys(requests[name].group_id if name in requests else name for name in request_ids)
         ending = [
@@ -159,8 +162,8 @@ class Engine:
     def step(self) -> list[TokenDelta]:
         """Compute one step and return the tokens it made. Nothing waiting is nothing to do: an empty list.
 
-        If a step fails, the requests in it are aborted, and the error goes on to the caller. The others go on: their blocks are
-        not written by a step that they are not in. Where the scheduler itself fails, all are aborted.
+        If a step fails, the requests in it are aborted, and the error goes on to the caller. The others go on:
+        their blocks are not written by a step that they are not in. Where the scheduler itself fails, all are aborted.
         """
         self.check_open()
         self.trace.begin_step()
@@ -206,8 +209,8 @@ class Engine:
         """Launch the next step, then see to the tokens of the one before, which the device computed meanwhile.
 
         The launched step may turn out to hold a request that has just ended: that token is dropped (chapter 14). A step
-        whose tokens the host needs first (penalties, log-probabilities, samples about to split off) is waited for, and so
-        is every step where the next one begins with a draft that continues them.
+        whose tokens the host needs first (penalties, log-probabilities, samples about to split off) is waited for,
+        and so is every step where the next one begins with a draft that continues them.
         """
         output = self._schedule()
         try:

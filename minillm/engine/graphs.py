@@ -7,9 +7,9 @@ number of splits) is chosen for the longest.
 
     recorded sizes   1  2  4  8  16  32  48 ...          11 sequences -> the graph of 16, five rows of padding
 
-A request with draft tokens to verify (chapter 18) fills a row for each of its tokens: they share a block table, and each
-sees the keys up to its own, for a layer writes all keys of a step before it reads any. So a step that verifies drafts is a
-decode step too, of more rows.
+A request with draft tokens to verify (chapter 18) fills a row for each of its tokens: they share a block table,
+and each sees the keys up to its own, for a layer writes all keys of a step before it reads any. So a step that verifies
+drafts is a decode step too, of more rows.
 """
 
 from __future__ import annotations
@@ -152,8 +152,9 @@ class DecodeGraphs:
 class Inputs:
     """Where recorded steps read: five numbers of each of `size` rows, and the block tables.
 
-    The numbers change in every step, and one copy brings them. The tables are on the device already, in the order of the
-    slots (`InputBatch`); a step copies the rows it needs, as far as its longest sequence reads, without the host.
+    The numbers change in every step, and one copy brings them. The tables are on the device already,
+    in the order of the slots (`InputBatch`); a step copies the rows it needs, as far as its longest sequence reads,
+    without the host.
     """
 
     def __init__(self, most_tokens: int, columns: int, device: torch.device):
@@ -166,7 +167,8 @@ class Inputs:
         return self.numbers[: 5 * aligned(size)].view(5, -1)[:, :size].unbind()
 
     def fill(self, step: StepInputs, requests: InputBatch, size: int) -> None:
-        """Send a step of at most `size` tokens. The rest is padding: slot -1, length 0, and a table that is not read."""
+        """Send a step of at most `size` tokens. The rest is padding:
+        slot -1, length 0, and a table that is not read."""
         count = step.num_tokens
         alone = step.all_decode
         host = torch.zeros(5 * aligned(size), dtype=torch.int64, pin_memory=self.on_gpu)

@@ -5,8 +5,8 @@
     last_token       [17]  [5]   [-]   [88]        the one that a decoding request processes next
     block_table      [4 7] [2]   [-]   [9 3]       grows by the blocks that a step adds; nothing is sent twice
 
-A step names its requests and what is new. The tensors of the batch are then a few array operations over the slots, whose
-cost hardly depends on how long the texts are.
+A step names its requests and what is new. The tensors of the batch are then a few array operations over the slots,
+whose cost hardly depends on how long the texts are.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class StepInputs:
         return self.starts + self.counts
 
     def logits_wanted(self) -> np.ndarray:
-        """Of the step's tokens those whose logits are drawn from: the last one of each row that samples, and all its draft
-        tokens. Behind an accepted draft token another token is drawn."""
+        """Of the step's tokens those whose logits are drawn from: the last one of each row that samples,
+        and all its draft tokens. Behind an accepted draft token another token is drawn."""
         ends = self.query_start_loc[1:]
         if not self.has_drafts:
             return ends - 1 if self.all_sample else ends[np.asarray(self.samples) > 0] - 1
@@ -158,8 +158,8 @@ class InputBatch:
     def extend(
         self, states: Sequence[RequestState], slots: np.ndarray, token_ids: Sequence[int], num_removed: int
     ) -> None:
-        """One more token for each. `slots` [len(states)] were theirs when `num_removed` requests had been removed: one that was
-        removed since is left out."""
+        """One more token for each. `slots` [len(states)] were theirs when `num_removed` requests had been removed:
+        one that was removed since is left out."""
         for state, token_id in zip(states, token_ids):
             state.token_ids.append(token_id)
             state.output_token_ids.append(token_id)
@@ -179,7 +179,8 @@ class InputBatch:
             self._changes.append((slot, first, list(block_ids)))
 
     def inputs(self, rows: Sequence[ScheduledRequest]) -> StepInputs:
-        """The numbers of a step, after its new blocks are in the tables. One that was asked for twice is the same again."""
+        """The numbers of a step, after its new blocks are in the tables.
+        One that was asked for twice is the same again."""
         ids, starts, counts, block_ids, samples, drafts, first_blocks, _ = zip(*rows)
         states = list(map(self.states.__getitem__, ids))
         slots = np.fromiter((state.slot for state in states), np.int64, len(rows))
@@ -230,7 +231,8 @@ class InputBatch:
         return self._numbers[:count]
 
     def tables(self, slots: np.ndarray, num_blocks: int) -> tuple[np.ndarray, Tensor]:
-        """The first entries of the block tables of `slots`, on the host and on the device: int32 [len(slots), num_blocks]."""
+        """The first entries of the block tables of `slots`, on the host and on the device:
+        int32 [len(slots), num_blocks]."""
         on_host = self.block_table[slots, :num_blocks]
         if self.device.type == "cpu":
             return on_host, torch.from_numpy(on_host)

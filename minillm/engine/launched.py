@@ -31,8 +31,8 @@ class ScoredPrompt(NamedTuple):
 
 
 class LaunchedStep:
-    """All that the host wants of a step is copied as soon as it is there, and waited for together. `rows` and `states` are those
-    that sample; `is_plain` says that each does so once, and that none has a grammar."""
+    """All that the host wants of a step is copied as soon as it is there, and waited for together.
+    `rows` and `states` are those that sample; `is_plain` says that each does so once, and that none has a grammar."""
 
     def __init__(
         self,
@@ -58,7 +58,8 @@ class LaunchedStep:
         self.download = Download(*wanted)
 
     def wait(self) -> StepResult:
-        """What was generated. The runner's own record of each request goes on with it; one that has ended meanwhile is left out."""
+        """What was generated. The runner's own record of each request goes on with it;
+        one that has ended meanwhile is left out."""
         with self.trace.span("wait"):
             tensors = iter(self.download.wait())
         sampled = self.sampled and self.sampled.read(*islice(tensors, len(self.sampled.tensors)))
@@ -82,7 +83,8 @@ class LaunchedStep:
             of_row = list(islice(drawn, row.samples + len(row.draft)))
             if state.slot == NO_SLOT:
                 continue
-            # Each sample but the first is a request of its own from now on, which the next step announces with its text.
+            # Each sample but the first is a request of its own from now on, which the next step announces with its
+            # text.
             for fork_id, one in zip(row.fork_ids, of_row[1:]):
                 self._put(fork_id, *follow(state, state.grammar and state.grammar.copy(), [one]), result)
             accepted = num_accepted(of_row, row.draft)
@@ -108,16 +110,16 @@ Drawn = list[tuple[int, dict[int, Logprob] | None]]  # token and log-probabiliti
 
 
 def num_accepted(drawn: Drawn, draft: Sequence[int]) -> int:
-    """How many draft tokens the target has drawn itself, one after the other: what stands behind the first other one was
-    drawn for a text that does not exist."""
+    """How many draft tokens the target has drawn itself, one after the other: what stands behind the first other one
+    was drawn for a text that does not exist."""
     same = [token_id == expected for (token_id, _), expected in zip(drawn, draft)]
     return same.index(False) if False in same else len(same)
 
 
 def follow(state: RequestState, grammar: Grammar | None, drawn: Drawn) -> tuple[Drawn, bool, str | None]:
-    """The tokens that a text goes on with: what was drawn as far as its grammar takes it, and what the grammar forces behind
-    each token. Drawn tokens behind a jump count only if they are that very jump. Also says whether the grammar is complete,
-    and why it cannot go on.
+    """The tokens that a text goes on with: what was drawn as far as its grammar takes it, and what the grammar forces
+    behind each token. Drawn tokens behind a jump count only if they are that very jump. Also says whether the grammar
+    is complete, and why it cannot go on.
 
     What was drawn without a mask (`stuck`) is not taken. Whatever a grammar raises ends its own request alone.
     """

@@ -178,7 +178,8 @@ class LLM:
         user: str | None = None,
         lora_request: Any = None,
     ) -> Iterator[StreamDelta]:
-        """Continue one prompt, yielding each token as it is made. The joined texts of a sample (`index`) are `generate`'s text.
+        """Continue one prompt, yielding each token as it is made. The joined texts of a sample (`index`) are
+        `generate`'s text.
 
         The text of a delta may be empty: half a character, or what may become a stop string, has to wait.
         """
@@ -204,8 +205,8 @@ class LLM:
 
     @locked
     def step(self) -> bool:
-        """Compute one step for all that is under way; whether anything is left to do. A step that fails raises, and ends the
-        requests in it."""
+        """Compute one step for all that is under way; whether anything is left to do. A step that fails raises,
+        and ends the requests in it."""
         self.step_once()
         return self.engine.has_unfinished
 

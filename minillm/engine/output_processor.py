@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 class Listener(Protocol):
-    """Takes the tokens of a request as they are: a beam search, or a thread that makes text of them beside the steps."""
+    """Takes the tokens of a request as they are: a beam search,
+    or a thread that makes text of them beside the steps."""
 
     def take(self, delta: TokenDelta) -> object: ...
     def fail(self, error: BaseException | None) -> object:
@@ -32,8 +33,8 @@ class Listener(Protocol):
 
 
 class OutputProcessor:
-    """Knows the sink of every request under way, by its group id: from `add` until the request has ended and its caller has
-    been notified. Where a caller wants the tokens as they are, a `Listener` stands in the sink's place.
+    """Knows the sink of every request under way, by its group id: from `add` until the request has ended and its caller
+    has been notified. Where a caller wants the tokens as they are, a `Listener` stands in the sink's place.
     """
 
     def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerBase):

@@ -40,8 +40,8 @@ def build_cache(model: Decoder, manager: KVCacheManager, kv_cache_dtype: str = "
 def build_attention(
     model: Decoder, cache: PagedKVCache, backend: str = "auto", policy: RetentionPolicy | None = None
 ) -> AttentionBackend:
-    """The backend named `backend` over `cache`; "auto" is our Triton kernels on a GPU, our C kernels on a CPU where there
-    is a compiler, and torch elsewhere."""
+    """The backend named `backend` over `cache`; "auto" is our Triton kernels on a GPU, our C kernels on a CPU where
+    there is a compiler, and torch elsewhere."""
     windows = model.config.layer_windows if policy is None else (policy.window,) * model.config.num_layers
     sink_turn = SinkTurn(policy, model.rotary.frequencies) if policy and policy.sinks else None
     kernels = (MODE == "compiled" and cache.keys[0].is_cuda) or (MODE == "interpreted" and like_a_gpu("triton"))
@@ -76,7 +76,8 @@ def build_graphs(
 
 
 def build_pieces(model: Decoder, graphs: DecodeGraphs | None, config: EngineConfig) -> PieceGraphs | None:
-    """The recorded pieces of steps with prompts, on a GPU that records decode steps. On a CPU they would only compute padding."""
+    """The recorded pieces of steps with prompts, on a GPU that records decode steps.
+    On a CPU they would only compute padding."""
     if graphs is None or not graphs.recorder.on_gpu:
         return None
     return PieceGraphs(model, graphs.attention, piece_sizes(config.max_num_batched_tokens), graphs.recorder)
@@ -88,7 +89,8 @@ def build_transfer(cache: PagedKVCache, manager: KVCacheManager) -> BlockTransfe
 
 
 def build_disk(model: Decoder, config: EngineConfig, block_bytes: int) -> DiskStore | None:
-    """The folder that blocks go to from host memory, if there is one; it may hold blocks of other models and dtypes too."""
+    """The folder that blocks go to from host memory, if there is one;
+    it may hold blocks of other models and dtypes too."""
     if config.disk_kv_path is None:
         return None
     layout = f"{model.fingerprint} {config.kv_cache_dtype} {config.block_size} {block_bytes}"
@@ -114,13 +116,14 @@ def retention_of(config: EngineConfig, model: Decoder) -> RetentionPolicy | None
         return None
     if windows:
         raise ValueError(
-            f"kv_retention={config.kv_retention} is for models that attend to everything; this one's layers have windows "
-            f"of their own ({', '.join(map(str, sorted(windows)))} tokens) and give back what leaves them; leave it out"
+            f"kv_retention={config.kv_retention} is for models that attend to everything; "
+            f"this one's layers have windows of their own ({', '.join(map(str, sorted(windows)))} tokens) and "
+            "give back what leaves them; leave it out"
         )
     if policy.num_kept > limit:
         raise ValueError(
-            f"kv_retention keeps {policy.sinks} sinks + a window of {policy.window} = {policy.num_kept} tokens, more than the "
-            f"model's max_position_embeddings={limit}; lower the window"
+            f"kv_retention keeps {policy.sinks} sinks + a window of {policy.window} = {policy.num_kept} "
+            f"tokens, more than the model's max_position_embeddings={limit}; lower the window"
         )
     return policy
 

@@ -2,7 +2,7 @@
 
 token_ids            [p p p p p p | o o o]     prompt, then what was generated
 num_computed_tokens   --------->               keys and values of these are in the cache
-num_tokens            ------------------>      all there are, draft tokens too (chapter 18); a step computes some of the difference
+num_tokens            ------------------>      all there are, draft tokens too (chapter 18)
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class Request:
         return tuple(f"{self.group_id}_{index}" for index in range(1, 1 + self.num_forks))
 
     def append(self, token_id: int, at_end: bool = False) -> None:
-        """Take the next token, and finish if it is the last: `stop` for a stop token, or `at_end` of a grammar; `length` at the
-        limit."""
+        """Take the next token, and finish if it is the last: `stop` for a stop token, or `at_end` of a grammar;
+        `length` at the limit."""
         self.token_ids.append(token_id)
         outputs = self.output_token_ids
         outputs.append(token_id)
@@ -153,8 +153,8 @@ class Request:
             self.finish_reason = "length"
 
     def take(self, token_ids: list[int], ended: bool = False, error: str | None = None) -> list[int]:
-        """Take what a step generated, as far as the text goes on; `ended` and `error` hold behind the last token. Returns the
-        tokens that were taken."""
+        """Take what a step generated, as far as the text goes on; `ended` and `error` hold behind the last token.
+        Returns the tokens that were taken."""
         for count, token_id in enumerate(token_ids, 1):
             self.append(token_id, ended and count == len(token_ids))
             if self.finish_reason is not None:

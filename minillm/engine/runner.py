@@ -91,8 +91,8 @@ class ModelRunner:
             return self._sample(step, logits[:num_last], prompts)
 
     def draft(self, asked: Sequence[tuple[str, int]]) -> list[list[int]]:
-        """Draft tokens for requests that all but their last token is computed of: at most so many for each. What they were
-        drawn from stays here."""
+        """Draft tokens for requests that all but their last token is computed of: at most so many for each.
+        What they were drawn from stays here."""
         states, counts = [self.requests[request_id] for request_id, _ in asked], [count for _, count in asked]
         with self.trace.span("draft"):
             drafts = checked_drafts(self.drafter, states, counts, self.model.config.vocab_size)
@@ -103,8 +103,8 @@ class ModelRunner:
     def forward(
         self, rows: Sequence[ScheduledRequest], token_ids: Tensor | None = None
     ) -> tuple[Tensor, StepInputs, list[tuple[RequestState, int, int]]]:
-        """One forward pass: the logits that `build_batch` names. A draft model passes the tokens that it drew last, `token_ids`
-        [len(rows)] on the device, where each row processes the one that the host has not seen."""
+        """One forward pass: the logits that `build_batch` names. A draft model passes the tokens that it drew last,
+        `token_ids` [len(rows)] on the device, where each row processes the one that the host has not seen."""
         with self.trace.span("build batch"):
             step = self.requests.inputs(rows)
             recorded = self.graphs is not None and self.graphs.serves(step)
@@ -125,9 +125,9 @@ class ModelRunner:
         return logits.index_select(0, *upload(wanted, device=self.model.device)), step, scored
 
     def build_batch(self, step: StepInputs) -> tuple[ForwardBatch, list[tuple[RequestState, int, int]]]:
-        """The flat batch of a step. Its logits are those of the last token of every row that samples, and of each of its
-        draft tokens; then those that prompt log-probabilities need. The second value says of which requests, from which
-        token of the prompt on, and how many.
+        """The flat batch of a step. Its logits are those of the last token of every row that samples,
+        and of each of its draft tokens; then those that prompt log-probabilities need. The second value says of which
+        requests, from which token of the prompt on, and how many.
         """
         wanted, scored = step.logits_wanted(), []
         if any(state.params.prompt_logprobs is not None for state in step.states):
@@ -169,8 +169,8 @@ class ModelRunner:
             return None
         if self.compile_grammar is None:
             raise ValueError(
-                f"request {new.request_id} asks for structured_outputs={new.params.structured_outputs!r}, and this engine has no "
-                f"tokenizer to compile them for; use LLM, or set runner.compile_grammar"
+                f"request {new.request_id} asks for structured_outputs={new.params.structured_outputs!r}, "
+                f"and this engine has no tokenizer to compile them for; use LLM, or set runner.compile_grammar"
             )
         return self.compile_grammar(new.params)
 
@@ -284,8 +284,8 @@ class ModelRunner:
 
 
 def _scored_prompts(step: StepInputs) -> tuple[list[tuple[RequestState, int, int]], list[range]]:
-    """For prompt log-probabilities: which tokens of which prompts, and the places in the batch whose logits they need. The
-    logits of a token say how probable the next one of the prompt was."""
+    """For prompt log-probabilities: which tokens of which prompts, and the places in the batch whose logits they need.
+    The logits of a token say how probable the next one of the prompt was."""
     scored, added = [], []
     for state, row, begin in zip(step.states, step.rows, step.query_start_loc.tolist()):
         if state.params.prompt_logprobs is None:

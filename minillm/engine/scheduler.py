@@ -95,8 +95,8 @@ class Scheduler:
             request.steps_in_flight += 1
 
     def update(self, output: SchedulerOutput, result: StepResult) -> list[tuple[Request, int | None]]:
-        """Take what the step computed. Returns the new tokens, each with the request (perhaps a sample that was split off the
-        row's) that it continues; None where a request failed before it had one.
+        """Take what the step computed. Returns the new tokens, each with the request (perhaps a sample that was split
+        off the row's) that it continues; None where a request failed before it had one.
         """
         added: list[tuple[Request, int | None]] = []
         for row in output.rows:
@@ -171,7 +171,8 @@ class Scheduler:
         if status not in TRANSITIONS[request.status]:
             allowed = ", ".join(sorted(one.value for one in TRANSITIONS[request.status])) or "none"
             raise RuntimeError(
-                f"request {request.request_id} cannot go from {request.status.value} to {status.value}; allowed: {allowed}"
+                f"request {request.request_id} cannot go from {request.status.value} to {status.value}; "
+                f"allowed: {allowed}"
             )
         request.status = status
 
@@ -236,7 +237,8 @@ class Scheduler:
         return added
 
     def _keep_accepted(self, row: ScheduledRequest, request: Request) -> None:
-        """The draft tokens that the text now goes on with are computed; the KV slots of the others are written again."""
+        """The draft tokens that the text now goes on with are computed;
+        the KV slots of the others are written again."""
         start = request.num_computed_tokens
         # The last token is computed again, drafted or not: its logits are wanted.
         pairs = zip(row.draft, request.token_ids[start:-1])

@@ -34,12 +34,12 @@ Decode = Callable[[list[int]], str]
 class OutputSink:
     """Collects what a request and the samples split off it generate, and notifies its caller.
 
-    `decode` maps token ids to text, `decode_all` the special ones too, for the names of tokens. `streaming` makes text of
-    every token at once. `on_delta(sink, delta)` is called for each token inside the step that made it, whichever caller asked
-    for that step. The last delta of a sample has a `finish_reason`; it is "abort" when the request was aborted, and when a
-    step failed: then `error` says with what. It may submit more requests, but may not ask for a step. What it raises ends its
-    own request and is its `error`; the others are notified, then it goes on to the caller of `LLM.step`. `on_finish` is called when the
-    last sample has ended.
+    `decode` maps token ids to text, `decode_all` the special ones too, for the names of tokens. `streaming` makes text
+    of every token at once. `on_delta(sink, delta)` is called for each token inside the step that made it,
+    whichever caller asked for that step. The last delta of a sample has a `finish_reason`; it is "abort" when the
+    request was aborted, and when a step failed: then `error` says with what. It may submit more requests,
+    but may not ask for a step. What it raises ends its own request and is its `error`; the others are notified,
+    then it goes on to the caller of `LLM.step`. `on_finish` is called when the last sample has ended.
     """
 
     def __init__(
@@ -78,12 +78,13 @@ class OutputSink:
         return self._num_open == 0
 
     def has_ended(self, index: int) -> bool:
-        """Whether sample `index` is complete: tokens that come in the same step behind a stop string are not its own."""
+        """Whether sample `index` is complete: tokens that come in the same step behind a stop string are not its
+        own."""
         return self.samples[index].finish_reason is not None
 
     def take(self, delta: TokenDelta) -> StreamDelta:
-        """Add a token. The answer's `finish_reason` may be "stop" where the delta has none: a stop string was completed, and
-        the engine has to be told.
+        """Add a token. The answer's `finish_reason` may be "stop" where the delta has none: a stop string was
+        completed, and the engine has to be told.
         """
         request = delta.request
         sample = self.samples[request.index]

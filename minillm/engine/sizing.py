@@ -130,8 +130,8 @@ def _free_on_gpu(model: Decoder, config: EngineConfig) -> int:
 
 
 def _recorded_bytes(model: Decoder, attention: AttentionBackend, config: EngineConfig, longest: int, drawn: int) -> int:
-    """Bytes that the recorded steps will take. The largest are recorded and measured; every other graph is taken to add as
-    much as the smallest does, since all share the memory between their kernels."""
+    """Bytes that the recorded steps will take. The largest are recorded and measured; every other graph is taken to add
+    as much as the smallest does, since all share the memory between their kernels."""
     if config.enforce_eager or not can(attention, "graph_safe") or model.stream is not None:
         return 0
     recorder, kept, taken = Recorder(model.device), [], []

@@ -18,8 +18,8 @@ DEFAULT_LENGTH = 4
 
 
 class Speculation:
-    """Decides which requests get draft tokens, and how many: at most `num_tokens` each; `lengths` may choose fewer. `draft` is
-    the runner's: it maps (request id, count) to draft tokens."""
+    """Decides which requests get draft tokens, and how many: at most `num_tokens` each; `lengths` may choose fewer.
+    `draft` is the runner's: it maps (request id, count) to draft tokens."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class Speculation:
         self.metrics = SpeculationMetrics()
 
     def propose(self, scheduler: Scheduler, known: Mapping[str, Request]) -> None:
-        """Give every request that is about to decode its draft tokens, of those that the runner knows. None of their steps is in
-        flight: a draft continues the last token, which has to be known."""
+        """Give every request that is about to decode its draft tokens, of those that the runner knows.
+        None of their steps is in flight: a draft continues the last token, which has to be known."""
         for request in scheduler.running:  # drafts that the last step had no room for are of no use any more
             request.spec_token_ids = []
         ready = [

@@ -92,7 +92,8 @@ class SchedulerOutput:
 class StepResult:
     """What a step generated, by request id; a request that samples nothing is missing.
 
-    Several tokens of one request are draft tokens that were accepted, the token after them, and what its grammar forced.
+    Several tokens of one request are draft tokens that were accepted, the token after them, and what its grammar
+    forced.
     """
 
     token_ids: dict[str, list[int]] = field(default_factory=dict)

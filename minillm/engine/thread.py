@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from minillm.engine.deltas import TokenDelta
 from minillm.engine.inputs import Prompt
@@ -32,7 +32,8 @@ Message = Callable[[], object]
 
 
 class Stream:
-    """One request of an `EngineThread`: iterate over its deltas, or wait for its `output`. Several threads may not share one."""
+    """One request of an `EngineThread`: iterate over its deltas, or wait for its `output`.
+    Several threads may not share one."""
 
     def __init__(self, request_id: str, thread: EngineThread, on_delta: Callable[[StreamDelta], None] | None):
         self.request_id, self.thread, self.on_delta = request_id, thread, on_delta
@@ -49,7 +50,8 @@ class Stream:
             raise self.error
 
     def output(self, timeout: float | None = None) -> RequestOutput:
-        """Wait until it has ended. Raises TimeoutError after `timeout` seconds, and what it was refused or ended with."""
+        """Wait until it has ended. Raises TimeoutError after `timeout` seconds,
+        and what it was refused or ended with."""
         if not self.finished.wait(timeout):
             raise TimeoutError(f"request {self.request_id!r} has not ended within {timeout} s; ask again, or abort it")
         if self.error is not None:
@@ -103,8 +105,8 @@ class Stream:
 class EngineThread:
     """Runs an `LLM` in a thread of its own, from `start` (or `with EngineThread(llm) as thread:`) to `close`.
 
-    Request ids are the caller's own; each may be used again when its request has ended. The LLM's own methods stay usable:
-    they take turns with this thread.
+    Request ids are the caller's own; each may be used again when its request has ended. The LLM's own methods stay
+    usable: they take turns with this thread.
     """
 
     def __init__(self, llm: LLM):
@@ -122,14 +124,14 @@ class EngineThread:
             for run, name in ((self._run, "engine"), (self._write, "text"))
         ]
 
-    def start(self) -> EngineThread:
+    def start(self) -> Self:
         self.llm.engine.check_open()
         self._accepts = True
         for thread in self._threads:
             thread.start()
         return self
 
-    def __enter__(self) -> EngineThread:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *exception: object) -> None:
@@ -145,8 +147,8 @@ class EngineThread:
         lora_request: Any = None,
         on_delta: Callable[[StreamDelta], None] | None = None,
     ) -> Stream:
-        """Ask for one prompt. It is tokenized and checked in the caller's thread, which raises what `LLM.generate` would; what
-        only the engine can refuse is raised by the stream. `on_delta` is called in the text thread.
+        """Ask for one prompt. It is tokenized and checked in the caller's thread, which raises what `LLM.generate`
+        would; what only the engine can refuse is raised by the stream. `on_delta` is called in the text thread.
 
         Raises ValueError for an id that is under way, RuntimeError when the thread is not running, or drains.
         """
@@ -186,7 +188,8 @@ class EngineThread:
         return future
 
     def pause(self) -> None:
-        """Take no further step until `resume`; returns when the step under way is done. Requests wait, and may be added."""
+        """Take no further step until `resume`; returns when the step under way is done.
+        Requests wait, and may be added."""
         self._paused = True
         self.call(lambda: None).result()
 

@@ -200,9 +200,9 @@ def paged_attention(
 ) -> Tensor:
     """Write k and v into their slots, then attend over the pages: [num_tokens, num_heads, head_dim].
 
-    q, k and v with heads side by side; the index tensors contiguous, int64, and int32 for block_table. `turn`, [2, num_tokens, head_dim]
-    float32, is what a query is turned by before it meets the sinks: cos and signed sin. Raises MemoryError where the
-    scores of a query do not fit into memory.
+    q, k and v with heads side by side; the index tensors contiguous, int64, and int32 for block_table.
+    `turn`, [2, num_tokens, head_dim] float32, is what a query is turned by before it meets the sinks:
+    cos and signed sin. Raises MemoryError where the scores of a query do not fit into memory.
     """
     num_tokens, heads, dim = q.shape
     out = torch.empty(num_tokens, heads, dim, dtype=q.dtype)

@@ -133,7 +133,8 @@ class KVCacheManager:
 
     def cache_blocks(self, request: Request) -> None:
         """Make the blocks that are full of computed tokens findable; called after a step."""
-        # The last token of a step in flight has keys and values, but which one it is is not known yet: no name for its block.
+        # The last token of a step in flight has keys and values, but which one it is is not known yet:
+        # no name for its block.
         record = self.records[request.request_id]
         num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
         if num_full <= record.num_cached or not self.enable_prefix_caching:
@@ -190,8 +191,8 @@ class KVCacheManager:
         return moves
 
     def distrust(self, moves: BlockMoves) -> None:
-        """A step failed before it was known that these copies were made: what they should have written is no prefix any more.
-        Every other block that has a hash was full before the step, and no step writes into one."""
+        """A step failed before it was known that these copies were made: what they should have written is no prefix any
+        more. Every other block that has a hash was full before the step, and no step writes into one."""
         for _, block in moves.swap_in:
             self.pool.forget(block)
         for _, place in (*moves.swap_out, *moves.from_disk):
@@ -235,7 +236,8 @@ class KVCacheManager:
         return table
 
     def _swapped_blocks(self, request: Request) -> ComputedBlocks | None:
-        """All that a swapped request had computed; None if it is not swapped, or a block that it shared was evicted meanwhile."""
+        """All that a swapped request had computed; None if it is not swapped,
+        or a block that it shared was evicted meanwhile."""
         record = self.records.get(request.request_id)
         if record is None or record.swapped is None:
             return None

@@ -1,4 +1,5 @@
-"""The two sides of a cache manager: what the scheduler asks of it, and what it reads of a request. Built in chapter 06."""
+"""The two sides of a cache manager: what the scheduler asks of it, and what it reads of a request.
+Built in chapter 06."""
 
 from __future__ import annotations
 

@@ -118,7 +118,8 @@ class Plan:
         self.decodes.mask = upload(mask[:, None], device=self.device)[0]
 
     def _tile_groups(self, seqs: range, starts: np.ndarray, seq_lens: np.ndarray, table: np.ndarray) -> list[TileGroup]:
-        """Tiles of these sequences. A tile reads the blocks of the sinks, and from block `first` on those of its windows."""
+        """Tiles of these sequences. A tile reads the blocks of the sinks,
+        and from block `first` on those of its windows."""
         groups, sink_blocks = defaultdict(list), ceil_div(self.sinks, self.block_size)
         for seq in seqs:
             before = seq_lens[seq] - (starts[seq + 1] - starts[seq])  # positions computed in earlier steps

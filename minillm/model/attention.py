@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class AttentionBackend(Protocol):
     """Owns the KV cache of every layer and attends over it.
 
-    `attend` is all that a backend needs. What it can do beyond that, its class declares by setting one of the attributes
-    below to True, and `can` reads it. A class that declares nothing is called through `attend` alone.
+    `attend` is all that a backend needs. What it can do beyond that, its class declares by setting one of the
+    attributes below to True, and `can` reads it. A class that declares nothing is called through `attend` alone.
     """
 
     fused_layer: bool = False  # `run_layer` computes a whole DecoderLayer in one call: NativeAttention

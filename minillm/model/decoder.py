@@ -174,8 +174,9 @@ class DecoderLayer(nn.Module):
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
     def linears(self) -> dict[str, Linear]:
-        """The four matrices by their places, in the order in which they compute. Whatever goes through a layer's weights
-        (loading, quantizing, streaming, packing) goes through these; `Linear.checkpoint_rows` names what a checkpoint has."""
+        """The four matrices by their places, in the order in which they compute. Whatever goes through a layer's
+        weights (loading, quantizing, streaming, packing) goes through these;
+        `Linear.checkpoint_rows` names what a checkpoint has."""
         attn, mlp = self.self_attn, self.mlp
         return {
             "self_attn.qkv_proj": attn.qkv_proj,

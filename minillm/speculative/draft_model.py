@@ -72,9 +72,9 @@ class ModelDrafter:
     tokens where only the device knows them (`ModelRunner.forward` of the draft model); `manager` owns the blocks of its
     cache.
 
-    Of prompts it has not read it reads at most `max_num_batched_tokens` in a step, and drafts when it is done. Where its
-    cache is full, or a text is longer than the `max_model_len` it was made for, there is no draft. `on_forget` is called with
-    the id of a request that has ended.
+    Of prompts it has not read it reads at most `max_num_batched_tokens` in a step, and drafts when it is done.
+    Where its cache is full, or a text is longer than the `max_model_len` it was made for, there is no draft.
+    `on_forget` is called with the id of a request that has ended.
     """
 
     def __init__(

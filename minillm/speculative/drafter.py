@@ -16,8 +16,8 @@ from minillm.sampling.params import SamplingParams
 
 
 class DraftedRequest(Protocol):
-    """What a drafter reads of a request (`minillm.engine.input_batch.RequestState`). When it returns, everything is as it was: a grammar
-    that it moved on is rolled back."""
+    """What a drafter reads of a request (`minillm.engine.input_batch.RequestState`). When it returns,
+    everything is as it was: a grammar that it moved on is rolled back."""
 
     request_id: str
     params: SamplingParams
@@ -61,13 +61,14 @@ class Drafter(Protocol):
 def checked_drafts(
     drafter: Drafter, requests: Sequence[DraftedRequest], counts: Sequence[int], vocab_size: int
 ) -> list[Draft]:
-    """What `drafter` proposes, cut to the counts and to what each request's grammar allows. Raises TypeError or ValueError
-    naming the drafter and what is wrong."""
+    """What `drafter` proposes, cut to the counts and to what each request's grammar allows. Raises TypeError or
+    ValueError naming the drafter and what is wrong."""
     name = type(drafter).__name__
     drafts = drafter.propose(requests, counts)
     if not isinstance(drafts, list) or len(drafts) != len(requests):
         raise ValueError(
-            f"{name}.propose returned {drafts!r:.200} for {len(requests)} requests; a list with a Draft for each, in their order"
+            f"{name}.propose returned {drafts!r:.200} for {len(requests)} requests; "
+            "a list with a Draft for each, in their order"
         )
     return [_checked(name, *one, vocab_size) for one in zip(requests, counts, drafts)]
 
@@ -81,7 +82,8 @@ def _checked(name: str, request: DraftedRequest, count: int, draft: Draft, vocab
             raise TypeError(f"{name} drafted token id {token_id!r}; allowed: whole numbers")
         if not 0 <= token_id < vocab_size:
             raise ValueError(
-                f"{name} drafted token id {token_id!r}; the vocabulary has {vocab_size} tokens, so 0 to {vocab_size - 1} are allowed"
+                f"{name} drafted token id {token_id!r}; the vocabulary has {vocab_size} tokens, "
+                f"so 0 to {vocab_size - 1} are allowed"
             )
     wanted = (len(draft.token_ids), vocab_size)
     if draft.probs is not None and tuple(draft.probs.shape) != wanted:

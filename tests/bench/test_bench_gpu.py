@@ -318,7 +318,8 @@ def test_a_ceiling_of_a_gpu_is_timed_over_twenty_milliseconds_of_its_own_clock(m
 
 
 def test_what_a_step_costs_speculation_is_measured_on_the_steps_that_the_engine_replays():
-    """On a clock of our own: a replay takes 0.1 s a row, an eager step 5 s whatever it does, as where launches decide."""
+    """On a clock of our own: a replay takes 0.1 s a row, an eager step 5 s whatever it does,
+    as where launches decide."""
     from minillm.engine.drafting import measure_steps
 
     now, filled = [0.0], []

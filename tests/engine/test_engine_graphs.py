@@ -6,18 +6,15 @@ import random
 
 import pytest
 import torch
-from test_triton_engine import announce, load, pages, rows_of, settings_of, step_of, text_of
-from tiny import save_tiny_llama
 
 from minillm import LLM, SamplingParams
-from minillm.engine import build
-from minillm.engine import input_batch
+from minillm.engine import build, input_batch
 from minillm.engine.graphs import DecodeGraphs, Inputs
 from minillm.engine.input_batch import InputBatch
 from minillm.engine.pieces import PIECE_SIZES, PieceGraphs, piece_sizes
 from minillm.engine.runner import ModelRunner
 from minillm.kv_cache.triton_attention import TritonAttention
-from tests.engine.test_triton_engine import load, pages, rows_of, settings_of
+from tests.engine.test_triton_engine import announce, load, pages, rows_of, settings_of, step_of, text_of
 from tests.helpers.tiny import save_tiny_llama
 
 CPU = torch.device("cpu")

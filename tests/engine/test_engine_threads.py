@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from minillm import LLM, SamplingParams
-from minillm.engine.sink import OutputSink
 from minillm.engine.lock import FairLock
+from minillm.engine.sink import OutputSink
 from minillm.programs import State, gen
 from tests.helpers.tiny import save_tiny_llama
 

@@ -10,8 +10,8 @@ from minillm.engine.engine import Engine
 from minillm.engine.policies import FCFS, Fair, LongestPrefixMatch, cached_tokens_of, make_policy, priority, sjf
 from minillm.engine.request import Request, RequestStatus
 from minillm.engine.scheduler import Scheduler
-from minillm.engine.step import StepResult
 from minillm.engine.simulator import CostModel, SimulatedRunner, VirtualClock
+from minillm.engine.step import StepResult
 from minillm.kv_cache.manager import KVCacheManager
 from tests.helpers.block_memory import BlockMemory
 

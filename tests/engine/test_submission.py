@@ -34,7 +34,7 @@ def test_a_callback_that_raises_ends_its_own_request_only(llm):
     while not second.is_finished:
         llm.step()
     assert first.is_finished and len(heard) == 4 and isinstance(first.error, KeyError)
-    with pytest.raises(RuntimeError, match="ended by KeyError.*the caller's own"):
+    with pytest.raises(RuntimeError, match=r"ended by KeyError.*the caller's own"):
         first.output()
     assert second.output().outputs[0].token_ids == expected
     assert said == expected and not llm.engine.has_unfinished

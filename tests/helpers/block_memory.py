@@ -10,7 +10,8 @@ NEVER_WRITTEN = "never written"
 
 class BlockMemory:
     """Takes a `ModelRunner`'s place. What it writes into a slot is the whole text up to that token, so that whatever a
-    row reads can be checked: a stale block, a missing copy, a wrong page all show. Made-up tokens depend on the text alone.
+    row reads can be checked: a stale block, a missing copy, a wrong page all show. Made-up tokens depend on the text
+    alone.
 
     Of the requests it knows what the steps have told it, as a worker in another process would.
     """

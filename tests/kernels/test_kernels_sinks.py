@@ -7,10 +7,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from kernel_cases import error, needs_triton, poisoned
-from test_kernels_attention import TOLERANCE, paged, qkv, starts
-from test_kernels_kv_quantized import as_bytes, every_dtype, quantized_pages
-from test_triton_engine import PROMPT, batch_of, load, rows_of, settings_of, step_of, text_of
 from torch import Tensor
 
 from minillm.book.traffic import record_traffic
@@ -22,7 +18,7 @@ from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.retention import RetentionPolicy, SinkTurn
 from minillm.kv_cache.torch_attention import TorchAttention
 from minillm.kv_cache.triton_attention import TritonAttention
-from tests.engine.test_triton_engine import PROMPT, batch_of, load, rows_of, settings_of
+from tests.engine.test_triton_engine import PROMPT, batch_of, load, rows_of, settings_of, step_of, text_of
 from tests.helpers.kernel_cases import error, needs_triton, poisoned
 from tests.kernels.test_kernels_attention import TOLERANCE, paged, qkv, starts
 from tests.kernels.test_kernels_kv_quantized import as_bytes, every_dtype, quantized_pages

@@ -211,7 +211,10 @@ def _sound(case: Case, world: World, output: SchedulerOutput, told: str, budget:
         case.equal(
             row.samples,
             wanted,
-            f"samples of {name}'s row, which computes {row.start} to {row.start + row.num_tokens - 1} of {request.num_tokens} tokens, in {told}\n  samples",
+            (
+                f"samples of {name}'s row, which computes {row.start} to {row.start + row.num_tokens - 1} of "
+                f"{request.num_tokens} tokens, in {told}\n  samples"
+            ),
             hint="A next token is wanted only where the row reaches the last token there is.",
         )
         table = world.kv_cache.tables.get(name)
@@ -240,7 +243,10 @@ def _as_planned(case: Case, output: SchedulerOutput, expected: SchedulerOutput, 
         gone,
         should,
         f"the list of preempted requests in {told}\n  preempted",
-        hint="Only where allocate_slots says False for a running request, and as often as it does: the last of `running` goes, and its request_id into the list.",
+        hint=(
+            "Only where allocate_slots says False for a running request, and as often as it does: "
+            "the last of `running` goes, and its request_id into the list."
+        ),
     )
     got, plan = ([(row.request_id, row.num_tokens) for row in out.rows] for out in (output, expected))
     if gone and len(got) > len(plan):
@@ -251,11 +257,15 @@ def _as_planned(case: Case, output: SchedulerOutput, expected: SchedulerOutput, 
         )
     first = [pair for pair in plan if pair[0] in ran]
     if got[: len(first)] != first:
-        hint = "Running requests first, in the order in which they were admitted; each gets what it lacks, or what is left of the budget."
+        hint = (
+            "Running requests first, in the order in which they were admitted; "
+            "each gets what it lacks, or what is left of the budget."
+        )
     else:
         hint = (
-            "Who joins: a preempted one at the head of the queue, else the shortest prompt, ties to who came first; it gets what it lacks, "
-            "or what is left of the budget. Who does not fit into memory ends it, nobody overtakes."
+            "Who joins: a preempted one at the head of the queue, else the shortest prompt, "
+            "ties to who came first; it gets what it lacks, or what is left of the budget. "
+            "Who does not fit into memory ends it, nobody overtakes."
         )
     case.equal(got, plan, f"the list of (request, tokens) in {told}\n  the list", hint=hint)
 

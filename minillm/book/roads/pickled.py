@@ -1,4 +1,5 @@
-"""An executor that lets nothing pass but bytes: what a worker in another process would be given. Built in chapter 20."""
+"""An executor that lets nothing pass but bytes: what a worker in another process would be given.
+Built in chapter 20."""
 
 from __future__ import annotations
 

@@ -108,8 +108,15 @@ def check_idle(llm: LLM) -> None:
     if hasattr(drafter := engine.runner.drafter, "manager"):
         managers["draft model's "] = drafter.manager
     scheduler, outputs = engine.scheduler, llm.outputs
-    left = {"requests": scheduler.requests, "leaving": scheduler.leaving, "waiting": list(scheduler.waiting),
-            "runner's requests": engine.runner.requests.states, "sinks": outputs.sinks, "beams": outputs.raw, "step": engine.in_flight}  # fmt: skip
+    left = {
+        "requests": scheduler.requests,
+        "leaving": scheduler.leaving,
+        "waiting": list(scheduler.waiting),
+        "runner's requests": engine.runner.requests.states,
+        "sinks": outputs.sinks,
+        "beams": outputs.raw,
+        "step": engine.in_flight,
+    }
     for owner, manager in managers.items():
         manager.check_integrity()
         left |= {owner + "records": manager.records}

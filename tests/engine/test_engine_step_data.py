@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import save_tiny_llama
 
 from minillm import LLM, SamplingParams
 from minillm.book.roads.pickled import passed, pickle_steps
 from minillm.engine.request import Request, RequestStatus
 from minillm.engine.step import SchedulerOutput, StepResult
+from tests.helpers.tiny import save_tiny_llama
 
 
 def test_an_object_that_lives_on_one_side_is_refused():
@@ -56,7 +56,7 @@ def test_grammars_samples_scores_and_drafts_cross_as_data(tmp_path, ahead):
 
 
 def test_a_request_moves_along_its_table_only():
-    from small_engine import ask, engine_of
+    from tests.helpers.small_engine import ask, engine_of
 
     engine = engine_of()
     request = ask("a", [1] * 9, 2)

@@ -8,10 +8,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tiny import save_tiny_llama
 
 from minillm import LLM, SamplingParams
 from minillm.engine.thread import EngineThread
+from tests.helpers.tiny import save_tiny_llama
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPTS = [{"prompt_token_ids": [5 + i, 7, *range(20, 22 + i % 5)]} for i in range(24)]
@@ -97,7 +97,7 @@ def test_what_is_refused_is_raised_where_it_is_asked_for_or_read(llm):
     with EngineThread(llm) as thread:
         with pytest.raises(ValueError, match="empty"):
             thread.submit("", GREEDY)
-        with pytest.raises(NotImplementedError, match="lora_request.*chapter 23"):
+        with pytest.raises(NotImplementedError, match=r"lora_request.*chapter 23"):
             thread.submit(PROMPTS[0], GREEDY, lora_request="mine")
         llm.engine.scheduler.kv_cache.blocks_needed, needed = (
             lambda *_: 10**9,

@@ -31,7 +31,7 @@ def test_every_size_has_its_parts_and_arrivals_their_joins(defaults, monkeypatch
     assert list(figures) == names
     assert samples.keys() == {f"{name}/{part}" for name in names for part in host.PARTS}
     assert {len(taken) for taken in samples.values()} == {5}
-    for name, f in figures.items():
+    for f in figures.values():
         assert f["steps"] == 5 * 12
         assert all(f[f"{part}_seconds"] > 0 for part in ("schedule", "build", "update", "together", "deltas", "total"))
         assert f["together_seconds"] < f["total_seconds"] and f["together_seconds"] <= f["p90_seconds"]
@@ -78,7 +78,7 @@ def test_parts_are_the_spans_and_what_is_in_none():
 def test_spans_that_are_not_there_are_not_guessed_at(monkeypatch):
     kept = Trace.span
     monkeypatch.setattr(host, "SPANS", host.SPANS | {"update": "take tokens in"})
-    with pytest.raises(RuntimeError, match="opened the span 'take tokens in', only .*'update'"):
+    with pytest.raises(RuntimeError, match=r"opened the span 'take tokens in', only .*'update'"):
         host.run(TOY, "cpu")
     assert Trace.span is kept and not gc.get_freeze_count()
 
