@@ -107,21 +107,15 @@ def drive(
         told = f"step {step} (at most {budget} tokens and {seqs} requests)\n  {'before:':<9} {scene(reference)}"
         ran = [request.request_id for request in reference.scheduler.running]
         expected = reference.scheduler.schedule()
-        names = [request.request_id for request in reference.scheduler.running]
-        expected.rows.sort(key=lambda row: names.index(row.request_id))
+        order = [request.request_id for request in reference.scheduler.running]
+        expected.rows.sort(key=lambda row, order=order: order.index(row.request_id))
         output = call(case, student.scheduler.schedule, f"in {told}")
         sound(case, student, output, told, budget, seqs)
         as_planned(case, output, expected, ran, told)
         preempted += len(expected.preempted)
         _hang_up(case, asks, "aborted_inside", step, reference, student)
-        _updated(
-            case,
-            student,
-            output,
-            reference.scheduler.update(expected, _said(expected, size, reference.requests)),
-            size,
-            told,
-        )
+        right_pairs = reference.scheduler.update(expected, _said(expected, size, reference.requests))
+        _updated(case, student, output, right_pairs, size, told)
         _alike(case, student, reference, f"after {told}")
     case.equal(
         theirs.pool.num_free,
@@ -152,131 +146,14 @@ def _hang_up(case: Case, asks: Sequence[Ask], when: str, step: int, reference: W
             _alike(case, student, reference, f"after {told}")
 
 
-def _sound(case: Case, world: World, output: SchedulerOutput, told: str, budget: int, seqs: int) -> None:
-    """What must hold of a step under any policy."""
-    case.true(
-        isinstance(output, SchedulerOutput),
-        f"schedule() returned a {type(output).__name__}, not a SchedulerOutput, in {told}",
-    )
-    names = [row.request_id for row in output.rows]
-    case.true(
-        len(set(names)) == len(names), f"a request has two rows in {told}: {names}", hint="One row a request and step."
-    )
-    total = sum(row.num_tokens for row in output.rows)
-    case.true(
-        total <= budget,
-        f"{total} tokens are planned in {told}",
-        hint="Every row takes its tokens from the budget, a waiting request's and a running one's alike.",
-    )
-    running = world.scheduler.running
-    case.true(
-        len(running) <= seqs,
-        f"{len(running)} requests run in {told}",
-        hint="A request may join while fewer than max_num_seqs run.",
-    )
-    for row in output.rows:
-        name = row.request_id
-        case.true(
-            isinstance(name, str),
-            f"a row's request_id is a {type(name).__name__} in {told}",
-            hint="A row is plain data: it names its request by request.request_id.",
-        )
-        request = next((one for one in running if one.request_id == name), None)
-        case.true(
-            request is not None,
-            f"{name} has a row, but is not in `running`, in {told}",
-            hint="A row is for a request that runs now, not for one that was preempted, aborted or finished.",
-        )
-        case.true(
-            request.status is RequestStatus.RUNNING,
-            f"{name} has a row with the status {request.status.name} in {told}",
-            hint="Who is admitted becomes RUNNING.",
-        )
-        case.equal(
-            row.start,
-            request.num_computed_tokens,
-            f"start of {name}'s row in {told}\n  start",
-            hint="A row goes on where the computed tokens end.",
-        )
-        case.true(
-            row.num_tokens > 0,
-            f"{name}'s row brings {row.num_tokens} tokens in {told}",
-            hint="A request that gets nothing has no row.",
-        )
-        case.true(
-            row.start + row.num_tokens <= request.num_tokens,
-            f"{name}'s row ends at {row.start + row.num_tokens}, it has {request.num_tokens} tokens, in {told}",
-        )
-        wanted = int(row.start + row.num_tokens == request.num_tokens)
-        case.equal(
-            row.samples,
-            wanted,
-            (
-                f"samples of {name}'s row, which computes {row.start} to {row.start + row.num_tokens - 1} of "
-                f"{request.num_tokens} tokens, in {told}\n  samples"
-            ),
-            hint="A next token is wanted only where the row reaches the last token there is.",
-        )
-        table = world.kv_cache.tables.get(name)
-        case.true(
-            table is not None,
-            f"{name} has a row but owns no blocks in {told}",
-            hint="allocate_slots comes before the row; a newcomer's call gets `computed` as well.",
-        )
-        case.equal(
-            list(row.block_ids),
-            list(table),
-            f"block_ids of {name}'s row in {told}\n  block_ids",
-            hint="kv_cache.tables[request.request_id]",
-        )
-        case.true(
-            len(table) * world.kv_cache.block_size >= row.start + row.num_tokens,
-            f"{name} has {len(table)} blocks for {row.start + row.num_tokens} tokens in {told}",
-            hint="allocate_slots(request, num_new_tokens) gets as many tokens as the row has.",
-        )
-
-
-def _as_planned(case: Case, output: SchedulerOutput, expected: SchedulerOutput, ran: Sequence[str], told: str) -> None:
-    """The student's step is the one that the statement's rules ask for."""
-    gone, should = (list(out.preempted) for out in (output, expected))
-    case.equal(
-        gone,
-        should,
-        f"the list of preempted requests in {told}\n  preempted",
-        hint=(
-            "Only where allocate_slots says False for a running request, and as often as it does: "
-            "the last of `running` goes, and its request_id into the list."
-        ),
-    )
-    got, plan = ([(row.request_id, row.num_tokens) for row in out.rows] for out in (output, expected))
-    if gone and len(got) > len(plan):
-        newcomers = sorted(set(dict(got)) - set(dict(plan)))
-        case.fail(
-            f"{gone} preempted and {newcomers} admitted in {told}",
-            hint="While anybody is preempted, nobody is admitted: the memory would go in circles.",
-        )
-    first = [pair for pair in plan if pair[0] in ran]
-    if got[: len(first)] != first:
-        hint = (
-            "Running requests first, in the order in which they were admitted; "
-            "each gets what it lacks, or what is left of the budget."
-        )
-    else:
-        hint = (
-            "Who joins: a preempted one at the head of the queue, else the shortest prompt, "
-            "ties to who came first; it gets what it lacks, or what is left of the budget. "
-            "Who does not fit into memory ends it, nobody overtakes."
-        )
-    case.equal(got, plan, f"the list of (request, tokens) in {told}\n  the list", hint=hint)
-
-
 def _said(output: SchedulerOutput, asks: dict[str, Ask], requests: dict[str, Request]) -> StepResult:
     """A made-up token for every row that wants one; the last of a request that stops early is a stop token."""
     result = StepResult()
     for row in output.rows:
         if row.samples:
             ask, number = asks[row.request_id], len(requests[row.request_id].output_token_ids) + 1
-            result.token_ids[row.request_id] = [STOP if ask.stops_early and number == ask.outputs else 100 + number]
+            token = STOP if ask.stops_early and number == ask.outputs else 100 + number
+            result.token_ids[row.request_id] = [token]
     return result
 
 
@@ -288,7 +165,7 @@ def _updated(
     case.equal(
         pairs,
         wanted,
-        f"what update() returns, a list of (request, token id), in {told}\n  the list",
+        f"what update() returns, a list of (request, token), in {told}\n  the list",
         hint="One pair for every row that sampled, but none for a request that was aborted meanwhile.",
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from minillm.book.checks import Case
 from minillm.engine.request import Request, RequestStatus
-from minillm.engine.scheduler import SchedulerOutput
+from minillm.engine.step import SchedulerOutput
 from minillm.kv_cache.manager import KVCacheManager
 
 
@@ -27,7 +27,7 @@ def sound(case: Case, world: World, output: SchedulerOutput, told: str, budget: 
         isinstance(output, SchedulerOutput),
         f"schedule() returned a {type(output).__name__}, not a SchedulerOutput, in {told}",
     )
-    names = [row.request.request_id for row in output.rows]
+    names = [row.request_id for row in output.rows]
     case.true(
         len(set(names)) == len(names), f"a request has two rows in {told}: {names}", hint="One row a request and step."
     )
@@ -44,9 +44,15 @@ def sound(case: Case, world: World, output: SchedulerOutput, told: str, budget: 
         hint="A request may join while fewer than max_num_seqs run.",
     )
     for row in output.rows:
-        request, name = row.request, row.request.request_id
+        name = row.request_id
         case.true(
-            any(request is one for one in running),
+            isinstance(name, str),
+            f"a row's request_id is a {type(name).__name__} in {told}",
+            hint="A row is plain data: it names its request by request.request_id.",
+        )
+        request = next((one for one in running if one.request_id == name), None)
+        case.true(
+            request is not None,
             f"{name} has a row, but is not in `running`, in {told}",
             hint="A row is for a request that runs now, not for one that was preempted, aborted or finished.",
         )
@@ -101,17 +107,17 @@ def sound(case: Case, world: World, output: SchedulerOutput, told: str, budget: 
 
 def as_planned(case: Case, output: SchedulerOutput, expected: SchedulerOutput, ran: Sequence[str], told: str) -> None:
     """The student's step is the one that the statement's rules ask for."""
-    gone, should = ([request.request_id for request in out.preempted] for out in (output, expected))
+    gone, should = (list(out.preempted) for out in (output, expected))
     case.equal(
         gone,
         should,
         f"the list of preempted requests in {told}\n  preempted",
         hint=(
             "Only where allocate_slots says False for a running request, and as often as it does: "
-            "the last of `running` goes."
+            "the last of `running` goes, and its request_id into the list."
         ),
     )
-    got, plan = ([(row.request.request_id, row.num_tokens) for row in out.rows] for out in (output, expected))
+    got, plan = ([(row.request_id, row.num_tokens) for row in out.rows] for out in (output, expected))
     if gone and len(got) > len(plan):
         newcomers = sorted(set(dict(got)) - set(dict(plan)))
         case.fail(
