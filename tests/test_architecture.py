@@ -3,6 +3,8 @@ and the detectors see what is wrong in made-up houses."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from minillm.book import rooms
@@ -105,3 +107,13 @@ def test_chapters_come_from_the_first_paragraph(tmp_path):
     chapters = rooms.module_chapters(package)
     assert chapters["minillm.kv_cache.block_pool"] == 6
     assert "minillm.training" not in chapters
+
+
+def test_the_first_sitting_in_the_readme_is_the_way_of_a_prompt(root):
+    """Its files exist, and have about as many lines as it says."""
+    text = (root / "README.md").read_text(encoding="utf-8")
+    told = re.search(r"(\d+) files, ([\d,]+) lines", text)
+    listed = re.findall(r"^\d+\. \[`([\w/]+\.py)`\]\(minillm/\1\):", text, re.MULTILINE)
+    lines = sum(len((root / "minillm" / name).read_text(encoding="utf-8").splitlines()) for name in listed)
+    assert len(listed) == int(told[1])
+    assert abs(lines - int(told[2].replace(",", ""))) < 0.05 * lines
