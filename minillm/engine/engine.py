@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from typing import Protocol
 
 from minillm.device import like_a_gpu
@@ -22,6 +21,7 @@ from minillm.engine.config import EngineConfig
 from minillm.engine.deltas import TokenDelta, deltas_of, joined
 from minillm.engine.drafting import build_speculation
 from minillm.engine.executor import Executor, InProcessExecutor, Launched
+from minillm.engine.failures import end_all, end_steps
 from minillm.engine.input_batch import Compile
 from minillm.engine.lock import FairLock, locked
 from minillm.engine.parts import close_tiers
@@ -29,7 +29,7 @@ from minillm.engine.request import Request
 from minillm.engine.runner import ModelRunner
 from minillm.engine.scheduler import KVCache, Scheduler
 from minillm.engine.speculation import DEFAULT_LENGTH, Speculation
-from minillm.engine.step import Announcer, SchedulerOutput, StepResult
+from minillm.engine.step import Announcer, SchedulerOutput, StepResult, StepStats
 from minillm.model.decoder import Decoder
 from minillm.sampling.sampler import Sampler
 from minillm.speculative.drafter import Drafter
@@ -95,6 +95,7 @@ class Engine:
         # error.
         self.on_end: Callable[[str, BaseException | None], None] = lambda request_id, error: None
         self.num_steps = 0
+        self.stats = StepStats()  # of the last step
         self.is_closed = False
         self.lock = FairLock()
         self.process_id = os.getpid()
@@ -201,7 +202,7 @@ class Engine:
         try:
             result = self.executor.execute(output)
         except BaseException as error:
-            self._abandon(error, output)
+            end_steps(self, error, output)
             raise
         return self._update(output, result)
 
@@ -216,7 +217,7 @@ class Engine:
         try:
             launched = self.executor.launch(output)
         except BaseException as error:
-            self._abandon(error, output)
+            end_steps(self, error, output)
             raise
         self.scheduler.advance(output)
         deltas = self._take_in_flight(output)
@@ -233,13 +234,30 @@ class Engine:
                 output = self.scheduler.schedule()
                 self.announcer.complete(output, self.scheduler.requests, self.kv_cache.tables)
         except BaseException as error:
-            self._abandon_all(error)
+            end_all(self, error)
             raise
         if self.speculation is not None:
             self.speculation.forget(output.finished)
+        self._note(output)
         if self.trace.enabled:
             self._count(output)
         return output
+
+    def _note(self, output: SchedulerOutput) -> None:
+        """Keep the step's statistics, and when a request first got tokens."""
+        scheduler = self.scheduler
+        num_running = len(scheduler.running)
+        self.stats = StepStats(
+            output.num_tokens,
+            num_running,
+            len(scheduler.requests) - num_running,
+            len(output.preempted),
+            getattr(self.kv_cache.pool, "usage", 0.0),  # a pool of your own may not count
+        )
+        for new in output.arrived:
+            request = scheduler.requests[new.request_id]
+            if request.scheduled_time is None:
+                request.scheduled_time = self.clock()
 
     def _take_in_flight(self, *later: SchedulerOutput) -> list[TokenDelta]:
         """Wait for the step in flight, if there is one; `later` were launched behind it, and fail with it."""
@@ -249,7 +267,7 @@ class Engine:
         try:
             result = launched.wait()
         except BaseException as error:
-            self._abandon(error, *later)
+            end_steps(self, error, *later)
             raise
         self.in_flight = None
         return self._update(output, result)
@@ -261,49 +279,13 @@ class Engine:
                     self.speculation.count(output, result, self.scheduler.requests)
                 added = self.scheduler.update(output, result)
             except BaseException as error:
-                self._abandon_all(error)
+                end_all(self, error)
                 raise
         now = self.clock()
         for request, token_id in added:
             if token_id is not None:
                 request.token_times.append(now)
         return deltas_of(added, result)
-
-    def _abandon(self, error: BaseException, *outputs: SchedulerOutput) -> None:
-        """A step failed. End the requests in it and in the one in flight, whose blocks it may have written in part; the
-        others go on. `error` is what the caller has to see: what fails here becomes a note on it."""
-        if self.in_flight is not None:
-            outputs += (self.in_flight[0],)
-        names = {name for output in outputs for name in (*(row.request_id for row in output.rows), *output.preempted)}
-        groups = {request.group_id for name in names if (request := self.scheduler.requests.get(name)) is not None}
-        ending = [request for request in self.scheduler.requests.values() if request.group_id in groups]
-        distrust = getattr(self.kv_cache, "distrust", None)
-        forget = (
-            [self.kv_cache.pool.evict_all]
-            if distrust is None
-            else [partial(distrust, output.moves) for output in outputs]
-        )
-        self._put_away(error, ending, forget)
-
-    def _abandon_all(self, error: BaseException) -> None:
-        """The scheduler failed: nothing that it keeps is certain."""
-        self._put_away(
-            error, list(self.scheduler.requests.values()), [self.kv_cache.take_moves, self.kv_cache.pool.evict_all]
-        )
-
-    def _put_away(self, error: BaseException, ending: list[Request], others: list[Callable[[], object]]) -> None:
-        self.in_flight = None
-        self.announcer.forget_all()
-        ends = (
-            [self.scheduler.drop_in_flight] if self.overlap else []
-        )  # with none in flight too: waiting may have failed
-        ends += [partial(self.scheduler.finish, request, "abort") for request in ending]
-        notify = [partial(self.on_end, group, error) for group in dict.fromkeys(request.group_id for request in ending)]
-        for action in (*ends, *others, *notify):
-            try:
-                action()
-            except Exception as another:
-                error.add_note(f"while the failed step was put away: {another!r}; make a new engine")
 
     def _count(self, output: SchedulerOutput) -> None:
         """What the figures and the metrics of the book are drawn from."""

@@ -201,15 +201,12 @@ class Scheduler:
 
     def _catch_up(self, request: Request, row: ScheduledRequest) -> None:
         """Keys and values of the row's tokens are in the cache, but for those of the draft, which may be rejected."""
-        num_computed = row.start + row.num_tokens
-        if row.draft:
-            num_computed -= len(row.draft)
-            request.num_computed_tokens = num_computed
+        num_computed = row.start + row.num_tokens - len(row.draft)
         request.spec_token_ids = []
         if num_computed > request.max_computed_tokens:
             request.max_computed_tokens = num_computed
         if request.status is RequestStatus.RUNNING:  # else it was preempted while the step ran
-            if num_computed > request.num_computed_tokens:  # else the next step has been launched already
+            if row.draft or num_computed > request.num_computed_tokens:  # else the next step has been launched already
                 request.num_computed_tokens = num_computed
             self.kv_cache.cache_blocks(request)
 

@@ -162,6 +162,23 @@ def test_the_error_of_a_failing_step_reaches_the_caller_whatever_else_breaks():
     assert first.finish_reason == second.finish_reason == "abort"
 
 
+def test_each_step_has_its_statistics_and_each_request_the_time_of_its_first():
+    engine = engine_of(max_num_seqs=2, budget=12)
+    requests = [ask(name, [1] * 9) for name in "abc"]
+    for request in requests:
+        engine.add_request(request)
+    engine.clock.advance(2.0)
+    engine.step()
+    assert engine.stats[:4] == (12, 2, 1, 0) and engine.stats.kv_cache_usage == pytest.approx(
+        4 / 20
+    )  # 9 tokens and 3, blocks of 4
+    assert [request.scheduled_time for request in requests] == [2.0, 2.0, None]
+    while engine.has_unfinished:
+        engine.step()
+    assert engine.stats.num_running == engine.stats.num_waiting == 0 or engine.stats.num_tokens > 0
+    assert requests[2].scheduled_time is not None
+
+
 def test_a_failing_scheduler_ends_all():
     engine = engine_of(max_num_seqs=1)
     first, second = ask("a", [1] * 9), ask("b", [2] * 9)

@@ -1,0 +1,54 @@
+"""What ends with a step that fails: the requests in it, and nothing else that is certain. Built in chapter 05."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from minillm.engine.request import Request
+from minillm.engine.step import SchedulerOutput
+
+if TYPE_CHECKING:
+    from minillm.engine.engine import Engine
+
+
+def end_steps(engine: Engine, error: BaseException, *outputs: SchedulerOutput) -> None:
+    """A step failed. End the requests in it and in the one in flight, whose blocks it may have written in part; the
+    others go on. `error` is what the caller has to see: what fails here becomes a note on it."""
+    if engine.in_flight is not None:
+        outputs += (engine.in_flight[0],)
+    names = {name for output in outputs for name in (*(row.request_id for row in output.rows), *output.preempted)}
+    groups = {request.group_id for name in names if (request := engine.scheduler.requests.get(name)) is not None}
+    ending = [request for request in engine.scheduler.requests.values() if request.group_id in groups]
+    distrust = getattr(engine.kv_cache, "distrust", None)
+    forget = (
+        [engine.kv_cache.pool.evict_all]
+        if distrust is None
+        else [partial(distrust, output.moves) for output in outputs]
+    )
+    _put_away(engine, error, ending, forget)
+
+
+def end_all(engine: Engine, error: BaseException) -> None:
+    """The scheduler failed: nothing that it keeps is certain."""
+    _put_away(
+        engine,
+        error,
+        list(engine.scheduler.requests.values()),
+        [engine.kv_cache.take_moves, engine.kv_cache.pool.evict_all],
+    )
+
+
+def _put_away(engine: Engine, error: BaseException, ending: list[Request], others: list[Callable[[], object]]) -> None:
+    engine.in_flight = None
+    engine.announcer.forget_all()
+    # With none in flight too: waiting for it may have failed.
+    ends = [engine.scheduler.drop_in_flight] if engine.overlap else []
+    ends += [partial(engine.scheduler.finish, request, "abort") for request in ending]
+    notify = [partial(engine.on_end, group, error) for group in dict.fromkeys(request.group_id for request in ending)]
+    for action in (*ends, *others, *notify):
+        try:
+            action()
+        except Exception as another:
+            error.add_note(f"while the failed step was put away: {another!r}; make a new engine")
