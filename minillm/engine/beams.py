@@ -32,10 +32,11 @@ Beam = tuple[int, ...]  # the tokens of a beam after the prompt
 class ArrivedTokens(deque[TokenDelta]):
     """What steps have made for a search, which looks for an abort itself."""
 
+    error: BaseException | None = None  # of the step that ended the search
     take = deque.append
 
     def fail(self, error: BaseException | None) -> None:
-        pass
+        self.error = error
 
 
 def search_beams(

@@ -31,11 +31,7 @@ def serve(llm: LLM, requests: list[Request], use_tqdm: bool | Callable[..., Any]
         finally:
             llm.outputs.leave(requests)
     for sink in sinks:
-        if (error := sink.error) is not None:
-            raise RuntimeError(
-                f"another caller's step or close() ended a request of this call: {error!r}; "
-                f"call again, or make a new LLM if this one is closed"
-            ) from error
+        check_end(sink)
     return [sink.collected() for sink in sinks]
 
 
@@ -52,15 +48,25 @@ def stream(llm: LLM, request: Request) -> Iterator[StreamDelta]:
         llm.outputs.leave([request])
 
 
+def check_end(sink: OutputSink) -> None:
+    """Raise RuntimeError where a step of another thread, or `close`, has ended a request."""
+    if (error := sink.error) is not None:
+        raise RuntimeError(
+            f"another caller's step or close() ended a request of this call: {error!r}; "
+            f"call again, or make a new LLM if this one is closed"
+        ) from error
+
+
 def step_for(llm: LLM, sinks: list[OutputSink], wanted: Callable[[], bool]) -> int:
     """A step, if it is still wanted when this thread's turn comes; how many tokens it made. An error that has ended
     none of `sinks` belongs to another call, which hears of it."""
     with llm.lock:
         if not wanted():
             return 0
+        llm.outputs.check_may_step()
         try:
             return len(llm.step_once())
-        except Exception:
-            if llm.engine.is_closed or any(sink.error is not None for sink in sinks):
+        except Exception as error:
+            if not llm.engine.is_open or any(sink.error is error for sink in sinks):
                 raise
             return 0

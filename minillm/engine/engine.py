@@ -94,6 +94,7 @@ class Engine:
         # Hears of every request id that ended without a delta: aborted from outside, or in a step that failed with an
         # error.
         self.on_end: Callable[[str, BaseException | None], None] = lambda request_id, error: None
+        self.kept: list[TokenDelta] = []  # of a step, when the one behind it failed; the next step returns them
         self.num_steps = 0
         self.stats = StepStats()  # of the last step
         self.is_closed = False
@@ -122,7 +123,7 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self.scheduler.requests) or self.in_flight is not None
+        return bool(self.scheduler.requests or self.kept) or self.in_flight is not None
 
     @locked
     def add_request(self, request: Request) -> None:
@@ -169,6 +170,8 @@ class Engine:
         self.check_open()
         self.trace.begin_step()
         deltas = self._step_ahead() if self.overlap and self.executor.runs_ahead else self._step()
+        if self.kept:
+            deltas, self.kept = joined(self.kept + deltas), []
         self.num_steps += 1
         if not self.has_unfinished:
             self.scheduler.check_integrity()
@@ -182,9 +185,21 @@ class Engine:
             return
         self.is_closed = True
         try:
-            self.abort(*self.scheduler.requests, error=RuntimeError("the LLM was closed"))
+            error, kept = (
+                RuntimeError("the LLM was closed"),
+                dict.fromkeys(delta.request.group_id for delta in self.kept),
+            )
+            self.kept = []
+            with ExitStack() as afterwards:
+                for group in kept:
+                    afterwards.callback(self.on_end, group, error)
+                self.abort(*self.scheduler.requests, error=error)
         finally:
             close_tiers(self.kv_cache, getattr(self.runner, "transfer", None))
+
+    @property
+    def is_open(self) -> bool:
+        return not self.is_closed and not self.is_forked
 
     def check_open(self) -> None:
         """Raise RuntimeError when it is closed, or in a child process that has only a copy of it."""
@@ -223,7 +238,11 @@ class Engine:
         deltas = self._take_in_flight(output)
         self.in_flight = (output, launched) if output.rows else None
         if self.speculation is not None or output.needs_host or not self.scheduler.requests:
-            deltas += self._take_in_flight()
+            try:
+                deltas += self._take_in_flight()
+            except BaseException:
+                self.kept += deltas
+                raise
         return joined(deltas)
 
     def _schedule(self) -> SchedulerOutput:

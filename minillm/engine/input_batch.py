@@ -111,6 +111,32 @@ class StepInputs:
         return np.fromiter((at for some in wanted for at in some), np.int64)
 
 
+class FailedGrammar:
+    """In the place of a grammar that could not be started: its request ends with the error, and no other."""
+
+    is_terminated = False
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+    def fill_mask(self, words: np.ndarray) -> None:
+        raise self.error
+
+    def copy(self) -> FailedGrammar:
+        return self
+
+
+def _started(compiled: CompiledGrammar, new: NewRequest) -> Grammar | FailedGrammar:
+    """The grammar of a request, behind what it has said."""
+    try:
+        grammar = compiled.start()
+        for token_id in new.token_ids[new.num_prompt_tokens :]:
+            grammar.accept(token_id)
+        return grammar
+    except Exception as error:
+        return FailedGrammar(error)
+
+
 class InputBatch:
     """One slot a request. The arrays grow with the number of requests and with the longest block table."""
 
@@ -136,15 +162,12 @@ class InputBatch:
 
     def add(self, new: NewRequest, compiled: CompiledGrammar | None = None) -> RequestState:
         """Take a request in; one that is here already keeps its slot and its block table, and gets another text."""
-        grammar = None if compiled is None else compiled.start()
+        grammar = None if compiled is None else _started(compiled, new)
         known = self.states.get(new.request_id)
         if known is None and not self.free_slots:
             self._grow(2 * len(self.num_known), self.block_table.shape[1])
         slot = self.free_slots.pop() if known is None else known.slot
         state = self.states[new.request_id] = RequestState(new, slot, grammar)
-        if grammar is not None:
-            for token_id in state.output_token_ids:
-                grammar.accept(token_id)
         self.num_known[slot], self.last_token[slot] = len(new.token_ids), new.token_ids[-1]
         return state
 

@@ -86,7 +86,7 @@ class LaunchedStep:
             # Each sample but the first is a request of its own from now on, which the next step announces with its
             # text.
             for fork_id, one in zip(row.fork_ids, of_row[1:]):
-                self._put(fork_id, *follow(state, state.grammar and state.grammar.copy(), [one]), result)
+                self._put(fork_id, *follow(state, state.grammar, [one], fork=True), result)
             accepted = num_accepted(of_row, row.draft)
             if row.draft:
                 result.num_accepted[state.request_id] = accepted
@@ -116,12 +116,15 @@ def num_accepted(drawn: Drawn, draft: Sequence[int]) -> int:
     return same.index(False) if False in same else len(same)
 
 
-def follow(state: RequestState, grammar: Grammar | None, drawn: Drawn) -> tuple[Drawn, bool, str | None]:
+def follow(
+    state: RequestState, grammar: Grammar | None, drawn: Drawn, fork: bool = False
+) -> tuple[Drawn, bool, str | None]:
     """The tokens that a text goes on with: what was drawn as far as its grammar takes it, and what the grammar forces
     behind each token. Drawn tokens behind a jump count only if they are that very jump. Also says whether the grammar
     is complete, and why it cannot go on.
 
-    What was drawn without a mask (`stuck`) is not taken. Whatever a grammar raises ends its own request alone.
+    What was drawn without a mask (`stuck`) is not taken. `fork` leaves the grammar where it is. Whatever a grammar
+    raises ends its own request alone.
     """
     if grammar is None:
         return drawn, False, None
@@ -129,6 +132,7 @@ def follow(state: RequestState, grammar: Grammar | None, drawn: Drawn) -> tuple[
     left = drawn[::-1]
     jumps = state.params.structured_outputs.jump_forward
     try:
+        grammar = grammar.copy() if fork else grammar
         while left and not grammar.is_terminated:
             if state.stuck is not None and len(drawn) - len(left) >= state.stuck.num_tokens:
                 return taken, False, str(state.stuck.error)

@@ -265,10 +265,16 @@ class LLM:
     @locked
     def _search(self, request: Request, beam_width: int, length_penalty: float) -> RequestOutput:
         deltas = self.outputs.raw[request.group_id] = ArrivedTokens()
+
+        def step() -> None:
+            try:
+                self.step_once()
+            except Exception:
+                if deltas.error is not None or not self.engine.is_open:
+                    raise  # else it belongs to another call, which hears of it
+
         try:
-            return search_beams(
-                self.engine, request, beam_width, length_penalty, self.step_once, deltas, self.outputs.decode
-            )
+            return search_beams(self.engine, request, beam_width, length_penalty, step, deltas, self.outputs.decode)
         finally:
             self.outputs.withdraw([request])
 
@@ -292,6 +298,7 @@ class LLM:
     @locked
     def step_once(self) -> list[TokenDelta]:
         """One step of the engine, for all callers that have requests under way. Returns the tokens that it made."""
+        self.outputs.check_may_step()
         deltas = self.engine.step()
         if (failed := self.outputs.process(deltas)) is not None:
             raise failed

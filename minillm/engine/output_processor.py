@@ -41,6 +41,7 @@ class OutputProcessor:
         self.engine, self.tokenizer = engine, tokenizer
         self.sinks: dict[str, OutputSink] = {}
         self.raw: dict[str, Listener] = {}
+        self._is_handing_out = False
         engine.on_end = self._hear_of_end
 
     @property
@@ -78,16 +79,33 @@ class OutputProcessor:
         interrupt in the middle loses tokens: it ends the requests that they belong to."""
         failed: BaseException | None = None
         left = deque(deltas)
+        self._is_handing_out = True
         try:
             while left:
                 failed = self._hand_out(left[0]) or failed
                 left.popleft()
         except BaseException as error:
-            for group in dict.fromkeys(delta.request.group_id for delta in left):
-                self._hear_of_end(group, error)
-                self.engine.abort(group)
+            groups = dict.fromkeys(delta.request.group_id for delta in left)
+            for action in (
+                *(partial(self._hear_of_end, group, error) for group in groups),
+                partial(self.engine.abort, *groups),
+            ):
+                try:  # all are notified, whatever one of them raises
+                    action()
+                except BaseException as another:
+                    error.add_note(f"while its requests were ended: {another!r}")
             raise
+        finally:
+            self._is_handing_out = False
         return failed
+
+    def check_may_step(self) -> None:
+        """Raise RuntimeError inside a callback: a step there would hand out tokens before those of the step that is
+        under way."""
+        if self._is_handing_out:
+            raise RuntimeError(
+                "a callback may not ask for a step; submit() what it wants, and let the caller of this step go on"
+            )
 
     def decode(self, token_ids: list[int]) -> str:
         # The tokenizer's Rust core: its Python wrapper takes longer than a tiny model's whole step.

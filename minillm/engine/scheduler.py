@@ -46,8 +46,11 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Put a request into the queue. Raises ValueError if its id is taken, or if it could never be served."""
-        if request.request_id in self.requests or request.request_id in self.leaving:
-            raise ValueError(f"request_id={request.request_id!r} is in use; every request needs its own")
+        for name in (request.request_id, *request.fork_ids):
+            if self._is_taken(name):
+                raise ValueError(
+                    f"request_id={name!r} is in use; every request, and every sample of one, needs its own"
+                )
         most = request.num_prompt_tokens + request.max_tokens
         needed = self.kv_cache.blocks_needed(most, min(most, self.max_num_batched_tokens))
         if needed > (available := self.kv_cache.pool.num_blocks):
@@ -182,11 +185,16 @@ class Scheduler:
         running = {request.request_id for request in self.running}
         waiting = [request.request_id for request in self.waiting]
         if len(set(waiting)) != len(waiting) or running & set(waiting) or running | set(waiting) != set(self.requests):
-            raise RuntimeError(
-                f"running {sorted(running)} and waiting {sorted(waiting)} are not {sorted(self.requests)}"
-            )
+            raise RuntimeError(f"running {sorted(running)}, waiting {sorted(waiting)} are not {sorted(self.requests)}")
         if set(self.kv_cache.tables) != (owners := running | set(self.leaving)):
             raise RuntimeError(f"blocks are owned by {sorted(self.kv_cache.tables)}, running are {sorted(owners)}")
+
+    def _is_taken(self, name: str) -> bool:
+        """Whether a request has this id, or samples of its own under way, or is going to split off a sample with it."""
+        if name in self.requests or name in self.leaving or name in self.samples:
+            return True
+        parent = self.requests.get(name.rpartition("_")[0])
+        return parent is not None and name in parent.fork_ids
 
     def _landed(self, row: ScheduledRequest) -> Request | None:
         """The row's request, one step less of it in flight; None if it has ended."""
@@ -208,7 +216,8 @@ class Scheduler:
         if request.status is RequestStatus.RUNNING:  # else it was preempted while the step ran
             if row.draft or num_computed > request.num_computed_tokens:  # else the next step has been launched already
                 request.num_computed_tokens = num_computed
-            self.kv_cache.cache_blocks(request)
+            certain = (num_computed,) if request.steps_in_flight else ()  # a step in flight is further, and may fail
+            self.kv_cache.cache_blocks(request, *certain)
 
     def _take(self, request: Request, row: ScheduledRequest, result: StepResult) -> list[tuple[Request, int | None]]:
         """Give the request its new tokens, and a token to each sample that splits off it here."""
@@ -234,8 +243,7 @@ class Scheduler:
         return added
 
     def _keep_accepted(self, row: ScheduledRequest, request: Request) -> None:
-        """The draft tokens that the text now goes on with are computed;
-        the KV slots of the others are written again."""
+        """The draft tokens that the text goes on with are computed; the KV slots of the others are written again."""
         start = request.num_computed_tokens
         # The last token is computed again, drafted or not: its logits are wanted.
         pairs = zip(row.draft, request.token_ids[start:-1])

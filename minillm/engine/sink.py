@@ -139,7 +139,7 @@ class OutputSink:
         """`abort`, of which the caller is notified."""
         if not self.is_finished:
             self.abort(error)
-            self.notify(StreamDelta("", [], "abort", request_id=self.name))
+            self.notify(StreamDelta("", [], "abort", None if error is None else repr(error), self.name))
 
     def output(self) -> RequestOutput:
         """What it generated. Raises RuntimeError if it is not finished, or did not come to an end."""

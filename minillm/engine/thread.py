@@ -44,7 +44,7 @@ class Stream:
 
     def __iter__(self) -> Iterator[StreamDelta]:
         """The deltas of all samples, as they come. Raises what the request was refused or ended with."""
-        while (delta := self._deltas.get()) is not None:
+        while (delta := self._next()) is not None:
             yield delta
         if self.error is not None:
             raise self.error
@@ -52,6 +52,7 @@ class Stream:
     def output(self, timeout: float | None = None) -> RequestOutput:
         """Wait until it has ended. Raises TimeoutError after `timeout` seconds,
         and what it was refused or ended with."""
+        self.thread.check_process()
         if not self.finished.wait(timeout):
             raise TimeoutError(f"request {self.request_id!r} has not ended within {timeout} s; ask again, or abort it")
         if self.error is not None:
@@ -61,6 +62,10 @@ class Stream:
     def abort(self) -> None:
         """End it; nothing happens if it has ended."""
         self.thread.abort(self.request_id)
+
+    def _next(self) -> StreamDelta | None:
+        self.thread.check_process()
+        return self._deltas.get()
 
     # Called by the text thread alone.
 
@@ -96,7 +101,7 @@ class Stream:
         if self.on_delta is not None:
             try:
                 self.on_delta(delta)
-            except Exception as error:  # ends its own request
+            except BaseException as error:  # ends its own request, and not the thread that all others need
                 self.on_delta = None
                 self.abort()
                 self.fail(error)
@@ -116,9 +121,10 @@ class EngineThread:
         self.streams: dict[str, Stream] = {}  # under way, by the caller's id
         self.error: BaseException | None = None  # of the last step that failed
         self.num_failed_steps = 0
-        self._guard = threading.Lock()  # of streams and the flags
+        self._guard = threading.RLock()  # of streams, the flags, and the order of messages
         self._idle = threading.Condition(self._guard)
         self._accepts, self._paused, self._closing = False, False, False
+        self._listens = False  # whether messages are still read
         self._threads = [
             threading.Thread(target=run, name=name, daemon=True)
             for run, name in ((self._run, "engine"), (self._write, "text"))
@@ -126,7 +132,10 @@ class EngineThread:
 
     def start(self) -> Self:
         self.llm.engine.check_open()
-        self._accepts = True
+        with self._guard:
+            if self._closing or self._listens:
+                raise RuntimeError("an engine thread starts once; make a new one")
+            self._accepts = self._listens = True
         for thread in self._threads:
             thread.start()
         return self
@@ -164,17 +173,20 @@ class EngineThread:
             if stream.request_id in self.streams:
                 raise ValueError(f"request_id={stream.request_id!r} is under way; every request needs its own id")
             self.streams[stream.request_id] = stream
-        self.tell(lambda: self._add(request, stream))
+            self.tell(lambda: self._add(request, stream))  # before anybody's abort of it
         return stream
 
     def abort(self, *request_ids: str) -> None:
         """End these, whatever they are at; an id that is not under way changes nothing."""
+        self.check_process()
         with self._guard:
             groups = [self.streams[name].sink.request.group_id for name in request_ids if name in self.streams]
-        self.tell(lambda: self.llm.engine.abort(*groups))
+            self.tell(lambda: self.llm.engine.abort(*groups))
 
     def call(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run something between two steps, such as `llm.save_prefix_cache`; its result, or what it raised."""
+        """Run something between two steps, such as `llm.save_prefix_cache`; its result, or what it raised.
+        Raises RuntimeError when the thread is not running."""
+        self.check_process()
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -184,14 +196,14 @@ class EngineThread:
                 except BaseException as error:
                     future.set_exception(error)
 
-        self.tell(run)
+        if not self.tell(run):
+            raise RuntimeError("this engine thread runs nothing between steps: it was not started, or is closed")
         return future
 
     def pause(self) -> None:
         """Take no further step until `resume`; returns when the step under way is done.
         Requests wait, and may be added."""
-        self._paused = True
-        self.call(lambda: None).result()
+        self.call(lambda: setattr(self, "_paused", True)).result()
 
     def resume(self) -> None:
         self._paused = False
@@ -199,29 +211,43 @@ class EngineThread:
 
     def drain(self, timeout: float | None = None) -> bool:
         """Take no further request, and wait until all have ended; whether they have, within `timeout` seconds."""
+        self.check_process()
         with self._guard:
             self._accepts = False
             return self._idle.wait_for(lambda: not self.streams, timeout)
 
     def close(self) -> None:
-        """Abort what is under way and end the threads. The LLM stays open; a second call does nothing."""
+        """Abort what is under way and end the threads. The LLM stays open;
+        a second call does nothing, nor does one in a child."""
+        if self.llm.engine.is_forked:
+            return
         with self._guard:
             self._accepts = False
             if self._closing or not self._threads[0].is_alive():
                 return
             self._closing = True
-            names = list(self.streams)
-        self.abort(*names)
-        self.inbox.put(None)
+            self.abort(*self.streams)
+            self.inbox.put(None)
         for thread in self._threads:
-            thread.join()
-        while not self.inbox.empty():  # what the text thread has said last
-            if (message := self.inbox.get()) is not None:
-                message()
+            if thread is not threading.current_thread():  # a callback may close it
+                thread.join()
+        with self._guard:
+            self._listens = False
+            while not self.inbox.empty():  # what the text thread has said last
+                if (message := self.inbox.get()) is not None:
+                    message()
 
-    def tell(self, message: Message) -> None:
-        """Have something done by the engine thread, between two steps."""
-        self.inbox.put(message)
+    def tell(self, message: Message) -> bool:
+        """Have something done by the engine thread, between two steps; whether it will be."""
+        with self._guard:
+            if self._listens:
+                self.inbox.put(message)
+            return self._listens
+
+    def check_process(self) -> None:
+        """Raise RuntimeError in a forked child, which has none of these threads."""
+        if self.llm.engine.is_forked:
+            self.llm.engine.check_open()
 
     def forget(self, stream: Stream) -> None:
         """It has ended: its id is free again."""
@@ -250,12 +276,12 @@ class EngineThread:
                 continue  # all messages first
             except queue.Empty:
                 pass
-            except Exception as error:
+            except BaseException as error:
                 self.error = error
                 continue
             try:
                 self.llm.step_once()
-            except Exception as error:  # the requests in the step have ended with it, and their streams say so
+            except BaseException as error:  # the requests in the step have ended with it, and their streams say so
                 self.error = error
                 self.num_failed_steps += 1
                 if self.llm.engine.is_closed:

@@ -131,12 +131,12 @@ class KVCacheManager:
         record.num_sent = end
         return first, record.table[first:]
 
-    def cache_blocks(self, request: Request) -> None:
-        """Make the blocks that are full of computed tokens findable; called after a step."""
-        # The last token of a step in flight has keys and values, but which one it is is not known yet:
-        # no name for its block.
+    def cache_blocks(self, request: Request, num_computed: int | None = None) -> None:
+        """Make the blocks that are full of computed tokens findable; called after a step. `num_computed`: a step in
+        flight may have taken more for computed than is certain."""
         record = self.records[request.request_id]
-        num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
+        num_computed = request.num_computed_tokens if num_computed is None else num_computed
+        num_full = min(num_computed, len(request.token_ids)) // self.block_size
         if num_full <= record.num_cached or not self.enable_prefix_caching:
             return
         table, hashes = record.table, self._hashes(request, num_full)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minillm.rounding import ceil_div
 from minillm.sampling.filters import NEVER
-from minillm.sampling.grammar.protocol import Grammar, GrammarError
+from minillm.sampling.grammar.protocol import Grammar
 from minillm.staging import upload
 
 ANY_TOKEN = np.int32(-1)  # all 32 bits
@@ -30,7 +30,7 @@ class Stuck(NamedTuple):
     """A row whose grammar cannot go on."""
 
     num_tokens: int  # behind so many of its drafted tokens; what is drawn there, and later, is drawn without a mask
-    error: GrammarError
+    error: Exception
 
 
 class GrammarMasks:
@@ -121,7 +121,9 @@ def _fill_row(grammar: Grammar, draft: Sequence[int], words: np.ndarray, first: 
                 grammar.fill_mask(words[first + num_filled])
             num_filled += 1
         return None
-    except GrammarError as error:
+    except Exception as error:
+        if isinstance(error, ValueError) and num_filled > num_accepted:
+            raise  # a draft that it does not take
         words[first + num_filled : first + 1 + len(draft)] = ANY_TOKEN
         return Stuck(num_filled, error)
     finally:
