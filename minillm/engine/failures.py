@@ -59,5 +59,5 @@ def _put_away(
     for action in (*ends, *others, *notify):
         try:
             action()
-        except Exception as another:
+        except BaseException as another:  # an interrupt too: all are notified
             error.add_note(f"while the failed step was put away: {another!r}; make a new engine")

@@ -460,3 +460,22 @@ def test_a_stream_says_that_a_step_of_another_thread_has_failed(folder):
         llm.step()
     [last] = stream
     assert last.finish_reason == "abort" and "Failure" in (last.error or "")
+
+
+def test_an_interrupt_while_a_failed_step_is_put_away_is_no_reason_to_notify_fewer(folder):
+    llm = make(folder)
+
+    def interrupt(sink, delta):
+        if delta.finish_reason == "abort":
+            raise KeyboardInterrupt
+
+    def fail(output):
+        raise Failure("a step")
+
+    sinks = [llm.submit(PROMPT, params(), on_delta=one) for one in (interrupt, None)]
+    llm.step()
+    llm.engine.runner.execute = llm.engine.runner.launch = fail
+    with pytest.raises((Failure, KeyboardInterrupt)):
+        llm.step()
+    assert all(sink.is_finished for sink in sinks)
+    assert not llm.outputs.sinks and not llm.engine.has_unfinished
