@@ -76,7 +76,7 @@ def build_manager(model: Decoder, config: EngineConfig) -> KVCacheManager:
     return KVCacheManager(
         num_blocks,
         config.block_size,
-        # A text with holes is nobody's prefix: retention keeps none of its blocks for others.
+        # A text with holes is no prefix of another: retention keeps none of its blocks for other requests.
         config.enable_prefix_caching and policy is None,
         sliding_window(model) if policy is None else policy.window,
         num_host_blocks,

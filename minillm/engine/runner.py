@@ -178,13 +178,10 @@ class ModelRunner:
         """Put the tokens that the last launched step samples, and the host has not seen, where this step reads them."""
         if not len(step.late):
             return
-        late, sources = (
-            step.late,
-            self.requests.sampled_at[step.slots[step.late]],
-        )  # late rows have one token, and stand first
-        if np.array_equal(late, np.arange(len(late))) and np.array_equal(
-            sources, late
-        ):  # the same requests, as in most steps
+        late = step.late  # these rows have one token each, and stand first
+        sources = self.requests.sampled_at[step.slots[late]]
+        in_place = np.arange(len(late))
+        if np.array_equal(late, in_place) and np.array_equal(sources, late):  # the same requests, as in most steps
             token_ids[: len(late)] = self._sampled[: len(late)]
         else:
             target, source = upload(late, sources, device=token_ids.device)
@@ -246,13 +243,13 @@ class ModelRunner:
                 state.params,
                 state.sample_seed(state.index + sample),
                 state.prompt_token_ids,
-                [*state.output_token_ids, *row.draft[:guess]] if guess else state.output_token_ids,
+                [*state.output_token_ids, *row.draft[:place]] if place else state.output_token_ids,
                 state.stop_token_ids,
-                end - state.num_prompt_tokens - len(row.draft) + guess,
+                end - state.num_prompt_tokens - len(row.draft) + place,
             )
             for state, row, end in zip(states, rows, ends.tolist())
             for sample in range(row.samples)
-            for guess in range(1 + len(row.draft))
+            for place in range(1 + len(row.draft))
         ]
         self._metadata = SamplingMetadata(made, self.model.config.vocab_size, self.model.device)
         self._metadata.drafted = None if is_plain else self._drafted(states, rows)

@@ -3,7 +3,7 @@
     TokenDelta -> OutputSink.take -> StreamDelta -> on_delta           piece by piece, while it streams
                                   -> RequestOutput                     whole, when it has ended
 
-The engine deals in tokens, its callers in text. Text is made of every token at once only where somebody reads along, or
+The engine deals in tokens, its callers in text. Text is made of every token at once only where a caller reads along, or
 where a stop string has to be found in it; otherwise when the output is asked for, which is after the step.
 
     sink = llm.submit("Once upon a time", SamplingParams(max_tokens=8))     nothing is computed yet

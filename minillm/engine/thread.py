@@ -173,7 +173,7 @@ class EngineThread:
             if stream.request_id in self.streams:
                 raise ValueError(f"request_id={stream.request_id!r} is under way; every request needs its own id")
             self.streams[stream.request_id] = stream
-            self.tell(lambda: self._add(request, stream))  # before anybody's abort of it
+            self.tell(lambda: self._add(request, stream))  # under the guard, so that no abort of it is told before
         return stream
 
     def abort(self, *request_ids: str) -> None:
