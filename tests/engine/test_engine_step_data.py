@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from minillm import LLM, SamplingParams
 from minillm.book.roads.pickled import passed, pickle_steps
+from minillm.engine.input_batch import InputBatch
 from minillm.engine.request import Request, RequestStatus
-from minillm.engine.step import SchedulerOutput, StepResult
+from minillm.engine.step import NewRequest, SchedulerOutput, StepResult
+from tests.helpers.small_engine import ask, engine_of
 from tests.helpers.tiny import save_tiny_llama
 
 
@@ -56,7 +59,6 @@ def test_grammars_samples_scores_and_drafts_cross_as_data(tmp_path, ahead):
 
 
 def test_a_request_moves_along_its_table_only():
-    from tests.helpers.small_engine import ask, engine_of
 
     engine = engine_of()
     request = ask("a", [1] * 9, 2)
@@ -68,3 +70,42 @@ def test_a_request_moves_along_its_table_only():
         engine.step()
     with pytest.raises(RuntimeError, match="cannot go from finished to running; allowed: none"):
         engine.scheduler.move(request, RequestStatus.RUNNING)
+
+
+def new_request(name: str, token_ids: list[int]) -> NewRequest:
+    return NewRequest(name, token_ids, len(token_ids), SamplingParams(), 0, 0, frozenset())
+
+
+def test_a_token_of_a_request_that_was_removed_is_not_given_to_who_has_its_slot_now():
+    batch = InputBatch(4, "cpu")
+    gone, stays = (batch.add(new_request(name, [1, 2, 3])) for name in "ab")
+    slots, num_removed = np.array([gone.slot, stays.slot]), batch.num_removed
+    batch.remove("a")
+    late = batch.add(new_request("c", [5, 6]))
+    assert late.slot == slots[0]
+    batch.extend([gone, stays], slots, [7, 8], num_removed)
+    assert batch.num_known[late.slot] == 2 and batch.last_token[late.slot] == 6
+    assert batch.num_known[stays.slot] == 4 and batch.last_token[stays.slot] == 8
+
+
+def test_a_parent_that_writes_into_a_block_it_shares_with_its_fork_gets_a_copy():
+    engine = engine_of(max_num_seqs=4)
+    parent = ask("a", [1] * 5, 6)
+    engine.add_request(parent)
+    engine.step(), engine.step()
+    manager = engine.kv_cache
+    manager.fork(parent, ask("b", [1] * 5))
+    assert manager.allocate_slots(parent, 1) and len(manager.moves.copies) == 1
+
+
+def test_after_a_step_that_failed_the_runner_forgets_the_requests_in_it():
+    engine = engine_of()
+    engine.add_request(ask("a", [1] * 9))
+    engine.step()
+    execute, engine.runner.execute = engine.runner.execute, lambda output: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+    engine.runner.execute = execute
+    assert engine.runner.requests
+    engine.step()
+    assert not engine.runner.requests
