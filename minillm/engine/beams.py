@@ -94,7 +94,7 @@ class BeamRequests:
         self.scheduler, self.wait, self.changed, self.vocab_size = scheduler, wait, changed, vocab_size
         # The search decides what comes next; all the engine is asked for is what it needs to decide.
         params = replace(request.params, logprobs=min(2 * beam_width, vocab_size), ignore_eos=True, stop_token_ids=None)
-        request.params, request.stop_token_ids = params, frozenset()
+        request.spec, request.stop_token_ids = replace(request.spec, params=params), frozenset()
         request.takes_drafts, request.needs_host = False, True  # the search decides what comes next
         self.request_id = request.request_id
         self.live: dict[Beam, Request] = {(): request}

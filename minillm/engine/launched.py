@@ -61,7 +61,12 @@ class LaunchedStep:
         """What was generated. The runner's own record of each request goes on with it;
         one that has ended meanwhile is left out."""
         with self.trace.span("wait"):
-            tensors = iter(self.download.wait())
+            arrived = self.download.wait()
+        if self.is_plain and len(arrived) == 1:  # as in most steps: no log-probabilities
+            token_ids = arrived[0].tolist()
+            self.requests.extend(self.states, self.slots, token_ids, self.num_removed)
+            return StepResult({state.request_id: [token_id] for state, token_id in zip(self.states, token_ids)})
+        tensors = iter(arrived)
         sampled = self.sampled and self.sampled.read(*islice(tensors, len(self.sampled.tensors)))
         result = StepResult()
         for request_id, first, counts, scores in self.prompts:
@@ -74,10 +79,6 @@ class LaunchedStep:
         return result
 
     def _read(self, token_ids: list[int], logprobs: list[dict[int, Logprob] | None] | None, result: StepResult) -> None:
-        if self.is_plain and logprobs is None:  # as in most steps
-            result.token_ids = {state.request_id: [token_id] for state, token_id in zip(self.states, token_ids)}
-            self.requests.extend(self.states, self.slots, token_ids, self.num_removed)
-            return
         drawn = zip(token_ids, logprobs or [None] * len(token_ids))
         for state, row in zip(self.states, self.rows):
             of_row = list(islice(drawn, row.samples + len(row.draft)))

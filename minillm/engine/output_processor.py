@@ -127,7 +127,7 @@ class OutputProcessor:
             self.engine.finish(said.finish_reason, delta.request)
         if sink.is_finished:
             self._forget(group)
-        return self._notify(sink, said)
+        return None if sink.on_delta is None else self._notify(sink, said)
 
     def _notify(self, sink: OutputSink, said: StreamDelta) -> Exception | None:
         """What the caller's function raises ends its own request."""

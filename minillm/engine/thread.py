@@ -14,7 +14,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self
 
@@ -203,6 +203,7 @@ class EngineThread:
     def pause(self) -> None:
         """Take no further step until `resume`; returns when the step under way is done.
         Requests wait, and may be added."""
+        self._check_outside("pause", self._threads[:1])
         self.call(lambda: setattr(self, "_paused", True)).result()
 
     def resume(self) -> None:
@@ -212,6 +213,7 @@ class EngineThread:
     def drain(self, timeout: float | None = None) -> bool:
         """Take no further request, and wait until all have ended; whether they have, within `timeout` seconds."""
         self.check_process()
+        self._check_outside("drain", self._threads)
         with self._guard:
             self._accepts = False
             return self._idle.wait_for(lambda: not self.streams, timeout)
@@ -243,6 +245,13 @@ class EngineThread:
             if self._listens:
                 self.inbox.put(message)
             return self._listens
+
+    def _check_outside(self, method: str, threads: Sequence[threading.Thread]) -> None:
+        if (current := threading.current_thread()) in threads:
+            raise RuntimeError(
+                f"{method}() would wait for the thread that it is called in, {current.name!r}; "
+                "call it from a thread of your own"
+            )
 
     def check_process(self) -> None:
         """Raise RuntimeError in a forked child, which has none of these threads."""
