@@ -8,26 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, islice
-from typing import NamedTuple
 
 import numpy as np
 
 from minillm.engine.input_batch import NO_SLOT, NONE, InputBatch, RequestState
+from minillm.engine.prompt_scores import ScoredPrompt
 from minillm.engine.step import ScheduledRequest, StepResult
 from minillm.sampling.grammar.protocol import Grammar
 from minillm.sampling.logprobs import Logprob, LogprobTensors, dictionaries
 from minillm.sampling.sampler import SamplerOutput
 from minillm.staging import Download
 from minillm.trace import Trace
-
-
-class ScoredPrompt(NamedTuple):
-    """The log-probabilities of a part of a prompt, on the device."""
-
-    request_id: str
-    first: int  # token of the prompt
-    counts: list[int]
-    scores: LogprobTensors
 
 
 class LaunchedStep:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from minillm.engine.graphs import DecodeGraphs
 from minillm.engine.input_batch import Compile, InputBatch, RequestState, StepInputs
-from minillm.engine.launched import LaunchedStep, ScoredPrompt
+from minillm.engine.launched import LaunchedStep
 from minillm.engine.pieces import PieceGraphs
+from minillm.engine.prompt_scores import ScoredPrompt, prompts_to_score, score_prompts
 from minillm.engine.step import (
     ScheduledRequest,
     SchedulerOutput,
@@ -28,7 +29,6 @@ from minillm.model.attention import AttentionBackend
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
 from minillm.sampling.grammar.mask import GrammarMasks
-from minillm.sampling.logprobs import score_tokens
 from minillm.sampling.sampler import Sampler, SamplingMetadata, SamplingRow
 from minillm.speculative.drafter import Drafter, checked_drafts
 from minillm.speculative.rejection import Drafted
@@ -86,7 +86,7 @@ class ModelRunner:
         logits, step, scored = self.forward(output.rows)
         with self.trace.span("sample"):
             num_last = len(logits) - sum(count for _, _, count in scored)
-            prompts = self._score_prompts(logits[num_last:], scored)
+            prompts = score_prompts(logits[num_last:], scored)
             return self._sample(step, logits[:num_last], prompts)
 
     def draft(self, asked: Sequence[tuple[str, int]]) -> list[list[int]]:
@@ -130,7 +130,7 @@ class ModelRunner:
         """
         wanted, scored = step.logits_wanted(), []
         if step.any_scored:
-            scored, added = _scored_prompts(step)
+            scored, added = prompts_to_score(step)
             wanted = np.concatenate([wanted, *added])
         seq_lens = step.seq_lens
         longest = int(seq_lens.max())
@@ -258,31 +258,3 @@ class ModelRunner:
                 probs.append(state.draft_probs[: len(row.draft)])
             first += row.samples + len(row.draft)
         return Drafted(*upload(at, token_ids, device=self.model.device), torch.cat(probs)) if at else None
-
-    def _score_prompts(self, logits: Tensor, scored: list[tuple[RequestState, int, int]]) -> list[ScoredPrompt]:
-        parts, start = [], 0
-        for state, first, count in scored:
-            following = upload(state.prompt[first : first + count], device=self.model.device)[0]
-            counts = [state.params.prompt_logprobs] * count
-            parts.append(
-                ScoredPrompt(
-                    state.request_id, first, counts, score_tokens(logits[start : start + count], following, counts)
-                )
-            )
-            start += count
-        return parts
-
-
-def _scored_prompts(step: StepInputs) -> tuple[list[tuple[RequestState, int, int]], list[range]]:
-    """For prompt log-probabilities: which tokens of which prompts, and the places in the batch whose logits they need.
-    The logits of a token say how probable the next one of the prompt was."""
-    scored, added = [], []
-    for state, row, begin in zip(step.states, step.rows, step.query_start_loc.tolist()):
-        if state.params.prompt_logprobs is None:
-            continue
-        first = max(row.start, state.logprob_start_len - 1) - row.start
-        count = min(row.num_tokens, state.num_prompt_tokens - 1 - row.start) - first
-        if count > 0:
-            scored.append((state, row.start + first + 1, count))
-            added.append(range(begin + first, begin + first + count))
-    return scored, added
