@@ -6,36 +6,14 @@ are the fields of `ModelConfig`; the rest of the engine never asks for a family'
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from minillm.model.rope import RopeConfig, read_rope, required
+
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary position embedding (Su et al. 2021) and how it is stretched to longer texts.
-
-    `type` is one of ROPE_TYPES: "linear" divides every frequency by `factor`, "llama3" only the
-    slow ones, "yarn" (Peng et al. 2023) blends the two and scales attention by `attention_factor`. A GGUF
-    file keeps the result instead, a divisor for each frequency: "divided".
-    """
-
-    theta: float = 10000.0
-    type: str = "default"
-    factor: float = 1.0
-    original_max_position_embeddings: int = 0
-    low_freq_factor: float = 1.0  # llama3: wavelengths over original / low_freq_factor are stretched
-    high_freq_factor: float = 4.0  # llama3: those under original / high_freq_factor are kept
-    beta_fast: float = 32.0  # yarn: dimensions turning more often than this over the original text are kept
-    beta_slow: float = 1.0  # yarn: those turning less often are stretched
-    attention_factor: float = 1.0  # yarn: multiplies cos and sin
-    truncate: bool = True  # yarn: round the two borders to whole dimensions
-    divisors: tuple[float, ...] = ()  # divided: head_dim / 2 of them
 
 
 @dataclass(frozen=True)
@@ -83,27 +61,27 @@ class ModelConfig:
         if model_type not in MODEL_TYPES:
             raise ValueError(f"model_type={model_type!r} is not supported; supported: {', '.join(MODEL_TYPES)}")
         _refuse_what_we_do_not_compute(raw)
-        num_heads, hidden_size = _required(raw, "num_attention_heads"), _required(raw, "hidden_size")
+        num_heads, hidden_size = required(raw, "num_attention_heads"), required(raw, "hidden_size")
         # Only Qwen3 has a default head size of its own; the others divide the hidden size.
         head_dim = raw.get("head_dim") or (128 if model_type == "qwen3" else hidden_size // num_heads)
         attention_bias = bool(raw.get("attention_bias")) and model_type in ("llama", "qwen3")
         return cls(
             model_type=model_type,
-            vocab_size=_required(raw, "vocab_size"),
+            vocab_size=required(raw, "vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=_required(raw, "intermediate_size"),
-            num_layers=_required(raw, "num_hidden_layers"),
+            intermediate_size=required(raw, "intermediate_size"),
+            num_layers=required(raw, "num_hidden_layers"),
             num_heads=num_heads,
             num_kv_heads=raw.get("num_key_value_heads") or num_heads,
             head_dim=head_dim,
-            max_position_embeddings=_required(raw, "max_position_embeddings"),
+            max_position_embeddings=required(raw, "max_position_embeddings"),
             rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
             qkv_bias=attention_bias or model_type == "qwen2",
             o_bias=attention_bias,
             mlp_bias=bool(raw.get("mlp_bias")) and model_type == "llama",
             qk_norm=model_type == "qwen3",
-            rope=_read_rope(raw),
+            rope=read_rope(raw),
             layer_windows=_read_windows(raw),
             # One outside of the vocabulary (some write -1 for none) is never generated.
             eos_token_ids=tuple(i for i in as_token_ids(raw.get("eos_token_id")) if 0 <= i < raw["vocab_size"]),
@@ -134,13 +112,9 @@ def as_token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return token_ids
 
 
-def _required(raw: dict[str, Any], key: str) -> int:
-    if raw.get(key) is None:
-        raise ValueError(f"config.json has no {key!r}, which the decoder cannot be built without")
-    return raw[key]
-
-
 def _refuse_what_we_do_not_compute(raw: dict[str, Any]) -> None:
+    if not raw.get("is_causal", True):
+        raise ValueError("is_causal=False is not supported: an encoder generates no text")
     if raw.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act={raw['hidden_act']!r} is not supported; supported: silu")
     if raw.get("quantization_config"):
@@ -148,48 +122,10 @@ def _refuse_what_we_do_not_compute(raw: dict[str, Any]) -> None:
         raise ValueError(f"the checkpoint is quantized ({method}); use its bfloat16, float16 or float32 original")
 
 
-def _read_rope(raw: dict[str, Any]) -> RopeConfig:
-    """Both spellings: `rope_theta` beside `rope_scaling` (the hub), or one `rope_parameters` (transformers 5)."""
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if any(isinstance(value, dict) for value in scaling.values()):
-        raise ValueError(f"rope_parameters differ by layer ({', '.join(scaling)}); supported: one for all layers")
-    rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
-    if rope_type not in ROPE_TYPES:
-        raise ValueError(f"rope type {rope_type!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
-    partial = scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0
-    if partial != 1.0:
-        raise ValueError(f"partial_rotary_factor={partial} is not supported; supported: 1.0")
-    theta = scaling.get("rope_theta") or raw.get("rope_theta") or 10000.0
-    if rope_type == "default":
-        return RopeConfig(theta=theta)
-    max_position = _required(raw, "max_position_embeddings")
-    original = raw.get("original_max_position_embeddings") or scaling.get("original_max_position_embeddings")
-    original = original or max_position
-    factor = scaling.get("factor") or max_position / original
-    optional = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate")
-    given = {key: scaling[key] for key in optional if scaling.get(key) is not None}
-    if rope_type == "yarn":
-        given["attention_factor"] = _yarn_attention_factor(scaling, factor)
-    return RopeConfig(theta, rope_type, factor, original, **given)
-
-
-def _yarn_attention_factor(scaling: dict[str, Any], factor: float) -> float:
-    """YaRN sharpens attention as the text grows: 0.1 ln(factor) + 1, or a ratio of two such (DeepSeek)."""
-    if scaling.get("attention_factor") is not None:
-        return scaling["attention_factor"]
-
-    def mscale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        return mscale(scaling["mscale"]) / mscale(scaling["mscale_all_dim"])
-    return mscale(1.0)
-
-
 def _read_windows(raw: dict[str, Any]) -> tuple[int | None, ...]:
     """One sliding window (or None) a layer. Mistral slides everywhere; Qwen from `max_window_layers` on,
     if `use_sliding_window`; `layer_types`, where written, decides layer by layer."""
-    num_layers, model_type = _required(raw, "num_hidden_layers"), raw["model_type"]
+    num_layers, model_type = required(raw, "num_hidden_layers"), raw["model_type"]
     window = raw.get("sliding_window", 4096)
     if model_type == "llama" or (model_type != "mistral" and not raw.get("use_sliding_window")):
         window = None

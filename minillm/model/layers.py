@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.kernels import native
-from minillm.model.config import RopeConfig
+from minillm.model.rope import RopeConfig
 from minillm.quantization.linear import QuantizedLinear
 
 # For oneDNN's road alone: it serves where there is no C compiler, our own kernel (`minillm.kernels.native`) needs none

@@ -23,6 +23,9 @@ LLAMA = {
 }
 
 
+LLAMA3_ALONE = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
+
+
 def read(**changes) -> ModelConfig:
     return ModelConfig.from_hf(LLAMA | changes)
 
@@ -99,8 +102,9 @@ def test_windows_by_layer(changes, windows):
 
 
 def test_rope_settings_are_kept():
-    rope = read(rope_theta=5e5, rope_scaling={key: value for key, value in LLAMA3.items() if key != "rope_theta"}).rope
+    rope = read(rope_theta=5e5, rope_scaling=LLAMA3_ALONE).rope
     assert rope == RopeConfig(5e5, "llama3", 8.0, 32, low_freq_factor=1.0, high_freq_factor=4.0)
+    assert read(rope_scaling=LLAMA3, rope_parameters=LLAMA3).rope == read(rope_parameters=LLAMA3).rope
     rope = read(rope_parameters=YARN).rope
     assert (rope.factor, rope.original_max_position_embeddings) == (4.0, 32)
     assert rope.attention_factor == pytest.approx(1.1386294361)  # 0.1 ln 4 + 1
@@ -120,6 +124,13 @@ def test_rope_settings_are_kept():
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized .gptq"),
+        ({"is_causal": False}, "is_causal=False.*encoder"),
+        (
+            {"rope_scaling": LLAMA3, "rope_parameters": YARN},
+            "rope_scaling and rope_parameters disagree: .*llama3.*yarn",
+        ),
+        ({"rope_scaling": LLAMA3, "rope_parameters": LLAMA3 | {"factor": 4.0}}, "disagree: .*8.0.*4.0"),
+        ({"rope_theta": 5e5, "rope_parameters": LLAMA3, "rope_scaling": LLAMA3_ALONE}, "disagree: .*500000.*10000"),
         ({"hidden_size": None}, "'hidden_size'"),
         ({"num_key_value_heads": 3}, "num_attention_heads=4.*num_key_value_heads=3"),
         ({"head_dim": 15}, "head_dim=15 is odd"),
