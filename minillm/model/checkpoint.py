@@ -200,7 +200,8 @@ def fill(views: dict[str, Tensor], tensors: Iterable[tuple[str, Tensor]], path: 
     for name, tensor in tensors:
         view = views.get(name)
         if view is None:
-            surplus.append(name)
+            if not _harmless(name, tensor, views):
+                surplus.append(name)
             continue
         missing.discard(name)
         if view.shape != tensor.shape:
@@ -209,7 +210,6 @@ def fill(views: dict[str, Tensor], tensors: Iterable[tuple[str, Tensor]], path: 
             misshapen.append(f"{name} is {tensor.dtype}, readable are {', '.join(DTYPES)}")
         else:
             view.copy_(tensor)
-    surplus = [name for name in surplus if not _harmless(name, views)]
     problems = {"missing": sorted(missing), "surplus": sorted(surplus), "misshapen": misshapen}
     if any(problems.values()):
         told = [f"{len(names)} {kind}: {some(names)}" for kind, names in problems.items() if names]
@@ -228,6 +228,9 @@ def _read_generation(path: Path) -> dict[str, Any]:
     return read_json(path / GENERATION) if (path / GENERATION).exists() else {}
 
 
-def _harmless(name: str, views: dict[str, Tensor]) -> bool:
-    """Old checkpoints store rotary frequencies, which we compute; tied ones may store the embedding twice."""
+def _harmless(name: str, tensor: Tensor, views: dict[str, Tensor]) -> bool:
+    """Old checkpoints store rotary frequencies, which we compute; tied ones may store the embedding twice; and some
+    quantizers give every product a bias, of zeros where the model has none."""
+    if name.endswith(("_proj.bias", "lm_head.bias")):
+        return not tensor.any()
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and name not in views)
