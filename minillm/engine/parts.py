@@ -47,6 +47,8 @@ def build_attention(
     kernels = (MODE == "compiled" and cache.keys[0].is_cuda) or (MODE == "interpreted" and like_a_gpu("triton"))
     if backend == "triton" or (backend == "auto" and kernels and 16 <= model.config.head_dim <= 256):
         attention = TritonAttention(cache, windows, model.config.num_heads, sink_turn=sink_turn)
+        if not model.config.is_plain:  # its layers are not what the fused kernels compute
+            attention.fused_store = attention.graph_safe = False
         if cache.keys[0].is_cuda and attention.torch is None:  # prompts are ours too
             tune_attention(cache.keys[0], cache.values[0], model.config.num_heads, model.dtype)
         return attention
@@ -119,6 +121,11 @@ def retention_of(config: EngineConfig, model: Decoder) -> RetentionPolicy | None
             f"kv_retention={config.kv_retention} is for models that attend to everything; "
             f"this one's layers have windows of their own ({', '.join(map(str, sorted(windows)))} tokens) and "
             "give back what leaves them; leave it out"
+        )
+    if policy.sinks and model.config.layer_ropes:
+        raise ValueError(
+            f"kv_retention={config.kv_retention} turns its sinks by one rotation; this model's layers have several; "
+            "keep no sinks, or leave it out"
         )
     if policy.num_kept > limit:
         raise ValueError(

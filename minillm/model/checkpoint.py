@@ -12,6 +12,7 @@ from torch import Tensor
 
 from minillm import zoo
 from minillm.device import DTYPES, resolve_device, resolve_dtype
+from minillm.model.adapted import adapted
 from minillm.model.calibration import calibration_sequences
 from minillm.model.config import ModelConfig, as_token_ids
 from minillm.model.decoder import Decoder
@@ -122,15 +123,17 @@ def load_model(
     device: str | torch.device = "auto",
     quantization: str | dict[str, Any] | QuantizationConfig | None = None,
     cpu_offload_bytes: int = 0,
+    max_model_len: int | None = None,
 ) -> Decoder:
     """Build the decoder of a model folder and fill it from its safetensors files, converted to `dtype`.
 
     With `quantization` (see `minillm.quantization.config`) its matrices are then written in few bits, one after the
     other; in full they only ever stand in host memory. Raises CheckpointError naming every tensor that is missing,
     surplus or misshapen, a damaged file, or pickle weights; ValueError for a configuration the decoder does not
-    support.
+    support. `max_model_len` is the longest text to come, if not the longest that the model was made for.
     """
-    return read_model(path, dtype, device, quantization, on_host=cpu_offload_bytes > 0).prepare(cpu_offload_bytes)
+    asked = dict(on_host=cpu_offload_bytes > 0, max_model_len=max_model_len)
+    return read_model(path, dtype, device, quantization, **asked).prepare(cpu_offload_bytes)
 
 
 def read_model(
@@ -140,15 +143,18 @@ def read_model(
     quantization: str | dict[str, Any] | QuantizationConfig | None = None,
     on_layer: Callable[[str], None] = lambda name: None,
     on_host: bool = False,
+    max_model_len: int | None = None,
 ) -> Decoder:
     """`load_model`, not prepared yet; `on_layer` hears of each layer that is quantized.
     `on_host` leaves the matrices there."""
     path, device, quantization = Path(path), resolve_device(device), resolve_quantization(quantization)
     stored = stored_quantization(path, quantization)
     waits = "meta" if stored else "cpu" if quantization or on_host else None
-    config, tensors = load_config(path), read_tensors(path)
+    config, tensors = load_config(path).for_texts_of(max_model_len), read_tensors(path)
     if stored is None or stored["quant_method"] != QUANT_METHOD:
         config, tensors = as_tied(path, config)
+    if stored is None and path.suffix != GGUF:
+        tensors = adapted(config, tensors)
     model = Decoder(config, resolve_dtype(dtype, device), device, linear_device=waits)
     if stored is not None:
         with naming(path):

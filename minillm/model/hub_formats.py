@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minillm.model.adapted import adapted
 from minillm.model.compressed_tensors import FP8, CompressedTensors
 from minillm.model.decoder import Decoder
 from minillm.model.hub_format import HubFormat, Pieces, grouped, told, unpack_words
@@ -128,7 +129,10 @@ def read_hub(
 
     `settings` is the quantization_config. Raises ValueError naming the field, or the tensor with its shape.
     """
-    parts, plain = format(settings).read(tensors)
+    found = adapted(decoder.config, chain.from_iterable(some.items() for some in format(settings).read(tensors)))
+    parts, plain = {}, {}
+    for name, tensor in found:
+        (parts if isinstance(tensor, QuantizedPart) else plain)[name] = tensor
     return chain(plain.items(), install(decoder, parts))
 
 

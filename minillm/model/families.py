@@ -1,0 +1,60 @@
+"""The families of decoders: what a config.json of each may leave out, and which layers slide. Built in chapter 02."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minillm.model.rope import required, rotating_layers
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+# What a family's config.json may leave out. "norms" is ours: see `ModelConfig`.
+LLAMA = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "norms": "before"}
+QWEN = LLAMA | {"sliding_window": 4096, "max_window_layers": 28}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "mistral": LLAMA | {"sliding_window": 4096},
+    "qwen2": QWEN,
+    "qwen3": QWEN | {"head_dim": 128},
+    "phi3": LLAMA | {"rms_norm_eps": 1e-5, "sliding_window": None, "original_max_position_embeddings": 4096},
+    "smollm3": LLAMA | {"rope_theta": 2e6, "sliding_window": None, "tie_word_embeddings": True},
+    "olmo2": LLAMA | {"rms_norm_eps": 1e-5, "norms": "after"},
+    "granite": LLAMA | {"attention_multiplier": 1.0},
+}
+WITH_BIASES = ("llama", "qwen3", "smollm3", "olmo2", "granite")  # where the configuration's attention_bias is read
+WITH_MLP_BIASES = ("llama", "smollm3", "granite")  # and its mlp_bias
+SLIDES_EVERYWHERE, NEVER_SLIDES = ("mistral", "phi3"), ("llama", "olmo2", "granite")
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_pytorch_tanh"}
+
+
+def with_defaults(raw: dict[str, Any]) -> dict[str, Any]:
+    """The configuration, with what its family says where the file says nothing. Raises ValueError for a family that
+    is not supported."""
+    model_type = raw.get("model_type")
+    if model_type not in FAMILIES:
+        raise ValueError(f"model_type={model_type!r} is not supported; supported: {', '.join(FAMILIES)}")
+    defaults = FAMILIES[model_type]
+    return defaults | {key: value for key, value in raw.items() if value is not None or key == "sliding_window"}
+
+
+def read_layer_types(raw: dict[str, Any]) -> list[str]:
+    """What each layer attends to: everything, or its `sliding_window`. As transformers has it, Mistral and Phi-3 slide
+    everywhere if there is a window, Llama, OLMo 2 and Granite never, whatever `layer_types` says. For the others it
+    decides, where it is written; else Qwen slides from `max_window_layers` on, and SmolLM3 where it does not rotate.
+    """
+    num_layers, model_type = required(raw, "num_hidden_layers"), raw["model_type"]
+    written = raw.get("layer_types")
+    if written is not None and (len(written) != num_layers or not set(written) <= {FULL, SLIDING}):
+        raise ValueError(
+            f"{len(written)} layer_types {sorted(set(written))} for num_hidden_layers={num_layers} are not supported; "
+            f"supported: {FULL!r} or {SLIDING!r} for each layer"
+        )
+    switched_off = model_type not in SLIDES_EVERYWHERE and not raw.get("use_sliding_window")
+    if raw.get("sliding_window") is None or switched_off or model_type in NEVER_SLIDES:
+        return [FULL] * num_layers
+    if model_type in SLIDES_EVERYWHERE:
+        return [SLIDING] * num_layers
+    if written is not None:
+        return written
+    if model_type == "smollm3":
+        return [FULL if rotates else SLIDING for rotates in rotating_layers(raw)]
+    return [SLIDING if layer >= raw["max_window_layers"] else FULL for layer in range(num_layers)]
