@@ -38,18 +38,15 @@ def with_defaults(raw: dict[str, Any]) -> dict[str, Any]:
 
 def read_layer_types(raw: dict[str, Any]) -> list[str]:
     """What each layer attends to: everything, or its `sliding_window`. As transformers has it, Mistral and Phi-3 slide
-    everywhere if there is a window, Llama, OLMo 2 and Granite never, whatever `layer_types` says. For the others it
-    decides, where it is written; else Qwen slides from `max_window_layers` on, and SmolLM3 where it does not rotate.
+    everywhere if there is a window, Llama, OLMo 2 and Granite never. For the others `layer_types` decides, where it is
+    written; else Qwen slides from `max_window_layers` on, and SmolLM3 where it does not rotate.
     """
     num_layers, model_type = required(raw, "num_hidden_layers"), raw["model_type"]
-    written = raw.get("layer_types")
-    if written is not None and (len(written) != num_layers or not set(written) <= {FULL, SLIDING}):
-        raise ValueError(
-            f"{len(written)} layer_types {sorted(set(written))} for num_hidden_layers={num_layers} are not supported; "
-            f"supported: {FULL!r} or {SLIDING!r} for each layer"
-        )
+    written, window = raw.get("layer_types"), raw.get("sliding_window")
+    if written is not None:
+        _check_layer_types(raw, written, num_layers)
     switched_off = model_type not in SLIDES_EVERYWHERE and not raw.get("use_sliding_window")
-    if raw.get("sliding_window") is None or switched_off or model_type in NEVER_SLIDES:
+    if window is None or switched_off or model_type in NEVER_SLIDES:
         return [FULL] * num_layers
     if model_type in SLIDES_EVERYWHERE:
         return [SLIDING] * num_layers
@@ -58,3 +55,21 @@ def read_layer_types(raw: dict[str, Any]) -> list[str]:
     if model_type == "smollm3":
         return [FULL if rotates else SLIDING for rotates in rotating_layers(raw)]
     return [SLIDING if layer >= raw["max_window_layers"] else FULL for layer in range(num_layers)]
+
+
+def _check_layer_types(raw: dict[str, Any], written: list[str], num_layers: int) -> None:
+    """Raise ValueError for kinds that are not known, and for kinds that the family does not have although the window
+    is smaller than the model's texts: transformers has them in the cache, but not in the mask."""
+    if len(written) != num_layers or not set(written) <= {FULL, SLIDING}:
+        raise ValueError(
+            f"{len(written)} layer_types {sorted(set(written))} for num_hidden_layers={num_layers} are not supported; "
+            f"supported: {FULL!r} or {SLIDING!r} for each layer"
+        )
+    model_type, window = raw["model_type"], raw.get("sliding_window")
+    has = {**dict.fromkeys(NEVER_SLIDES, FULL), **dict.fromkeys(SLIDES_EVERYWHERE, SLIDING if window else FULL)}
+    narrow = window is None or window < required(raw, "max_position_embeddings")
+    if model_type in has and narrow and set(written) != {has[model_type]}:
+        raise ValueError(
+            f"layer_types={sorted(set(written))} with sliding_window={window} are not supported with "
+            f"model_type={model_type!r}; supported: {has[model_type]!r} for each layer"
+        )

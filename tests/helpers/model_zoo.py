@@ -93,12 +93,10 @@ FURTHER: dict[str, dict] = {
     "llama-rope-dynamic": dict(
         model_type="llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
     ),
-    "llama-slides-nowhere": dict(
-        model_type="llama", hidden_act="swish", sliding_window=6, layer_types=["sliding_attention"] * 3
+    "llama-swish-wide-window": dict(
+        model_type="llama", hidden_act="swish", sliding_window=128, layer_types=["sliding_attention"] * 3
     ),
-    "mistral-slides-everywhere": dict(
-        model_type="mistral", sliding_window=6, layer_types=["full_attention", "sliding_attention", "full_attention"]
-    ),
+    "mistral-sliding-layer-types": dict(model_type="mistral", sliding_window=6, layer_types=["sliding_attention"] * 3),
     "llama-gelu": dict(model_type="llama", hidden_act="gelu"),
     "llama-gelu-tanh": dict(model_type="llama", hidden_act="gelu_pytorch_tanh"),
     "olmo2": dict(model_type="olmo2"),

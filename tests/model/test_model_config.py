@@ -107,8 +107,9 @@ def test_switches_of_the_families():
         ({"model_type": "mistral", "sliding_window": None}, (None,) * 4),
         ({"model_type": "mistral", "sliding_window": 8}, (8,) * 4),
         ({"model_type": "llama", "sliding_window": 8}, (None,) * 4),
-        ({"model_type": "llama", "sliding_window": 8, "layer_types": ["sliding_attention"] * 4}, (None,) * 4),
-        ({"model_type": "mistral", "sliding_window": 8, "layer_types": ["full_attention"] * 4}, (8,) * 4),
+        ({"model_type": "llama", "sliding_window": 256, "layer_types": ["sliding_attention"] * 4}, (None,) * 4),
+        ({"model_type": "mistral", "sliding_window": 8, "layer_types": ["sliding_attention"] * 4}, (8,) * 4),
+        ({"model_type": "mistral", "sliding_window": None, "layer_types": ["full_attention"] * 4}, (None,) * 4),
         ({"model_type": "qwen2", "sliding_window": 8, "layer_types": ["sliding_attention"] * 4}, (None,) * 4),
         ({"model_type": "qwen2", "sliding_window": 8, "max_window_layers": 0}, (None,) * 4),
         (
@@ -174,6 +175,19 @@ def test_rope_settings_are_kept():
         ({"head_dim": 15}, "head_dim=15 is odd"),
         ({"layer_types": ["full_attention"]}, "1 layer_types .* for num_hidden_layers=4"),
         ({"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
+        ({"layer_types": ["sliding_attention"] * 4}, "sliding_window=None are not supported with model_type='llama'"),
+        (
+            {"layer_types": ["sliding_attention"] * 4, "sliding_window": 8},
+            "sliding_window=8 .*'llama'; supported: 'full_attention' for each layer",
+        ),
+        (
+            {
+                "model_type": "mistral",
+                "layer_types": ["full_attention"] * 3 + ["sliding_attention"],
+                "sliding_window": 8,
+            },
+            "sliding_window=8 .*'mistral'; supported: 'sliding_attention' for each layer",
+        ),
     ],
 )
 def test_what_is_not_supported_is_named(changes, message):
