@@ -42,9 +42,17 @@ def build_attention(
 ) -> AttentionBackend:
     """The backend named `backend` over `cache`; "auto" is our Triton kernels on a GPU, our C kernels on a CPU where
     there is a compiler, and torch elsewhere."""
+    cap = model.config.attention_softcap
+    if cap is not None and backend in ("triton", "native"):
+        raise ValueError(
+            f"attention_backend={backend!r} caps no scores, this model's are capped at {cap}; "
+            "use attention_backend='torch', or 'auto'"
+        )
     windows = model.config.layer_windows if policy is None else (policy.window,) * model.config.num_layers
     sink_turn = SinkTurn(policy, model.rotary.frequencies) if policy and policy.sinks else None
     kernels = (MODE == "compiled" and cache.keys[0].is_cuda) or (MODE == "interpreted" and like_a_gpu("triton"))
+    if cap is not None:
+        return TorchAttention(cache, windows, model.config.num_heads, sink_turn, cap)
     if backend == "triton" or (backend == "auto" and kernels and 16 <= model.config.head_dim <= 256):
         attention = TritonAttention(cache, windows, model.config.num_heads, sink_turn=sink_turn)
         if not model.config.is_plain:  # its layers are not what the fused kernels compute

@@ -28,7 +28,7 @@ def adapted(config: ModelConfig, tensors: Iterable[Named]) -> Iterator[Named]:
         for name, tensor in _apart(config, stored, whole):
             if ".self_attn.q_" in name or ".self_attn.k_" in name:
                 tensor = _turning_beside(config, tensor)
-            yield name, tensor + 1 if config.norm_plus_one and name.endswith("norm.weight") else tensor
+            yield name, tensor.float() + 1 if config.norm_plus_one and name.endswith("norm.weight") else tensor
 
 
 def _apart(config: ModelConfig, name: str, tensor: Tensor | QuantizedPart) -> Iterator[Named]:

@@ -13,6 +13,7 @@ import torch
 
 from minillm.model.families import (
     ACTIVATIONS,
+    GEMMAS,
     SLIDING,
     WITH_BIASES,
     WITH_MLP_BIASES,
@@ -59,6 +60,8 @@ class ModelConfig:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what a half of a layer adds
     logit_scale: float = 1.0
+    attention_softcap: float | None = None  # scores and logits become cap * tanh(score / cap)
+    logit_softcap: float | None = None
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:
@@ -82,7 +85,7 @@ class ModelConfig:
         num_heads, hidden_size = required(raw, "num_attention_heads"), required(raw, "hidden_size")
         attention_bias = bool(raw.get("attention_bias")) and model_type in WITH_BIASES
         layer_types = read_layer_types(raw)
-        rope = read_rope(raw)
+        rope, scalar = read_rope(raw), raw.get("query_pre_attn_scalar")
         return cls(
             model_type=model_type,
             vocab_size=required(raw, "vocab_size"),
@@ -98,7 +101,7 @@ class ModelConfig:
             qkv_bias=attention_bias or model_type == "qwen2",
             o_bias=attention_bias,
             mlp_bias=bool(raw.get("mlp_bias")) and model_type in WITH_MLP_BIASES,
-            qk_norm=model_type in ("qwen3", "olmo2"),
+            qk_norm=model_type in ("qwen3", "olmo2", "gemma3_text"),
             rope=rope,
             layer_windows=tuple(raw["sliding_window"] if kind == SLIDING else None for kind in layer_types),
             # One outside of the vocabulary (some write -1 for none) is never generated.
@@ -106,12 +109,15 @@ class ModelConfig:
             bos_token_id=raw.get("bos_token_id"),
             activation=ACTIVATIONS[raw["hidden_act"]],
             norms=raw["norms"],
+            norm_plus_one=model_type in GEMMAS,
             qk_norm_whole=model_type == "olmo2",
-            layer_ropes=read_layer_ropes(raw, rope),
-            attention_scale=raw.get("attention_multiplier"),
-            embedding_scale=raw.get("embedding_multiplier", 1.0),
+            layer_ropes=read_layer_ropes(raw, rope, layer_types),
+            attention_scale=scalar**-0.5 if scalar else raw.get("attention_multiplier"),
+            embedding_scale=hidden_size**0.5 if model_type in GEMMAS else raw.get("embedding_multiplier", 1.0),
             residual_scale=raw.get("residual_multiplier", 1.0),
             logit_scale=1.0 / raw.get("logits_scaling", 1.0),
+            attention_softcap=raw.get("attn_logit_softcapping"),
+            logit_softcap=raw.get("final_logit_softcapping"),
         )
 
     @property
@@ -153,8 +159,9 @@ def as_token_ids(value: int | list[int] | None) -> tuple[int, ...]:
 
 
 def _refuse_what_we_do_not_compute(raw: dict[str, Any]) -> None:
-    if not raw.get("is_causal", True):
-        raise ValueError("is_causal=False is not supported: an encoder generates no text")
+    for field, value in (("is_causal", False), ("use_bidirectional_attention", True)):
+        if raw.get(field, not value) == value:
+            raise ValueError(f"{field}={value} is not supported: an encoder generates no text")
     if raw["hidden_act"] not in ACTIVATIONS:
         raise ValueError(f"hidden_act={raw['hidden_act']!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     if raw.get("quantization_config"):

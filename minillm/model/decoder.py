@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.kernels import native
+from minillm.kernels.softcap import soft_cap
 from minillm.model.attention import AttentionBackend, can
 from minillm.model.batch import ForwardBatch
 from minillm.model.config import ModelConfig
@@ -93,6 +94,7 @@ class Decoder(nn.Module):
         logits = self.lm_head(hidden)
         if self.config.logit_scale != 1.0:
             logits = logits * self.config.logit_scale
+        logits = soft_cap(logits, self.config.logit_softcap)
         return logits.float() if out is None else out.copy_(logits)
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -195,6 +197,7 @@ class DecoderLayer(nn.Module):
         self.residual_scale, self.norm_names = config.residual_scale, NORM_NAMES[config.norms]
         kinds = _kinds(config)
         self.kind = kinds.index(config.layer_ropes[index]) if len(kinds) > 1 else None  # of its rotation
+        self.softcap = config.attention_softcap
         self.whole: native.Layer | None = None
 
     def prepare(self, config: ModelConfig) -> None:
@@ -220,6 +223,10 @@ class DecoderLayer(nn.Module):
     def forward(self, hidden: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
         """[num_tokens, hidden_size] in and out; the input may be overwritten."""
         rotary = self.angles(rotary)
+        if (softcap := can(attention, "softcap")) != self.softcap:
+            raise ValueError(
+                f"{type(attention).__name__} caps scores at {softcap}, this model at {self.softcap}; TorchAttention can"
+            )
         if self.whole is not None and hidden.shape[0] <= WHOLE_UP_TO and can(attention, "fused_layer"):
             attention.run_layer(
                 self.whole, hidden, rotary, self.self_attn.index, batch

@@ -10,6 +10,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 # What a family's config.json may leave out. "norms" is ours: see `ModelConfig`.
 LLAMA = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "norms": "before"}
 QWEN = LLAMA | {"sliding_window": 4096, "max_window_layers": 28}
+GEMMA = LLAMA | {"hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "tie_word_embeddings": True}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "mistral": LLAMA | {"sliding_window": 4096},
@@ -18,11 +19,27 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": LLAMA | {"rms_norm_eps": 1e-5, "sliding_window": None, "original_max_position_embeddings": 4096},
     "smollm3": LLAMA | {"rope_theta": 2e6, "sliding_window": None, "tie_word_embeddings": True},
     "olmo2": LLAMA | {"rms_norm_eps": 1e-5, "norms": "after"},
+    "gemma": GEMMA,
+    "gemma2": GEMMA
+    | {"norms": "both", "sliding_window": 4096, "query_pre_attn_scalar": 256, "sliding_window_pattern": 2}
+    | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3_text": GEMMA
+    | {"norms": "both", "sliding_window": 4096, "query_pre_attn_scalar": 256, "sliding_window_pattern": 6}
+    | {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
     "granite": LLAMA | {"attention_multiplier": 1.0},
 }
-WITH_BIASES = ("llama", "qwen3", "smollm3", "olmo2", "granite")  # where the configuration's attention_bias is read
+GEMMAS = ("gemma", "gemma2", "gemma3_text")
+WITH_BIASES = (
+    "llama",
+    "qwen3",
+    "smollm3",
+    "olmo2",
+    "granite",
+    *GEMMAS,
+)  # where the configuration's attention_bias is read
 WITH_MLP_BIASES = ("llama", "smollm3", "granite")  # and its mlp_bias
-SLIDES_EVERYWHERE, NEVER_SLIDES = ("mistral", "phi3"), ("llama", "olmo2", "granite")
+SLIDES_EVERYWHERE, NEVER_SLIDES = ("mistral", "phi3"), ("llama", "olmo2", "granite", "gemma")
+NULLABLE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")  # null is none, not the default
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_pytorch_tanh"}
 
 
@@ -32,20 +49,25 @@ def with_defaults(raw: dict[str, Any]) -> dict[str, Any]:
     model_type = raw.get("model_type")
     if model_type not in FAMILIES:
         raise ValueError(f"model_type={model_type!r} is not supported; supported: {', '.join(FAMILIES)}")
-    defaults = FAMILIES[model_type]
-    return defaults | {key: value for key, value in raw.items() if value is not None or key == "sliding_window"}
+    known = {key: value for key, value in raw.items() if value is not None or key in NULLABLE}
+    if model_type in GEMMAS and (activation := raw.get("hidden_activation")):
+        known["hidden_act"] = activation
+    if model_type == "gemma" and known.get("hidden_act") == "gelu":  # its first files call the tanh form so
+        known["hidden_act"] = "gelu_pytorch_tanh"
+    return FAMILIES[model_type] | known
 
 
 def read_layer_types(raw: dict[str, Any]) -> list[str]:
     """What each layer attends to: everything, or its `sliding_window`. As transformers has it, Mistral and Phi-3 slide
-    everywhere if there is a window, Llama, OLMo 2 and Granite never. For the others `layer_types` decides, where it is
-    written; else Qwen slides from `max_window_layers` on, and SmolLM3 where it does not rotate.
+    everywhere if there is a window, Llama, OLMo 2, Granite and the first Gemma never. For the others `layer_types`
+    decides, where it is written; else Qwen slides from `max_window_layers` on, SmolLM3 where it does not rotate, and
+    Gemma in all layers but every second or sixth.
     """
     num_layers, model_type = required(raw, "num_hidden_layers"), raw["model_type"]
     written, window = raw.get("layer_types"), raw.get("sliding_window")
     if written is not None:
         _check_layer_types(raw, written, num_layers)
-    switched_off = model_type not in SLIDES_EVERYWHERE and not raw.get("use_sliding_window")
+    switched_off = model_type not in (*SLIDES_EVERYWHERE, *GEMMAS) and not raw.get("use_sliding_window")
     if window is None or switched_off or model_type in NEVER_SLIDES:
         return [FULL] * num_layers
     if model_type in SLIDES_EVERYWHERE:
@@ -54,6 +76,8 @@ def read_layer_types(raw: dict[str, Any]) -> list[str]:
         return written
     if model_type == "smollm3":
         return [FULL if rotates else SLIDING for rotates in rotating_layers(raw)]
+    if model_type in GEMMAS:
+        return [SLIDING if (layer + 1) % raw["sliding_window_pattern"] else FULL for layer in range(num_layers)]
     return [SLIDING if layer >= raw["max_window_layers"] else FULL for layer in range(num_layers)]
 
 

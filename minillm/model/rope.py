@@ -40,6 +40,8 @@ def read_rope(raw: dict[str, Any]) -> RopeConfig:
 
     Raises ValueError naming the field for a kind that is not computed, or two spellings that disagree.
     """
+    if raw["model_type"] == "gemma3_text":
+        return _read_gemma_ropes(raw)[0]
     spellings = [raw[key] for key in ("rope_scaling", "rope_parameters") if raw.get(key)]
     found = [_read_scaling(raw, scaling) for scaling in spellings or [{}]]
     if found[0] != found[-1]:
@@ -95,10 +97,27 @@ def _read_longrope(raw: dict[str, Any], scaling: dict[str, Any], rope: RopeConfi
     return replace(rope, attention_factor=attention, divisors=divisors, short_divisors=lists["short_factor"])
 
 
-def read_layer_ropes(raw: dict[str, Any], rope: RopeConfig) -> tuple[RopeConfig | None, ...]:
+def read_layer_ropes(raw: dict[str, Any], rope: RopeConfig, layer_types: list[str]) -> tuple[RopeConfig | None, ...]:
     """The rotation of each layer, None for none; nothing where all layers rotate by `rope`."""
+    if raw["model_type"] == "gemma3_text":
+        full, sliding = _read_gemma_ropes(raw)
+        return tuple(sliding if kind == "sliding_attention" else full for kind in layer_types)
     rotates = rotating_layers(raw)
     return () if all(rotates) else tuple(rope if rotates[layer] else None for layer in range(len(rotates)))
+
+
+def _read_gemma_ropes(raw: dict[str, Any]) -> tuple[RopeConfig, RopeConfig]:
+    """Of the layers that attend to everything, and of those that slide, which turn faster and are never stretched."""
+    parameters = raw.get("rope_parameters") or {}
+    if not set(parameters) <= {"full_attention", "sliding_attention"}:
+        raise ValueError(
+            f"rope_parameters={sorted(parameters)} are not supported with model_type={raw['model_type']!r}; supported: "
+            "one for 'full_attention' and one for 'sliding_attention'"
+        )
+    full = (parameters.get("full_attention") or {}) | (raw.get("rope_scaling") or {})
+    sliding = parameters.get("sliding_attention") or {}
+    local = raw | {"rope_theta": raw["rope_local_base_freq"]}
+    return _read_scaling(raw, full), _read_scaling(local, sliding)
 
 
 def rotating_layers(raw: dict[str, Any]) -> list[bool]:

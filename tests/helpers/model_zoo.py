@@ -111,6 +111,41 @@ FURTHER: dict[str, dict] = {
     ),
     "granite-biases": dict(model_type="granite", attention_multiplier=0.2, attention_bias=True, mlp_bias=True),
 }
+GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+}
+FURTHER |= {
+    "gemma": dict(model_type="gemma", head_dim=20),
+    "gemma2-uncapped": dict(
+        model_type="gemma2",
+        head_dim=16,
+        query_pre_attn_scalar=9,
+        sliding_window=6,
+        attn_logit_softcapping=None,
+        final_logit_softcapping=2.0,
+    ),
+    "gemma3": dict(
+        model_type="gemma3_text",
+        head_dim=16,
+        query_pre_attn_scalar=40,
+        sliding_window=7,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters=GEMMA3_ROPES,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+}
+# Scores are capped: TorchAttention alone serves it.
+CAPPED = dict(
+    model_type="gemma2",
+    head_dim=16,
+    query_pre_attn_scalar=4,
+    sliding_window=6,
+    attn_logit_softcapping=1.5,
+    final_logit_softcapping=3.0,
+    tie_word_embeddings=True,
+)
 PLAIN = [name for name in FURTHER if name.startswith(("phi3", "smollm3", "granite-biases", "llama-rope"))]
 ALL = CHECKPOINTS | FURTHER
 

@@ -13,7 +13,7 @@ from minillm.engine.parts import build_attention, retention_of
 from minillm.engine.pieces import PieceGraphs
 from minillm.kv_cache.native_attention import NativeAttention
 from minillm.kv_cache.paged import PagedKVCache
-from minillm.model.attention import can
+from minillm.model.attention import NoCacheAttention, can
 from minillm.model.batch import ForwardBatch
 from minillm.model.checkpoint import load_model, read_model
 from minillm.model.fused import run_layers
@@ -22,11 +22,11 @@ from minillm.model.quantized_folder import save_quantized
 from minillm.quantization.config import resolve
 from tests.helpers import packed_weights as pw
 from tests.helpers.kernel_cases import device
-from tests.helpers.model_zoo import ALL, FURTHER, LONGROPE, save_checkpoint
+from tests.helpers.model_zoo import ALL, CAPPED, FURTHER, LONGROPE, make_model, save_checkpoint
 from tests.helpers.tiny import save_tiny_llama
 
 GPTQ4 = {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": False, "sym": False}
-SERVED = ("phi3-longrope", "smollm3-biases-window-tied", "olmo2", "granite")
+SERVED = ("phi3-longrope", "smollm3-biases-window-tied", "olmo2", "granite", "gemma2", "gemma3")
 PROMPT = [3 + i * 7 % 90 for i in range(21)]
 
 
@@ -34,7 +34,7 @@ def settings_of(name: str) -> dict:
     """With heads of 16, the smallest of the kernels."""
     rope = {"short_factor": [1.0, 1.1, 1.3, 1.2], "long_factor": [1.0, 2.0, 3.5, 4.0]}
     longrope = {"rope_parameters": LONGROPE | rope} if name == "phi3-longrope" else {}
-    return ALL[name] | dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2) | longrope
+    return (ALL | {"gemma2": CAPPED})[name] | dict(hidden_size=64, intermediate_size=96, num_hidden_layers=3) | longrope
 
 
 def logits(model, tokens=PROMPT) -> torch.Tensor:
@@ -52,7 +52,7 @@ def pages(model) -> PagedKVCache:
 
 def batch_of(token_ids: list[int], start: int) -> ForwardBatch:
     batch = ForwardBatch.single(token_ids, start, all_logits=True, device=device())
-    batch.block_table = torch.tensor([[7, 2, 11, 4, 5, 9]], device=device())
+    batch.block_table = torch.tensor([[7, 2, 11, 4, 5, 9, 1, 3, 10, 6]], device=device())
     batch.slot_mapping = batch.block_table[0][batch.positions // 4] * 4 + batch.positions % 4
     return batch
 
@@ -67,6 +67,7 @@ def expected_logits(oracle, tokens=PROMPT) -> torch.Tensor:
 def test_greedy_text_is_that_of_transformers(name, backend, tmp_path):
     """The prompt alone is longer than the length from which Phi-3 turns otherwise."""
     oracle = save_tiny_llama(tmp_path, **settings_of(name))
+    oracle.config._attn_implementation = "eager"  # torch's own attention caps nothing
     prompts = [[5 + (i * step) % 250 for i in range(40)] for step in (7, 11)]
     llm = LLM(str(tmp_path), dtype="float32", device="cpu", max_model_len=64, attention_backend=backend)
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -93,13 +94,13 @@ def test_short_texts_of_phi3_turn_as_in_transformers(tmp_path):
     assert (found[33] - expected).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["phi3-longrope", "smollm3-no-rope", "olmo2", "granite"])
+@pytest.mark.parametrize("name", ["phi3-longrope", "smollm3-no-rope", "olmo2", "granite", "gemma3"])
 def test_the_triton_backend_serves_fused_or_through_attend(name, tmp_path):
     """Layers that the fused kernels do not compute declare nothing but `attend`, and no graph records them."""
     oracle = save_tiny_llama(tmp_path, **settings_of(name))
     model = load_model(tmp_path, "float32", device(), max_model_len=32)
     attention = build_attention(model, pages(model), "triton")
-    is_plain = name not in ("olmo2", "granite")
+    is_plain = name.startswith(("phi3", "smollm3"))
     assert (can(attention, "fused_store"), can(attention, "graph_safe")) == (is_plain, is_plain)
     found = [model(batch_of(PROMPT[start:end], start), attention) for start, end in ((0, 9), (9, 20), (20, 21))]
     torch.testing.assert_close(torch.cat(found).cpu(), expected_logits(oracle), rtol=1e-4, atol=1e-4)
@@ -127,6 +128,40 @@ def test_sinks_are_not_turned_where_layers_rotate_differently(tmp_path):
     config = EngineConfig(model=str(tmp_path), kv_retention={"sinks": 4, "window": 16})
     with pytest.raises(ValueError, match="this model's layers have several; keep no sinks"):
         retention_of(config, load_model(tmp_path, "float32", "cpu"))
+
+
+# Capped scores (Gemma 2)
+
+
+@pytest.mark.parametrize("window", [6, 40])
+@pytest.mark.parametrize("chunk", [40, 9, 1], ids=["in one go", "in chunks", "token by token"])
+def test_capped_scores_are_those_of_transformers(chunk, window, tmp_path):
+    oracle = make_model(**CAPPED | {"sliding_window": window})
+    oracle.config._attn_implementation = "eager"  # torch's own attention caps nothing
+    oracle.save_pretrained(tmp_path)
+    model = load_model(tmp_path, "float32", "cpu")
+    tokens = [3 + i * 7 % 90 for i in range(40)]
+    attention = build_attention(model, pages(model), "auto")
+    starts = range(0, 40, chunk)
+    found = torch.cat([model(batch_of(tokens[start : start + chunk], start), attention) for start in starts])
+    expected = expected_logits(oracle, tokens)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    whole = model(ForwardBatch.single(tokens, all_logits=True), NoCacheAttention(model.config.layer_windows, 1.5))
+    torch.testing.assert_close(whole, expected, rtol=0, atol=1e-4)
+    for layer in oracle.model.layers:
+        layer.self_attn.attn_logit_softcapping = None
+    assert (expected_logits(oracle, tokens) - expected).abs().max() > 0.1
+
+
+def test_a_backend_that_caps_nothing_is_refused_by_name(tmp_path):
+    make_model(**CAPPED).save_pretrained(tmp_path)
+    model = load_model(tmp_path, "float32", "cpu")
+    for backend in ("native", "triton"):
+        with pytest.raises(ValueError, match=f"attention_backend='{backend}' caps no scores, .* capped at 1.5"):
+            build_attention(model, pages(model), backend)
+    attention = NativeAttention(pages(model), model.config.layer_windows)
+    with pytest.raises(ValueError, match=r"NativeAttention caps scores at None, this model at 1.5; TorchAttention can"):
+        model(batch_of(PROMPT, 0), attention)
 
 
 # In few bits

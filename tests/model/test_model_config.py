@@ -38,6 +38,11 @@ def written_by_transformers(name: str) -> dict:
 def as_on_the_hub(raw: dict) -> dict:
     """The older spelling of the same configuration."""
     raw = dict(raw)
+    if raw["model_type"] == "gemma3_text":
+        ropes = raw.pop("rope_parameters")
+        full, sliding = ropes["full_attention"], ropes["sliding_attention"]
+        raw |= {"rope_theta": full.pop("rope_theta"), "rope_local_base_freq": sliding["rope_theta"]}
+        return raw | {"rope_scaling": full}
     rope = dict(raw.pop("rope_parameters"))
     raw["rope_theta"] = rope.pop("rope_theta")
     raw["rope_scaling"] = None if rope["rope_type"] == "default" else rope
@@ -80,6 +85,11 @@ def test_what_a_family_leaves_out_is_what_transformers_puts_there(model_type):
     assert found == expected
 
 
+def test_gelu_of_the_first_gemma_is_its_tanh_form():
+    assert read(model_type="gemma", hidden_act="gelu") == read(model_type="gemma")
+    assert read(model_type="gemma2", hidden_activation="gelu").activation == "gelu"
+
+
 def test_swish_is_another_name_of_silu():
     assert read(hidden_act="swish") == read()
 
@@ -117,6 +127,8 @@ def test_switches_of_the_families():
             (None, None, None, 8),
         ),
         ({"model_type": "qwen3", "sliding_window": 8, "use_sliding_window": True}, (None,) * 4),
+        ({"model_type": "gemma2", "sliding_window": 8}, (8, None, 8, None)),
+        ({"model_type": "gemma3_text", "sliding_window": 8, "sliding_window_pattern": 3}, (8, 8, None, 8)),
         (
             {
                 "model_type": "qwen3",
@@ -164,6 +176,9 @@ def test_rope_settings_are_kept():
         ({"hidden_act": "relu"}, "hidden_act='relu'.*silu, swish, gelu"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized .gptq"),
         ({"is_causal": False}, "is_causal=False.*encoder"),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention=True.*encoder"),
+        ({"model_type": "gemma3_text", "rope_parameters": LLAMA3}, "rope_parameters=.*'factor'.*gemma3_text"),
+        ({"model_type": "gemma3"}, "model_type='gemma3' .*gemma3_text"),
         (
             {"rope_scaling": LLAMA3, "rope_parameters": YARN},
             "rope_scaling and rope_parameters disagree: .*llama3.*yarn",
