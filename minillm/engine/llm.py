@@ -108,7 +108,7 @@ class LLM:
         self.config = EngineConfig(**arguments)
         path = resolve_model(model)
         default_params = default_sampling_params(path, generation_config)
-        self.model = load_model(path, dtype, device, quantization, cpu_offload_bytes)
+        self.model = load_model(path, dtype, device, quantization, cpu_offload_bytes, max_model_len)
         self.tokenizer = load_tokenizer(path)
         self.trace = Trace(enabled=False)
         model_len = max_model_len_of(self.config, self.model)
