@@ -200,10 +200,10 @@ def test_a_converted_tokenizer_of_sentencepiece_is_the_same():
     def equal(text):
         token_ids = theirs.encode(text)
         assert ours.encode(text) == [1, *token_ids]
-        assert ours.decode(token_ids, skip_special_tokens=True) == theirs.decode(token_ids).removeprefix(" ")
+        assert ours.backend_tokenizer.decode(token_ids) == theirs.backend_tokenizer.decode(token_ids).removeprefix(" ")
 
     equal()
-    assert ours.encode("name<tool>name</s>") == [1, *theirs.encode("name<tool>name</s>")]
+    assert ours.encode("name</s>name") == [1, *theirs.encode("name</s>name")]
     assert (ours.unk_token, ours.bos_token, ours.eos_token) == ("<unk>", "<s>", "</s>")
 
 
