@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from minillm.sampling.logprobs import Logprob
 from minillm.sampling.noise import derive_seed
 from minillm.sampling.params import SamplingParams
+from minillm.sampling.rules import check_rules
 
 
 class RequestStatus(enum.Enum):
@@ -96,12 +97,15 @@ class Request:
         # Whether a step can be scheduled only when the tokens of the step before are known: their draw depends on them.
         self.needs_host = (
             params.has_penalties
-            or params.logprobs is not None
+            or params.reports_logprobs
+            or params.reads_outputs
             or params.prompt_logprobs is not None
             or params.structured_outputs is not None
         )
         own = frozenset(params.stop_token_ids)
         self.stop_token_ids = own if params.ignore_eos else own | eos_token_ids  # every token that ends it
+        if params.has_rules:
+            check_rules(params, self.stop_token_ids)
 
     @property
     def num_tokens(self) -> int:

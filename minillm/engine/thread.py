@@ -165,7 +165,12 @@ class EngineThread:
         stream = Stream(request.group_id if request_id is None else request_id, self, on_delta)
         outputs, clock = self.llm.outputs, self.llm.engine.clock
         stream.sink = OutputSink(
-            request, outputs.decode, outputs.decode_all, clock, streaming=True, name=stream.request_id
+            request,
+            outputs.decode_of(request.params),
+            outputs.decode_all,
+            clock,
+            streaming=True,
+            name=stream.request_id,
         )
         with self._guard:
             if not self._accepts:
