@@ -108,5 +108,5 @@ def _fields(name: str, value: Any) -> Mapping[str, Any]:
 def _unknown(name: str) -> str:
     names = [one.name for one in fields(EngineConfig)]
     near = difflib.get_close_matches(name, [*names, *KNOWN, *KEYWORDS], n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = f"; did you mean {near[0]}?" if near else "."
     return f"LLM has no argument {name}{hint} Its arguments: {', '.join(names)}"

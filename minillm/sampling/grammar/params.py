@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -58,6 +59,13 @@ class StructuredOutputsParams:
                 raise TypeError(f"{name}={shortened(value)} is not allowed; allowed: a string")
         if self.choice is not None:
             object.__setattr__(self, "choice", _as_choices(self.choice))
+        if self.whitespace_pattern is not None:
+            try:
+                re.compile(self.whitespace_pattern)
+            except re.error as error:
+                raise ValueError(
+                    f"whitespace_pattern={self.whitespace_pattern!r} is no regular expression: {error}"
+                ) from None
         for name in OF_JSON:
             if getattr(self, name) and self.kind not in ("json", "json_object"):
                 raise ValueError(
