@@ -21,6 +21,8 @@ class CompletionOutput:
     stop_reason: int | str | None = None  # the stop token or string; None for end-of-sequence and "length"
     error: str | None = None  # with "error": what went wrong
     lora_request: Any = None  # adapters come with chapter 23
+    # vLLM's, of what the book does not build.
+    routed_experts = sampling_mask = spec_decode_metrics = weight_versions = None
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -89,6 +91,9 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     lora_request: Any = None  # adapters come with chapter 23
+    # vLLM's, of what the book does not build.
+    encoder_prompt = encoder_prompt_token_ids = kv_transfer_params = ec_transfer_params = None
+    num_cache_creation_tokens = prompt_token_id_logprobs = None
 
     @property
     def num_cached_tokens(self) -> int:

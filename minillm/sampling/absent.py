@@ -16,6 +16,7 @@ PARAMS = {
     "repetition_detection": Absent("repetition_penalty and frequency_penalty make repetitions less probable"),
     "routed_experts_prompt_start": Absent("routed experts are not reported", 0),
     "trace_decode_token_ids": Absent("to score given tokens, put them into the prompt and ask for prompt_logprobs"),
+    "output_text_buffer_length": Absent("the detokenizer holds back what may become a stop string", 0),
     "best_of": Absent("ask for n samples with logprobs=0, and take the best cumulative_logprob"),
     "guided_decoding": Absent("vLLM renamed it: structured_outputs=StructuredOutputsParams(...)"),
     "truncate_prompt_tokens": Absent("cut the prompt's token ids yourself: {'prompt_token_ids': ids[-100:]}"),
