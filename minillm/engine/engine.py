@@ -89,9 +89,8 @@ class Engine:
         on_gpu = model is not None and (model.device.type == "cuda" or like_a_gpu("ahead"))
         self.overlap = on_gpu if config.async_scheduling is None else config.async_scheduling
         self.announcer = Announcer()
-        self.in_flight: tuple[SchedulerOutput, Launched] | None = (
-            None  # a step whose tokens are not known on the host yet
-        )
+        # A step whose tokens are not known on the host yet.
+        self.in_flight: tuple[SchedulerOutput, Launched] | None = None
         # Hears of every request id that ended without a delta: aborted from outside, or in a step that failed with an
         # error.
         self.on_end: Callable[[str, BaseException | None], None] = lambda request_id, error: None
@@ -99,6 +98,7 @@ class Engine:
         self.num_steps = 0
         self.stats = StepStats()  # of the last step
         self.is_closed = False
+        self.why_closed = "this LLM is closed: it computes nothing any more; make a new one"
         self.lock = FairLock()
         self.process_id = os.getpid()
 
@@ -216,7 +216,7 @@ class Engine:
                 f"and where there is a GPU start the child with multiprocessing.get_context('spawn')"
             )
         if self.is_closed:
-            raise RuntimeError("this LLM is closed: it computes nothing any more; make a new one")
+            raise RuntimeError(self.why_closed)
 
     def _step(self) -> list[TokenDelta]:
         output = self._schedule()

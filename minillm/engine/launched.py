@@ -6,7 +6,7 @@ result    x     accepted d, x   a token each    and behind each what its grammar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from minillm.engine.input_batch import NO_SLOT, NONE, InputBatch, RequestState
 from minillm.engine.prompt_scores import ScoredPrompt
 from minillm.engine.step import ScheduledRequest, StepResult
+from minillm.sampling.grammar.mask import Stuck
 from minillm.sampling.grammar.protocol import Grammar
 from minillm.sampling.logprobs import Logprob, LogprobTensors, dictionaries
 from minillm.sampling.sampler import SamplerOutput
@@ -119,7 +120,9 @@ def follow(
     raises ends its own request alone.
     """
     if grammar is None:
-        return drawn, False, None
+        if state.stuck is None or len(drawn) <= state.stuck.num_tokens:
+            return drawn, False, None
+        return drawn[: state.stuck.num_tokens], False, str(state.stuck.error)
     taken: Drawn = []
     left = drawn[::-1]
     jumps = state.params.structured_outputs.jump_forward
@@ -138,3 +141,15 @@ def follow(
     except Exception as error:
         return taken, False, str(error)
     return taken, grammar.is_terminated, None
+
+
+def note_failed(
+    failed: Mapping[int, Exception], states: Sequence[RequestState], rows: Sequence[ScheduledRequest]
+) -> None:
+    """Write down whose rules could make no logits (`minillm.sampling.rules`): what was drawn there is not taken."""
+    first = 0
+    for state, row in zip(states, rows):
+        if state.grammar is None:
+            places = [at - first for at in range(first, first + row.samples + len(row.draft)) if at in failed]
+            state.stuck = Stuck(places[0] if row.draft else 0, failed[first + places[0]]) if places else None
+        first += row.samples + len(row.draft)

@@ -17,6 +17,7 @@ from typing import Any
 from minillm.sampling.logprobs import Logprob
 from minillm.sampling.noise import derive_seed
 from minillm.sampling.params import SamplingParams
+from minillm.sampling.rules import check_rules
 
 
 class RequestStatus(enum.Enum):
@@ -105,10 +106,13 @@ class Request:
         # Whether a step can be scheduled only when the tokens of the step before are known: their draw depends on them.
         self.needs_host = (
             params.has_penalties
-            or params.logprobs is not None
+            or params.reports_logprobs
+            or params.reads_outputs
             or params.prompt_logprobs is not None
             or params.structured_outputs is not None
         )
+        if params.has_rules:
+            check_rules(params, self.stop_token_ids)
         self.takes_drafts = True
         self.token_ids = list(spec.prompt_token_ids)
         self.output_token_ids: list[int] = []

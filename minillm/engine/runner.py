@@ -15,7 +15,7 @@ from torch import Tensor
 
 from minillm.engine.graphs import DecodeGraphs
 from minillm.engine.input_batch import Compile, InputBatch, RequestState, StepInputs
-from minillm.engine.launched import LaunchedStep
+from minillm.engine.launched import LaunchedStep, note_failed
 from minillm.engine.pieces import PieceGraphs
 from minillm.engine.prompt_scores import ScoredPrompt, prompts_to_score, score_prompts
 from minillm.engine.step import (
@@ -208,6 +208,9 @@ class ModelRunner:
             with self.trace.span("masks"):  # a GPU is still computing the logits
                 self._mask(metadata, states, rows)
         sampled = self.sampler.sample(logits, metadata)
+        if metadata.rules is not None and metadata.rules.readers:
+            is_plain = False
+            note_failed(metadata.rules.failed, states, rows)
         metadata.advance(sampled.token_ids)
         self._sampled = sampled.token_ids
         return LaunchedStep(rows, states, sampled, prompts, self.requests, self.trace, slots, is_plain)
