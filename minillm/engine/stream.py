@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from minillm.engine.deltas import TokenDelta
 from minillm.engine.outputs import RequestOutput, StreamDelta
 from minillm.engine.sink import OutputSink
 
