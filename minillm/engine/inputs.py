@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minillm.engine.chats import render_chats
 from minillm.engine.lock import locked
-from minillm.engine.prompt_forms import as_prompts, check_text
+from minillm.engine.prompt_forms import as_prompts, check_text, logprob_start_of, one_each, salt_of
 from minillm.engine.request import Request
-from minillm.model.checkpoint import GENERATION, load_sampling_defaults
 from minillm.sampling.grammar.compiler import GrammarCompiler
 from minillm.sampling.noise import derive_seed
-from minillm.sampling.params import SamplingParams, check_int
+from minillm.sampling.params import SamplingParams
 from minillm.sampling.rules import word_token_ids
 
 if TYPE_CHECKING:
@@ -78,12 +76,14 @@ class InputProcessor:
             raise TypeError(f"prompts={prompts!r} is not allowed; allowed: {PROMPT_FORMS}")
         params = self._params(sampling_params, len(prompts))
         checked = [self._tokens(f"prompts[{index}]", p, add_special_tokens) for index, p in enumerate(prompts)]
-        salts = [_salt(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)]
-        starts = [_logprob_start(f"prompts[{index}]", *one) for index, one in enumerate(zip(prompts, checked, params))]
+        salts = [salt_of(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)]
+        starts = [
+            logprob_start_of(f"prompts[{index}]", *one) for index, one in enumerate(zip(prompts, checked, params))
+        ]
         for one in params:
             self.compile(one)
-        priorities = _one_each("priority", priority, int, 0, len(prompts))
-        users = _one_each("user", user, str, "", len(prompts))
+        priorities = one_each("priority", priority, int, 0, len(prompts))
+        users = one_each("user", user, str, "", len(prompts))
         arrival_time = self.clock()
         return [
             self._request(text, ids, *options, arrival_time=arrival_time)
@@ -193,56 +193,3 @@ class InputProcessor:
             cache_salt=cache_salt,
             logprob_start_len=logprob_start_len,
         )
-
-
-def _salt(name: str, prompt: Any) -> str | None:
-    salt = prompt.get("cache_salt") if isinstance(prompt, dict) else None
-    if salt is not None and (not isinstance(salt, str) or not salt):
-        raise TypeError(f"{name}: cache_salt={salt!r} is not allowed; allowed: a string that is not empty")
-    return salt
-
-
-def _logprob_start(name: str, prompt: Any, checked: tuple[str | None, list[int]], params: SamplingParams) -> int:
-    """The token with which prompt log-probabilities begin: what lies before it may come from the prefix cache."""
-    start = prompt.get("logprob_start_len", 0) if isinstance(prompt, dict) else 0
-    check_int(f"{name}: logprob_start_len", start, 0, len(checked[1]) - 1)
-    if start and params.prompt_logprobs is None:
-        raise ValueError(
-            f"{name}: logprob_start_len={start} needs prompt_logprobs; set SamplingParams(prompt_logprobs=0)"
-        )
-    return start
-
-
-def _one_each(name: str, given: Any, kind: type, default: Any, num_prompts: int) -> list:
-    """`given` for every prompt, or one value each."""
-    if given is None:
-        return [default] * num_prompts
-    if type(given) is kind:
-        return [given] * num_prompts
-    if not isinstance(given, Sequence) or not all(type(value) is kind for value in given):
-        raise TypeError(f"{name}={given!r} is not allowed; allowed: {kind.__name__}, or a list of one for each prompt")
-    if len(given) != num_prompts:
-        raise ValueError(f"{name} has {len(given)} entries for {num_prompts} prompts; pass one for all, or one each")
-    return list(given)
-
-
-def refuse_later(**arguments: tuple[Any, int]) -> None:
-    """Raise NotImplementedError, with its chapter, for an argument that is served later and was given."""
-    for name, (value, chapter) in arguments.items():
-        if value is not None:
-            raise NotImplementedError(f"{name}={value!r} comes with chapter {chapter:02}; leave it out until then")
-
-
-def default_sampling_params(
-    path: Path, generation_config: str, override: Mapping[str, Any] | None = None
-) -> SamplingParams:
-    """The model's defaults, or ("vllm") the library's; `override` is laid over them. Raises TypeError or ValueError
-    naming the file of a wrong one."""
-    given = (load_sampling_defaults(path) if generation_config == "auto" else {}) | dict(override or {})
-    if "max_new_tokens" in given:
-        given["max_tokens"] = given.pop("max_new_tokens")
-    try:
-        return SamplingParams(**given)
-    except (TypeError, ValueError) as error:
-        way_out = "mend the file, or pass generation_config='vllm'"
-        raise type(error)(f"{path / GENERATION}: {error}; {way_out}") from None

@@ -6,42 +6,38 @@ prompts -> InputProcessor -> Request -> Engine -> tokens -> OutputProcessor -> R
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from minillm.engine import calls
-from minillm.engine.beams import ArrivedTokens, search_beams
+from minillm.engine.beam_calls import BeamSearching
 from minillm.engine.config import EngineConfig
 from minillm.engine.counters import Counters
+from minillm.engine.defaults import default_sampling_params
 from minillm.engine.deltas import TokenDelta
 from minillm.engine.engine import Engine
-from minillm.engine.inputs import (
-    InputProcessor,
-    Prompt,
-    default_sampling_params,
-    refuse_later,
-)
+from minillm.engine.inputs import InputProcessor, Prompt
 from minillm.engine.lock import FairLock, locked
 from minillm.engine.output_processor import OutputProcessor
-from minillm.engine.outputs import BeamSearchOutput, RequestOutput, StreamDelta
+from minillm.engine.outputs import RequestOutput, StreamDelta
 from minillm.engine.pooling import Pooling
+from minillm.engine.prompt_forms import refuse_later
 from minillm.engine.request import Request
 from minillm.engine.sink import OutputSink
 from minillm.engine.sizing import max_model_len_of, served_model_len
 from minillm.engine.upkeep import Upkeep
 from minillm.engine.vllm_names import merged
 from minillm.model.checkpoint import load_model, load_tokenizer, resolve_model
-from minillm.sampling.params import BeamSearchParams, SamplingParams
+from minillm.sampling.params import SamplingParams
 from minillm.trace import Trace
 
 if TYPE_CHECKING:
     from minillm.engine.llm_engine import EngineArgs
 
 
-class LLM(Upkeep, Pooling):
+class LLM(Upkeep, Pooling, BeamSearching):
     """Loads a model and answers prompts.
 
     `model` is a bundled name, a folder in Hugging Face layout, a GGUF file, or a hub id. `dtype="auto"` is float32 on a
@@ -244,49 +240,6 @@ class LLM(Upkeep, Pooling):
         and ends the requests in it."""
         self.step_once()
         return self.engine.has_unfinished
-
-    def beam_search(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: BeamSearchParams | None = None,
-        lora_request: Any = None,
-        use_tqdm: bool | Callable[..., Any] = False,
-        concurrency_limit: int | None = None,
-        **fields: Any,
-    ) -> list[BeamSearchOutput]:
-        """The `beam_width` most probable continuations of each prompt that the search finds, best first; instead of
-        `params` their fields may be given by name.
-
-        The search of a prompt is one turn: other threads' requests are computed in its steps, and their calls return
-        after it. So prompts are searched one after the other, whatever `concurrency_limit` says.
-        """
-        refuse_later(lora_request=(lora_request, 23))
-        if params is not None and fields:
-            raise TypeError(f"beam_search has params and {', '.join(fields)}; give either")
-        search = BeamSearchParams(**{"beam_width": 4, "max_tokens": 64, **fields}) if params is None else params
-        if not isinstance(search, BeamSearchParams):
-            raise TypeError(f"params={params!r} is not allowed; allowed: a BeamSearchParams")
-        search = replace(search)  # checked anew: a field may have been changed
-        self.engine.check_open()
-        sampling = SamplingParams(temperature=0.0, max_tokens=search.max_tokens, ignore_eos=search.ignore_eos)
-        return [self._search(request, search) for request in self.inputs.requests(prompts, sampling)]
-
-    @locked
-    def _search(self, request: Request, search: BeamSearchParams) -> BeamSearchOutput:
-        deltas = self.outputs.raw[request.group_id] = ArrivedTokens()
-
-        def step() -> None:
-            try:
-                self.step_once()
-            except Exception:
-                if deltas.error is not None or not self.engine.is_open:
-                    raise  # else it belongs to another call, which hears of it
-
-        try:
-            decode = self.outputs.decode if search.skip_special_tokens else self.outputs.decode_all
-            return search_beams(self.engine, request, search, step, deltas, decode)
-        finally:
-            self.outputs.withdraw([request])
 
     def one_request(
         self,

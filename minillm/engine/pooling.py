@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from minillm.engine.inputs import InputProcessor, Prompt, refuse_later
+from minillm.engine.inputs import InputProcessor, Prompt
 from minillm.engine.lock import locked
 from minillm.engine.progress import progress_bar
+from minillm.engine.prompt_forms import refuse_later
 from minillm.model.attention import NoCacheAttention
 from minillm.model.calibration import whole_sequences
 from minillm.model.decoder import Decoder

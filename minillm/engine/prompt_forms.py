@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
 
+from minillm.sampling.params import SamplingParams, check_int
+
 
 class TextPrompt(TypedDict):
     """A prompt as text."""
@@ -78,3 +80,41 @@ def check_text(name: str, text: str) -> None:
             "half of a UTF-16 pair, which no tokenizer can encode; remove it, "
             "or decode the bytes that it comes from with errors='replace'"
         ) from None
+
+
+def salt_of(name: str, prompt: Any) -> str | None:
+    salt = prompt.get("cache_salt") if isinstance(prompt, dict) else None
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise TypeError(f"{name}: cache_salt={salt!r} is not allowed; allowed: a string that is not empty")
+    return salt
+
+
+def logprob_start_of(name: str, prompt: Any, checked: tuple[str | None, list[int]], params: SamplingParams) -> int:
+    """The token with which prompt log-probabilities begin: what lies before it may come from the prefix cache."""
+    start = prompt.get("logprob_start_len", 0) if isinstance(prompt, dict) else 0
+    check_int(f"{name}: logprob_start_len", start, 0, len(checked[1]) - 1)
+    if start and params.prompt_logprobs is None:
+        raise ValueError(
+            f"{name}: logprob_start_len={start} needs prompt_logprobs; set SamplingParams(prompt_logprobs=0)"
+        )
+    return start
+
+
+def one_each(name: str, given: Any, kind: type, default: Any, num_prompts: int) -> list:
+    """`given` for every prompt, or one value each."""
+    if given is None:
+        return [default] * num_prompts
+    if type(given) is kind:
+        return [given] * num_prompts
+    if not isinstance(given, Sequence) or not all(type(value) is kind for value in given):
+        raise TypeError(f"{name}={given!r} is not allowed; allowed: {kind.__name__}, or a list of one for each prompt")
+    if len(given) != num_prompts:
+        raise ValueError(f"{name} has {len(given)} entries for {num_prompts} prompts; pass one for all, or one each")
+    return list(given)
+
+
+def refuse_later(**arguments: tuple[Any, int]) -> None:
+    """Raise NotImplementedError, with its chapter, for an argument that is served later and was given."""
+    for name, (value, chapter) in arguments.items():
+        if value is not None:
+            raise NotImplementedError(f"{name}={value!r} comes with chapter {chapter:02}; leave it out until then")

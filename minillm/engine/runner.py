@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from minillm.engine.following import note_failed
 from minillm.engine.graphs import DecodeGraphs
 from minillm.engine.input_batch import Compile, InputBatch, RequestState, StepInputs
-from minillm.engine.launched import LaunchedStep, note_failed
+from minillm.engine.launched import LaunchedStep
 from minillm.engine.pieces import PieceGraphs
 from minillm.engine.prompt_scores import ScoredPrompt, prompts_to_score, score_prompts
 from minillm.engine.step import (
@@ -29,7 +30,8 @@ from minillm.model.attention import AttentionBackend
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
 from minillm.sampling.grammar.mask import GrammarMasks
-from minillm.sampling.sampler import Sampler, SamplingMetadata, SamplingRow
+from minillm.sampling.metadata import SamplingMetadata, SamplingRow
+from minillm.sampling.sampler import Sampler
 from minillm.speculative.drafter import Drafter, checked_drafts
 from minillm.speculative.rejection import Drafted
 from minillm.staging import upload

@@ -17,8 +17,9 @@ from minillm.kv_cache.triton_attention import TritonAttention
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
 from minillm.rounding import ceil_div
+from minillm.sampling.metadata import SamplingMetadata, SamplingRow
 from minillm.sampling.params import SamplingParams
-from minillm.sampling.sampler import Sampler, SamplingMetadata, SamplingRow
+from minillm.sampling.sampler import Sampler
 from minillm.staging import upload
 
 QUERIES = (2, 8, 16, 32, 64, 128)  # of a sequence: every size of tile is among those that they lead to

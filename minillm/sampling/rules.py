@@ -21,8 +21,8 @@ from minillm.sampling.filters import NEVER
 from minillm.staging import upload
 
 if TYPE_CHECKING:
+    from minillm.sampling.metadata import SamplingRow
     from minillm.sampling.params import SamplingParams
-    from minillm.sampling.sampler import SamplingRow
 
 
 class Rules:

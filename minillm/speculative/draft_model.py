@@ -19,8 +19,9 @@ from torch import Tensor
 from minillm.kv_cache.manager import KVCacheManager
 from minillm.sampling.grammar.mask import GrammarMasks
 from minillm.sampling.grammar.protocol import GrammarError
+from minillm.sampling.metadata import SamplingMetadata, SamplingRow
 from minillm.sampling.noise import derive_seed
-from minillm.sampling.sampler import Sampler, SamplingMetadata, SamplingRow
+from minillm.sampling.sampler import Sampler
 from minillm.speculative.drafter import Draft, DraftedRequest, by_chance
 from minillm.speculative.rejection import DRAFT
 from minillm.staging import Download

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from minillm.sampling.metadata import SamplingMetadata
 from minillm.sampling.noise import gumbel_noise, random_bits
-from minillm.sampling.sampler import Sampler, SamplingMetadata
+from minillm.sampling.sampler import Sampler
 
 DRAFT, ACCEPT = 2**32, 2**32 + 1  # streams of chance of a request's own, beside those of its samples
 

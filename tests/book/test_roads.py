@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -23,6 +24,7 @@ from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.records import RequestBlocks
 from minillm.kv_cache.tiers import Tiers
 from minillm.kv_cache.transfer import BlockTransfer
+from minillm.kv_cache.window import Window
 
 NUM_ROADS = 300
 SWAPS = 27  # a seed whose road swaps in more than one block
@@ -83,16 +85,12 @@ def finds_a_prefix_whatever_stands_before_it(monkeypatch):
 
 
 def sees_too_short_a_window_in_the_prefix_cache(monkeypatch):
-    within = KVCacheManager._within_window
+    longest = Window.longest_prefix
 
     def wrong(self, hits, from_host):
-        self.window -= 4
-        try:
-            return within(self, hits, from_host)
-        finally:
-            self.window += 4
+        return longest(replace(self, num_tokens=self.num_tokens - 4), hits, from_host)
 
-    monkeypatch.setattr(KVCacheManager, "_within_window", wrong)
+    monkeypatch.setattr(Window, "longest_prefix", wrong)
 
 
 def resumes_a_swapped_request_where_its_window_is_gone(monkeypatch):

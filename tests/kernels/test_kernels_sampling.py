@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from minillm.kernels.sampling import PIECE, sample
+from minillm.sampling.metadata import SamplingMetadata, SamplingRow
 from minillm.sampling.noise import gumbel_noise
 from minillm.sampling.params import SamplingParams
-from minillm.sampling.sampler import Sampler, SamplingMetadata, SamplingRow
+from minillm.sampling.sampler import Sampler
 from tests.helpers.kernel_cases import device
 
 

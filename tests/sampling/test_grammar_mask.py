@@ -15,7 +15,8 @@ from minillm import SamplingParams, StructuredOutputsParams
 from minillm.sampling.grammar import tokens
 from minillm.sampling.grammar.compiler import GrammarCompiler
 from minillm.sampling.grammar.mask import GrammarMasks
-from minillm.sampling.sampler import Sampler, SamplingMetadata, SamplingRow
+from minillm.sampling.metadata import SamplingMetadata, SamplingRow
+from minillm.sampling.sampler import Sampler
 from tests.helpers.grammar_cases import allowed, byte_tokenizer, sentencepiece_tokenizer, tinyworld, tinyworld_compiler
 from tests.helpers.tiny import byte_tokenizer as merging_tokenizer
 

@@ -7,7 +7,8 @@ import torch
 from scipy import stats
 
 from minillm import SamplingParams
-from minillm.sampling.sampler import Sampler, SamplingMetadata, SamplingRow
+from minillm.sampling.metadata import SamplingMetadata, SamplingRow
+from minillm.sampling.sampler import Sampler
 from tests.sampling.test_sampling_filters import min_p_row, softmax, top_k_row, top_p_row
 
 LOGITS = [1.2, 0.3, -0.4, 2.0, 1.9, -1.1, 0.0, 0.9, -2.0, 1.0]

@@ -14,7 +14,7 @@ from scipy.stats import chisquare
 
 from minillm import SamplingParams
 from minillm.kv_cache.manager import KVCacheManager
-from minillm.sampling.sampler import SamplingMetadata, SamplingRow
+from minillm.sampling.metadata import SamplingMetadata, SamplingRow
 from minillm.speculative.adaptive import Acceptance, AdaptiveLength, StepCost
 from minillm.speculative.config import SpeculativeConfig
 from minillm.speculative.draft_model import ModelDrafter

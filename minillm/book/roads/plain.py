@@ -13,8 +13,9 @@ from minillm.book.roads.road import GREEDY, Arrival, Road
 from minillm.book.roads.serve import Served, params_of, prompt_of, settings_of
 from minillm.engine.llm import LLM
 from minillm.sampling.logprobs import Logprob
+from minillm.sampling.metadata import SamplingMetadata
 from minillm.sampling.noise import derive_seed
-from minillm.sampling.sampler import Sampler, SamplerOutput, SamplingMetadata
+from minillm.sampling.sampler import Sampler, SamplerOutput
 
 # What another order of the same float32 sums changes in a logit, and in an 8-bit cache a code that is rounded to its
 # neighbour.
