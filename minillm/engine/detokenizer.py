@@ -22,7 +22,8 @@ class Detokenizer:
     `stop_string` names the stop string that was met, or `finish` was called. Of several stop strings the one that
     completes first ends the text; one that completes within the first `min_tokens` tokens does not count.
     A prompt may end in half a character, which the first token then completes; `begins_whole` says that it never does,
-    since the text has characters of its own from its first byte on (a grammar's, chapter 19).
+    since the text has characters of its own from its first byte on (a grammar's, chapter 19). With `keeps_stop` the
+    stop string stays at the end of the text.
     """
 
     def __init__(
@@ -32,7 +33,9 @@ class Detokenizer:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         begins_whole: bool = False,
+        keeps_stop: bool = False,
     ):
+        self.keeps_stop = keeps_stop
         self.decode = decode
         self.stop = stop
         self.min_tokens = min_tokens
@@ -86,8 +89,8 @@ class Detokenizer:
         """(what may be shown, what must wait); ends the text before the stop string that completes first in `new`."""
         text = held + new
         if self._num_tokens > self.min_tokens and (found := list(self._completed(text, len(held)))):
-            _, start, self.stop_string = min(found)  # of two that complete together, the longer one
-            return text[:start], ""
+            end, start, self.stop_string = min(found)  # of two that complete together, the longer one
+            return text[: end if self.keeps_stop else start], ""
         longest = max(map(len, self.stop)) - 1
         for start in range(max(0, len(text) - longest), len(text)):
             if any(stop.startswith(text[start:]) for stop in self.stop):

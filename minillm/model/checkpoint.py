@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from minillm.model.hub import download
 from minillm.model.hub_formats import READERS
 from minillm.model.quantize import quantize_decoder
 from minillm.model.quantized_folder import QUANT_METHOD, differences, read_quantized, stored_config
+from minillm.model.tokenizer import load_tokenizer
 from minillm.model.weights import (
     GGUF,
     PICKLE_SUFFIXES,
@@ -32,9 +33,6 @@ from minillm.model.weights import (
     some,
 )
 from minillm.quantization.config import QuantizationConfig, resolve as resolve_quantization
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 GENERATION = "generation_config.json"  # how the model's authors would have it sampled, and what ends its texts
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
@@ -94,27 +92,6 @@ def load_sampling_defaults(path: str | Path) -> dict[str, Any]:
     """What generation_config.json says of the `SAMPLING_DEFAULTS`, as it stands there; nothing for a GGUF file."""
     raw = _read_generation(Path(path))
     return {name: raw[name] for name in SAMPLING_DEFAULTS if raw.get(name) is not None}
-
-
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or GGUF file; never runs code from it.
-    Raises CheckpointError where there is none."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-    path = Path(path)
-    if path.suffix == GGUF:
-        try:
-            return PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
-        except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(f"no tokenizer could be loaded from the metadata of {path} ({error})") from error
-    try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        present = "has" if (path / "tokenizer.json").exists() else "has no"
-        raise CheckpointError(
-            f"{path} {present} tokenizer.json, and no tokenizer could be loaded from it "
-            f"({str(error).splitlines()[0]}); a model folder is what `save_pretrained` of model and tokenizer write"
-        ) from error
 
 
 def load_model(

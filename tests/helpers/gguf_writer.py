@@ -47,7 +47,7 @@ def write(
     for method, *values in extra:
         getattr(writer, method)(*values)
     if "tokenizer" not in drop:
-        write_tokenizer(writer, "qwen2" if arch == "qwen2" else "gpt-2")  # how it cuts text, in llama.cpp's words
+        write_tokenizer(writer)
     if config.rope_parameters["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_divisors(config.rope_parameters, head_dim))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.num_hidden_layers)
@@ -68,13 +68,13 @@ def write(
     return path
 
 
-def write_tokenizer(writer, pre: str) -> None:
+def write_tokenizer(writer) -> None:
     tokenizer = byte_tokenizer()
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     special = set(tokenizer.all_special_tokens)
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
+    writer.add_tokenizer_pre("gpt-2")  # how it cuts text, in llama.cpp's words
     writer.add_token_list(tokens)
     writer.add_token_types([3 if token in special else 1 for token in tokens])
     writer.add_token_merges([" ".join(merge) for merge in merges])
