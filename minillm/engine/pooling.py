@@ -107,7 +107,7 @@ class ScoringRequestOutput(PoolingRequestOutput):
 def hidden_states(model: Decoder, token_ids: Sequence[int]) -> Tensor:
     """Of every token, behind the last norm: [num_tokens, hidden_size] float32."""
     batch = whole_sequences([list(token_ids)], model.device)
-    attention = NoCacheAttention(model.config.layer_windows)
+    attention = NoCacheAttention(model.config.layer_windows, model.config.attention_softcap)
     hidden, rotary = model.embed(batch.token_ids), model.rotary(batch.positions)
     for layer in model.in_order():
         hidden = layer(hidden, rotary, attention, batch)

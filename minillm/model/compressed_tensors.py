@@ -13,6 +13,8 @@ from minillm.model.parts import QuantizedPart
 from minillm.quantization.formats import FORMATS, Format, group_size_of
 from minillm.rounding import ceil_div
 
+FOUR_BITS = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
+
 
 class FP8(HubFormat):
     """e4m3 weights with a scale for the tensor, for each row, or for each block ("weight_block_size")."""
@@ -60,11 +62,12 @@ class CompressedTensors(FP8):
     """llm-compressor: integers packed into words, or int8 and fp8 as they are."""
 
     marks, needs = ("weight_packed", "weight_scale"), ("weight_scale",)
-    may_have = ("weight", "weight_shape", "weight_zero_point", "weight_g_idx")
+    may_have = ("weight", "weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale")
 
     def __init__(self, settings: dict[str, Any]):
         HubFormat.__init__(self, settings)
-        formats = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
+        integers, floats = ("pack-quantized", "int-quantized"), ("float-quantized", *FOUR_BITS)
+        formats = (*integers, *floats, "naive-quantized", "mixed-precision")
         self.one_of("format", settings.get("format"), formats)
         self.one_of(
             "sparsity_config.format", (settings.get("sparsity_config") or {}).get("format", "dense"), ("dense",)
@@ -75,6 +78,8 @@ class CompressedTensors(FP8):
 
     def part(self, module: str, pieces: Pieces) -> QuantizedPart | Tensor:
         scales, zeros, scheme = pieces["weight_scale"], pieces.get("weight_zero_point"), self._scheme(module)
+        if "weight_packed" in pieces and pieces["weight_packed"].dtype is torch.uint8:
+            return self._four_bits(module, pieces, scheme)
         if "weight_packed" in pieces:
             return self._packed(module, pieces, scheme)
         if (weight := pieces.get("weight")) is None:
@@ -107,6 +112,24 @@ class CompressedTensors(FP8):
                 f"{told(weight)}"
             )
 
+    def _four_bits(self, module: str, pieces: Pieces, scheme: dict[str, Any]) -> QuantizedPart | Tensor:
+        """e2m1, two codes a byte, the first one low. The scale of a group is e4m3 over one float for the whole tensor
+        (NVFP4), or a power of two alone (MXFP4)."""
+        packed, scales, whole = pieces["weight_packed"], pieces["weight_scale"], pieces.get("weight_global_scale")
+        self._check(module, packed, scheme, "float", (4,))
+        if scales.dtype is torch.float8_e4m3fn and whole is not None and whole.numel() == 1:
+            scales = scales.float() / whole.float()
+        elif scales.dtype is torch.uint8 and whole is None:
+            scales = torch.exp2(scales.float() - 127)
+        else:
+            beside = "no weight_global_scale" if whole is None else f"weight_global_scale {told(whole)}"
+            raise ValueError(
+                f"{module}.weight_scale is {told(scales)} beside {beside}; with four-bit floats it must be "
+                "float8_e4m3fn beside one number, or uint8 alone"
+            )
+        codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)
+        return self.scaled(module, FORMATS["fp4"], codes, scales, block=_block(scheme))
+
     def _packed(self, module: str, pieces: Pieces, scheme: dict[str, Any]) -> QuantizedPart | Tensor:
         words, scales, zeros = pieces["weight_packed"], pieces["weight_scale"], pieces.get("weight_zero_point")
         self.check_words(module, pieces, "weight_packed")
@@ -132,7 +155,7 @@ class CompressedTensors(FP8):
 
 def _block(scheme: dict[str, Any]) -> list[int] | None:
     """Outputs and inputs that share a scale, where the group says so."""
-    if scheme.get("strategy") == "group" and scheme.get("group_size"):
+    if scheme.get("strategy") in ("group", "tensor_group") and scheme.get("group_size"):
         return [1, scheme["group_size"]]
     return scheme.get("block_structure")
 

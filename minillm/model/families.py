@@ -7,6 +7,10 @@ from typing import Any
 from minillm.model.rope import required, rotating_layers
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+# Fields that some families read, and the others do not.
+MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+OF_SOME = (*MULTIPLIERS, *SOFTCAPS, "query_pre_attn_scalar")
 # What a family's config.json may leave out. "norms" is ours: see `ModelConfig`.
 LLAMA = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "norms": "before"}
 QWEN = LLAMA | {"sliding_window": 4096, "max_window_layers": 28}
@@ -22,24 +26,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": GEMMA,
     "gemma2": GEMMA
     | {"norms": "both", "sliding_window": 4096, "query_pre_attn_scalar": 256, "sliding_window_pattern": 2}
-    | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    | dict(zip(SOFTCAPS, (50.0, 30.0))),
     "gemma3_text": GEMMA
     | {"norms": "both", "sliding_window": 4096, "query_pre_attn_scalar": 256, "sliding_window_pattern": 6}
+    | dict.fromkeys(SOFTCAPS)
     | {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
-    "granite": LLAMA | {"attention_multiplier": 1.0},
+    "granite": LLAMA | dict.fromkeys(MULTIPLIERS, 1.0),
 }
 GEMMAS = ("gemma", "gemma2", "gemma3_text")
-WITH_BIASES = (
-    "llama",
-    "qwen3",
-    "smollm3",
-    "olmo2",
-    "granite",
-    *GEMMAS,
-)  # where the configuration's attention_bias is read
-WITH_MLP_BIASES = ("llama", "smollm3", "granite")  # and its mlp_bias
+# Where the configuration's attention_bias is read, and where its mlp_bias.
+WITH_BIASES = ("llama", "qwen3", "smollm3", "olmo2", "granite", *GEMMAS)
+WITH_MLP_BIASES = ("llama", "smollm3", "granite")
 SLIDES_EVERYWHERE, NEVER_SLIDES = ("mistral", "phi3"), ("llama", "olmo2", "granite", "gemma")
-NULLABLE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")  # null is none, not the default
+NULLABLE = ("sliding_window", *SOFTCAPS)  # null is none, not the default
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_pytorch_tanh"}
 
 
@@ -49,12 +48,14 @@ def with_defaults(raw: dict[str, Any]) -> dict[str, Any]:
     model_type = raw.get("model_type")
     if model_type not in FAMILIES:
         raise ValueError(f"model_type={model_type!r} is not supported; supported: {', '.join(FAMILIES)}")
-    known = {key: value for key, value in raw.items() if value is not None or key in NULLABLE}
+    defaults = FAMILIES[model_type]
+    others = {key for key in OF_SOME if key not in defaults} | {"norms"}
+    known = {key: raw[key] for key in raw if key not in others and (raw[key] is not None or key in NULLABLE)}
     if model_type in GEMMAS and (activation := raw.get("hidden_activation")):
         known["hidden_act"] = activation
     if model_type == "gemma" and known.get("hidden_act") == "gelu":  # its first files call the tanh form so
         known["hidden_act"] = "gelu_pytorch_tanh"
-    return FAMILIES[model_type] | known
+    return defaults | known
 
 
 def read_layer_types(raw: dict[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from minillm.model.parts import QuantizedPart
 from minillm.quantization.formats import Format, QuantizedWeight, group_size_of, unpack_codes
 
 # Of activations, and of the KV cache and its queries: both stay in the model's dtype, or take `kv_cache_dtype`.
-IGNORED = ("input_scale", "input_zero_point", "activation_scale", "k_scale", "v_scale", "q_scale")
+IGNORED = ("input_scale", "input_zero_point", "input_global_scale", "activation_scale", "k_scale", "v_scale", "q_scale")
 ZERO_POINTS = ("k_zero_point", "v_zero_point", "q_zero_point")
 Pieces = dict[str, Tensor]
 

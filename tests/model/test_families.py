@@ -11,6 +11,7 @@ from minillm import LLM, SamplingParams
 from minillm.engine.config import EngineConfig
 from minillm.engine.parts import build_attention, retention_of
 from minillm.engine.pieces import PieceGraphs
+from minillm.engine.pooling import hidden_states
 from minillm.kv_cache.native_attention import NativeAttention
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.model.attention import NoCacheAttention, can
@@ -162,6 +163,17 @@ def test_a_backend_that_caps_nothing_is_refused_by_name(tmp_path):
     attention = NativeAttention(pages(model), model.config.layer_windows)
     with pytest.raises(ValueError, match=r"NativeAttention caps scores at None, this model at 1.5; TorchAttention can"):
         model(batch_of(PROMPT, 0), attention)
+
+
+def test_hidden_states_are_those_of_transformers(tmp_path):
+    """Behind the last norm, as embeddings are made of them."""
+    oracle = make_model(**CAPPED)
+    oracle.config._attn_implementation = "eager"
+    oracle.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = oracle.model(torch.tensor([PROMPT])).last_hidden_state[0]
+    found = hidden_states(load_model(tmp_path, "float32", "cpu"), PROMPT)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
 # In few bits

@@ -88,6 +88,29 @@ def test_blocks_differ_by_group(weight):
         assert torch.equal(read(BYTES, groups, {"weight": codes, "weight_scale": scales}, name), expected)
 
 
+VALUES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
+
+
+@pytest.mark.parametrize("name, size", [("nvfp4", 16), ("mxfp4", 32)])
+def test_floats_of_four_bits(name, size):
+    random = np.random.default_rng(1)
+    codes = random.integers(0, 16, (32, 96))
+    pieces = {"weight_packed": torch.from_numpy((codes[:, ::2] + 16 * codes[:, 1::2]).astype(np.uint8))}
+    if name == "nvfp4":
+        scales = torch.from_numpy(random.uniform(1, 400, (32, 96 // size))).to(torch.float8_e4m3fn)
+        pieces |= {"weight_scale": scales, "weight_global_scale": torch.tensor([320.0])}
+        pieces |= {"input_global_scale": torch.ones(1)}
+        of_groups = scales.double() / 320
+    else:
+        scales = torch.from_numpy(random.integers(110, 135, (32, 96 // size)).astype(np.uint8))
+        pieces |= {"weight_scale": scales}
+        of_groups = 2.0 ** (scales.double() - 127)
+    expected = torch.tensor(VALUES, dtype=torch.float64)[torch.from_numpy(codes)] * of_groups.repeat_interleave(size, 1)
+    groups = [scheme(4, "float", strategy="tensor_group" if name == "nvfp4" else "group", group_size=size)]
+    found = read(PACKED | {"format": f"{name}-pack-quantized"}, groups, pieces)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize(
     "settings, group, pieces, said",
     [
@@ -111,8 +134,17 @@ def test_blocks_differ_by_group(weight):
             {"weight": torch.zeros(32, 96, dtype=torch.int8), "weight_scale": torch.ones(32, 1)},
             r"type='float', num_bits=8 of .*up_proj, whose tensor is int8 \[32, 96\]",
         ),
+        (
+            PACKED | {"format": "nvfp4-pack-quantized"},
+            scheme(4, "float"),
+            {
+                "weight_packed": torch.zeros(32, 48, dtype=torch.uint8),
+                "weight_scale": torch.ones(32, 6).to(torch.float8_e4m3fn),
+            },
+            r"weight_scale is float8_e4m3fn \[32, 6\] beside no weight_global_scale",
+        ),
     ],
-    ids=["other bits", "another type", "other groups", "fp8 as integers", "integers as fp8"],
+    ids=["other bits", "another type", "other groups", "fp8 as integers", "integers as fp8", "no global scale"],
 )
 def test_settings_that_the_tensors_contradict_are_named(settings, group, pieces, said, weight):
     pieces = pieces or pack(pw.round_weight(weight, 4, 32), 4)

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from minillm.model.checkpoint import load_config
 from minillm.model.config import ModelConfig, RopeConfig
-from minillm.model.families import FAMILIES
+from minillm.model.families import FAMILIES, OF_SOME
 from tests.helpers.model_zoo import ALL, BASE, LLAMA3, YARN, make_model
 
 LLAMA = {
@@ -88,6 +88,12 @@ def test_what_a_family_leaves_out_is_what_transformers_puts_there(model_type):
 def test_gelu_of_the_first_gemma_is_its_tanh_form():
     assert read(model_type="gemma", hidden_act="gelu") == read(model_type="gemma")
     assert read(model_type="gemma2", hidden_activation="gelu").activation == "gelu"
+
+
+def test_fields_of_other_families_are_not_read():
+    """As in transformers, where nothing of Llama looks at a multiplier."""
+    assert read(**dict.fromkeys(OF_SOME, 3.0), norms="after") == read()
+    assert read(model_type="granite", attn_logit_softcapping=3.0) == read(model_type="granite")
 
 
 def test_swish_is_another_name_of_silu():
