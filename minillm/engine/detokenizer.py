@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from os.path import commonprefix
+from typing import Protocol
 
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no whole character
 CONTEXT_TOKENS = 5  # tokens of the prompt that the first window begins with
@@ -23,6 +24,10 @@ class Detokenizer:
     completes first ends the text; one that completes within the first `min_tokens` tokens does not count.
     A prompt may end in half a character, which the first token then completes; `begins_whole` says that it never does,
     since the text has characters of its own from its first byte on (a grammar's, chapter 19).
+
+    A decoder like SentencePiece's takes neighbouring byte tokens for text only if all of them together are text; one
+    byte too many, and each becomes U+FFFD. `invalid_byte` is the token of such a byte, from `invalid_byte_token`: text
+    that would change if it came next is held back.
     """
 
     def __init__(
@@ -32,29 +37,35 @@ class Detokenizer:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         begins_whole: bool = False,
+        invalid_byte: int | None = None,
     ):
         self.decode = decode
         self.stop = stop
         self.min_tokens = min_tokens
+        self.invalid_byte = invalid_byte
         self.text = ""
         self.stop_string: str | None = None
         self._held = ""  # whole characters that may be the beginning of a stop string
         self._num_tokens = 0
-        # [context, decoded already | new, not yet a whole character]
+        # [context, decoded already | new, not yet final]
         self._window = list(prompt_token_ids[-CONTEXT_TOKENS:])
         while begins_whole and self._window and decode(self._window).endswith(REPLACEMENT):
             self._window.pop()
         self._num_read = len(self._window)
         self._read_text = decode(self._window).rstrip(REPLACEMENT) if self._window else ""
+        # Where there are stop strings: after each new token, how many came so far, and the characters whole by then.
+        self._so_far: list[tuple[int, str]] = []
 
     def add(self, token_id: int) -> str:
         """Take the next token, return the text that may be shown now: often the token's own, sometimes none."""
         self._num_tokens += 1
         self._window.append(token_id)
         text = self.decode(self._window)
-        if text.endswith(REPLACEMENT) or len(text) <= len(self._read_text):
-            return ""  # half a character, or a special token that has no text
+        if len(text) <= len(self._read_text):
+            return ""  # a special token that has no text
         piece = text[len(self._read_text) :]
+        if not self._is_final(text):
+            return self._show_if_stopped(piece.rstrip(REPLACEMENT))
         # The window slides: what was new is the next token's context.
         del self._window[: self._num_read]
         self._num_read = len(self._window)
@@ -75,24 +86,48 @@ class Detokenizer:
         self.text += rest
         return shown + rest
 
+    def _is_final(self, text: str) -> bool:
+        """Whether the text of the window stays as it is, whatever comes next."""
+        if text.endswith(REPLACEMENT):
+            return False
+        return self.invalid_byte is None or self.decode([*self._window, self.invalid_byte]).startswith(text)
+
     def _show(self, piece: str) -> str:
         """Add new text; return what of it cannot belong to a stop string."""
         if self.stop:
-            piece, self._held = self._split(self._held, piece)
+            piece, self._held, self.stop_string = self._split(piece)
+            self._so_far.clear()
         self.text += piece
         return piece
 
-    def _split(self, held: str, new: str) -> tuple[str, str]:
-        """(what may be shown, what must wait); ends the text before the stop string that completes first in `new`."""
-        text = held + new
-        if self._num_tokens > self.min_tokens and (found := list(self._completed(text, len(held)))):
-            _, start, self.stop_string = min(found)  # of two that complete together, the longer one
-            return text[:start], ""
+    def _show_if_stopped(self, piece: str) -> str:
+        """A stop string ends the text even where another token could have changed it."""
+        if not self.stop or self._split(piece)[2] is None:
+            self._so_far.append((self._num_tokens, piece))
+            return ""
+        return self._show(piece)
+
+    def _split(self, piece: str) -> tuple[str, str, str | None]:
+        """(what may be shown, what must wait, the stop string that ended it), token by token: a stop string that
+        completed within the first `min_tokens` of them does not count, even if it is shown later."""
+        shown, held, done = "", self._held, 0
+        for num_tokens, so_far in [*self._so_far, (self._num_tokens, piece)]:
+            if len(so_far) >= done and piece.startswith(so_far):  # bytes may have meant something else before
+                text, begin, done = held + piece[done : len(so_far)], len(held), len(so_far)
+                if num_tokens > self.min_tokens and (found := list(self._completed(text, begin))):
+                    _, start, stop_string = min(found)  # of two that complete together, the longer one
+                    return shown + text[:start], "", stop_string
+                start = self._beginning(text)
+                shown, held = shown + text[:start], text[start:]
+        return shown, held, None
+
+    def _beginning(self, text: str) -> int:
+        """Where a stop string may have begun in `text`; its length if nowhere."""
         longest = max(map(len, self.stop)) - 1
         for start in range(max(0, len(text) - longest), len(text)):
             if any(stop.startswith(text[start:]) for stop in self.stop):
-                return text[:start], text[start:]
-        return text, ""
+                return start
+        return len(text)
 
     def _completed(self, text: str, begin: int) -> Iterator[tuple[int, int, str]]:
         """(end, start, stop string) of the first occurrence of each that completes in text[begin:]."""
@@ -100,6 +135,23 @@ class Detokenizer:
             start = text.find(stop, max(0, begin + 1 - len(stop)))
             if start >= 0:
                 yield start + len(stop), start, stop
+
+
+class Backend(Protocol):
+    """What of a `tokenizers.Tokenizer` is needed here."""
+
+    def token_to_id(self, token: str) -> int | None: ...
+    def decode(self, token_ids: list[int]) -> str: ...
+
+
+def invalid_byte_token(tokenizer: Backend) -> int | None:
+    """The token of a byte that is no text behind whole characters; None if the tokenizer has no tokens for such bytes,
+    or decodes all bytes one by one."""
+    for byte in reversed(range(0x80, 0x100)):
+        token_id = tokenizer.token_to_id(f"<0x{byte:02X}>")
+        if token_id is not None and tokenizer.decode([token_id]) == REPLACEMENT:
+            return token_id
+    return None
 
 
 def token_text(decode: Callable[[list[int]], str], token_id: int, before: Sequence[int]) -> str:
