@@ -53,8 +53,7 @@ class Detokenizer:
             self._window.pop()
         self._num_read = len(self._window)
         self._read_text = decode(self._window).rstrip(REPLACEMENT) if self._window else ""
-        # Where there are stop strings: after each new token, how many came so far, and the characters whole by then.
-        self._so_far: list[tuple[int, str]] = []
+        self._too_early: list[str] = []  # what was whole after new tokens with which no stop string counts
 
     def add(self, token_id: int) -> str:
         """Take the next token, return the text that may be shown now: often the token's own, sometimes none."""
@@ -96,38 +95,37 @@ class Detokenizer:
         """Add new text; return what of it cannot belong to a stop string."""
         if self.stop:
             piece, self._held, self.stop_string = self._split(piece)
-            self._so_far.clear()
+            self._too_early.clear()
         self.text += piece
         return piece
 
     def _show_if_stopped(self, piece: str) -> str:
         """A stop string ends the text even where another token could have changed it."""
-        if not self.stop or self._split(piece)[2] is None:
-            self._so_far.append((self._num_tokens, piece))
-            return ""
-        return self._show(piece)
+        if self.stop and self._num_tokens <= self.min_tokens:
+            self._too_early.append(piece)
+        elif self.stop and self._split(piece)[2] is not None:
+            return self._show(piece)
+        return ""
 
     def _split(self, piece: str) -> tuple[str, str, str | None]:
-        """(what may be shown, what must wait, the stop string that ended it), token by token: a stop string that
-        completed within the first `min_tokens` of them does not count, even if it is shown later."""
-        shown, held, done = "", self._held, 0
-        for num_tokens, so_far in [*self._so_far, (self._num_tokens, piece)]:
-            if len(so_far) >= done and piece.startswith(so_far):  # bytes may have meant something else before
-                text, begin, done = held + piece[done : len(so_far)], len(held), len(so_far)
-                if num_tokens > self.min_tokens and (found := list(self._completed(text, begin))):
-                    _, start, stop_string = min(found)  # of two that complete together, the longer one
-                    return shown + text[:start], "", stop_string
-                start = self._beginning(text)
-                shown, held = shown + text[:start], text[start:]
-        return shown, held, None
+        """(what may be shown, what must wait, the stop string that ended it)"""
+        # The longest, but for bytes that have come to mean something else.
+        early = max(filter(piece.startswith, self._too_early), key=len, default="")
+        shown, held = self._divided(self._held + early)
+        text = held + piece[len(early) :]
+        if self._num_tokens > self.min_tokens and (found := list(self._completed(text, len(held)))):
+            _, start, stop_string = min(found)  # of two that complete together, the longer one
+            return shown + text[:start], "", stop_string
+        more, held = self._divided(text)
+        return shown + more, held, None
 
-    def _beginning(self, text: str) -> int:
-        """Where a stop string may have begun in `text`; its length if nowhere."""
+    def _divided(self, text: str) -> tuple[str, str]:
+        """(what no stop string begins with, what one may begin with)"""
         longest = max(map(len, self.stop)) - 1
         for start in range(max(0, len(text) - longest), len(text)):
             if any(stop.startswith(text[start:]) for stop in self.stop):
-                return start
-        return len(text)
+                return text[:start], text[start:]
+        return text, ""
 
     def _completed(self, text: str, begin: int) -> Iterator[tuple[int, int, str]]:
         """(end, start, stop string) of the first occurrence of each that completes in text[begin:]."""
