@@ -5,30 +5,88 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from minillm.engine.llm import LLM
+    from minillm.engine.llm_engine import EngineArgs, LLMEngine
+    from minillm.inputs import PromptType, TextPrompt, TokensPrompt
+    from minillm.outputs import (
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from minillm.pooling_params import PoolingParams
     from minillm.sampling.grammar.params import StructuredOutputsParams
-    from minillm.sampling.params import SamplingParams
+    from minillm.sampling.params import BeamSearchParams, SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "StructuredOutputsParams", "__version__"]
+
+# Every public name, and the module that it is loaded from when it is first used.
+_MODULES = {
+    "LLM": "engine.llm",
+    "SamplingParams": "sampling.params",
+    "StructuredOutputsParams": "sampling.grammar.params",
+    "BeamSearchParams": "sampling.params",
+    "PoolingParams": "pooling_params",
+    "RequestOutput": "outputs",
+    "CompletionOutput": "outputs",
+    "PoolingOutput": "outputs",
+    "PoolingRequestOutput": "outputs",
+    "EmbeddingOutput": "outputs",
+    "EmbeddingRequestOutput": "outputs",
+    "ScoringOutput": "outputs",
+    "ScoringRequestOutput": "outputs",
+    "PromptType": "inputs",
+    "TextPrompt": "inputs",
+    "TokensPrompt": "inputs",
+    "LLMEngine": "engine.llm_engine",
+    "EngineArgs": "engine.llm_engine",
+}
+# vLLM's names that the book does not build.
+_ABSENT = {
+    "AsyncLLM": "minillm.engine.thread.EngineThread steps an LLM in a thread of its own",
+    "AsyncLLMEngine": "minillm.engine.thread.EngineThread steps an LLM in a thread of its own",
+    "AsyncEngineArgs": "use EngineArgs",
+    "ModelRegistry": "one decoder serves every family; minillm.model.config says which",
+    "ClassificationOutput": "the bundled decoders have no classifier",
+    "ClassificationRequestOutput": "the bundled decoders have no classifier",
+    "initialize_ray_cluster": "an LLM is one process",
+}
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "EngineArgs",
+    "LLMEngine",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "PromptType",
+    "RequestOutput",
+    "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+    "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
+    "__version__",
+]
 
 
-def __getattr__(name: str):
-    if name == "LLM":
-        from minillm.engine.llm import LLM
-
-        return LLM
-    if name == "SamplingParams":
-        from minillm.sampling.params import SamplingParams
-
-        return SamplingParams
-    if name == "StructuredOutputsParams":
-        from minillm.sampling.grammar.params import StructuredOutputsParams
-
-        return StructuredOutputsParams
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(import_module(f"minillm.{_MODULES[name]}"), name)
+    if name in _ABSENT:
+        raise AttributeError(f"minillm has no {name}: {_ABSENT[name]}")
     raise AttributeError(f"module 'minillm' has no attribute {name!r}")
 
 

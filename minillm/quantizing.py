@@ -16,12 +16,11 @@ from minillm.model.checkpoint import (
     load_model,
     load_tokenizer,
     read_model,
-    read_tensors,
     resolve_model,
-    weight_files,
 )
 from minillm.model.decoder import Decoder
 from minillm.model.quantized_folder import check_new, save_quantized
+from minillm.model.weights import read_tensors, weight_files
 from minillm.quantization.config import QuantizationConfig, resolve
 from minillm.quantization.outliers import plant_outliers
 from minillm.zoo import corpus

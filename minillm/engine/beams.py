@@ -21,10 +21,11 @@ from torch import Tensor
 from minillm.engine.deltas import TokenDelta
 from minillm.engine.detokenizer import Detokenizer
 from minillm.engine.engine import Engine
-from minillm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from minillm.engine.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestMetrics
 from minillm.engine.request import Request
 from minillm.engine.scheduler import Scheduler
 from minillm.sampling.beam import beam_search
+from minillm.sampling.params import BeamSearchParams
 
 Beam = tuple[int, ...]  # the tokens of a beam after the prompt
 
@@ -42,15 +43,15 @@ class ArrivedTokens(deque[TokenDelta]):
 def search_beams(
     engine: Engine,
     request: Request,
-    beam_width: int,
-    length_penalty: float,
+    search: BeamSearchParams,
     step: Callable[[], object],
     deltas: deque[TokenDelta],
     decode: Callable[[list[int]], str],
-) -> RequestOutput:
+) -> BeamSearchOutput:
     """What `LLM.beam_search` gives back for one prompt. `step` runs a step, in which others are served too,
     and puts the new tokens of this search into `deltas`; the caller aborts what is left of it."""
     metrics = RequestMetrics(request.arrival_time)
+    beam_width, prompt = search.beam_width, request.prompt_token_ids
     stop_token_ids, max_tokens = request.stop_token_ids, request.max_tokens
 
     def wait() -> list[TokenDelta]:
@@ -65,17 +66,19 @@ def search_beams(
         request, beam_width, engine.runner.model.config.vocab_size, engine.scheduler, wait, engine.announcer.forget
     )
     engine.add_request(request)
-    beams = beam_search(requests.next_logprobs, beam_width, max_tokens, stop_token_ids, length_penalty)
-    detokenizer, samples = Detokenizer(decode, request.prompt_token_ids), []
+    beams = beam_search(requests.next_logprobs, beam_width, max_tokens, stop_token_ids, search.length_penalty)
+    detokenizer, samples, sequences = Detokenizer(decode, prompt), [], []
     for index, beam in enumerate(beams):
-        text = detokenizer.whole(beam.token_ids[: -1 if beam.finished else None])
+        ids, score = list(beam.token_ids), beam.cumulative_logprob
+        shown = ids[:-1] if beam.finished and not search.include_stop_str_in_output else ids
         reason = "stop" if beam.finished else "length"
-        samples.append(
-            CompletionOutput(index, text, list(beam.token_ids), beam.cumulative_logprob, finish_reason=reason)
-        )
+        samples.append(CompletionOutput(index, detokenizer.whole(shown), ids, score, finish_reason=reason))
+        sequences.append(BeamSearchSequence(prompt + ids, decode(prompt + shown), score, reason))
     metrics.finished_time = engine.clock()
     metrics.num_cached_tokens, metrics.cached_tokens = request.num_cached_tokens, request.cached_tokens
-    return RequestOutput(request.request_id, request.prompt, request.prompt_token_ids, samples, metrics)
+    return BeamSearchOutput(
+        request.request_id, request.prompt, prompt, None, samples, True, metrics, sequences=sequences
+    )
 
 
 class BeamRequests:
@@ -94,7 +97,7 @@ class BeamRequests:
         self.scheduler, self.wait, self.changed, self.vocab_size = scheduler, wait, changed, vocab_size
         # The search decides what comes next; all the engine is asked for is what it needs to decide.
         params = replace(request.params, logprobs=min(2 * beam_width, vocab_size), ignore_eos=True, stop_token_ids=None)
-        request.params, request.stop_token_ids = params, frozenset()
+        request.spec, request.stop_token_ids = replace(request.spec, params=params), frozenset()
         request.takes_drafts, request.needs_host = False, True  # the search decides what comes next
         self.request_id = request.request_id
         self.live: dict[Beam, Request] = {(): request}

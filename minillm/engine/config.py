@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,9 @@ class EngineConfig:
     generation_config: str = "auto"
 
     def __post_init__(self):
+        for one in fields(self):
+            if getattr(self, one.name) is None and one.default is not MISSING:  # None means the default
+                object.__setattr__(self, one.name, one.default)
         if not isinstance(self.model, (str, Path)):
             raise TypeError(f"model={self.model!r} is not allowed; allowed: a bundled name, a folder or a hub id")
         check_int("max_model_len", self.max_model_len, 2, none_means="what the model was made for")

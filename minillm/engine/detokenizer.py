@@ -23,7 +23,8 @@ class Detokenizer:
     `stop_string` names the stop string that was met, or `finish` was called. Of several stop strings the one that
     completes first ends the text; one that completes within the first `min_tokens` tokens does not count.
     A prompt may end in half a character, which the first token then completes; `begins_whole` says that it never does,
-    since the text has characters of its own from its first byte on (a grammar's, chapter 19).
+    since the text has characters of its own from its first byte on (a grammar's, chapter 19). With `keeps_stop` the
+    stop string stays at the end of the text.
 
     A decoder like SentencePiece's takes neighbouring byte tokens for text only if all of them together are text; one
     byte too many, and each becomes U+FFFD. `invalid_byte` is the token of such a byte, from `invalid_byte_token`: text
@@ -37,8 +38,10 @@ class Detokenizer:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         begins_whole: bool = False,
+        keeps_stop: bool = False,
         invalid_byte: int | None = None,
     ):
+        self.keeps_stop = keeps_stop
         self.decode = decode
         self.stop = stop
         self.min_tokens = min_tokens
@@ -114,8 +117,8 @@ class Detokenizer:
         shown, held = self._divided(self._held + early)
         text = held + piece[len(early) :]
         if self._num_tokens > self.min_tokens and (found := list(self._completed(text, len(held)))):
-            _, start, stop_string = min(found)  # of two that complete together, the longer one
-            return shown + text[:start], "", stop_string
+            end, start, stop_string = min(found)  # of two that complete together, the longer one
+            return shown + text[: end if self.keeps_stop else start], "", stop_string
         more, held = self._divided(text)
         return shown + more, held, None
 

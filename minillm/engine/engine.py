@@ -21,7 +21,7 @@ from minillm.engine.config import EngineConfig
 from minillm.engine.deltas import TokenDelta, deltas_of, joined
 from minillm.engine.drafting import build_speculation
 from minillm.engine.executor import Executor, InProcessExecutor, Launched
-from minillm.engine.failures import end_all, end_steps
+from minillm.engine.failures import end_all, end_requests, end_steps
 from minillm.engine.input_batch import Compile
 from minillm.engine.lock import FairLock, locked
 from minillm.engine.parts import close_tiers
@@ -29,7 +29,8 @@ from minillm.engine.request import Request
 from minillm.engine.runner import ModelRunner
 from minillm.engine.scheduler import KVCache, Scheduler
 from minillm.engine.speculation import DEFAULT_LENGTH, Speculation
-from minillm.engine.step import Announcer, SchedulerOutput, StepResult, StepStats
+from minillm.engine.stats import StepStats, note_step
+from minillm.engine.step import Announcer, SchedulerOutput, StepResult
 from minillm.model.decoder import Decoder
 from minillm.sampling.sampler import Sampler
 from minillm.speculative.drafter import Drafter
@@ -88,9 +89,8 @@ class Engine:
         on_gpu = model is not None and (model.device.type == "cuda" or like_a_gpu("ahead"))
         self.overlap = on_gpu if config.async_scheduling is None else config.async_scheduling
         self.announcer = Announcer()
-        self.in_flight: tuple[SchedulerOutput, Launched] | None = (
-            None  # a step whose tokens are not known on the host yet
-        )
+        # A step whose tokens are not known on the host yet.
+        self.in_flight: tuple[SchedulerOutput, Launched] | None = None
         # Hears of every request id that ended without a delta: aborted from outside, or in a step that failed with an
         # error.
         self.on_end: Callable[[str, BaseException | None], None] = lambda request_id, error: None
@@ -98,6 +98,7 @@ class Engine:
         self.num_steps = 0
         self.stats = StepStats()  # of the last step
         self.is_closed = False
+        self.why_closed = "this LLM is closed: it computes nothing any more; make a new one"
         self.lock = FairLock()
         self.process_id = os.getpid()
 
@@ -130,6 +131,11 @@ class Engine:
         """Queue a request. Raises ValueError at once for one that could never be served; the others go on. Raises
         RuntimeError when the engine is closed."""
         self.check_open()
+        if request.params.structured_outputs is not None and getattr(self.runner, "compile_grammar", request) is None:
+            raise ValueError(
+                f"request {request.request_id} asks for structured_outputs={request.params.structured_outputs!r}, "
+                f"and this engine has no tokenizer to compile them for; use LLM, or engine.use_grammars"
+            )
         self.scheduler.add(request)
         if self.prefetch is not None:
             self.prefetch(request)
@@ -210,7 +216,7 @@ class Engine:
                 f"and where there is a GPU start the child with multiprocessing.get_context('spawn')"
             )
         if self.is_closed:
-            raise RuntimeError("this LLM is closed: it computes nothing any more; make a new one")
+            raise RuntimeError(self.why_closed)
 
     def _step(self) -> list[TokenDelta]:
         output = self._schedule()
@@ -246,9 +252,13 @@ class Engine:
         return joined(deltas)
 
     def _schedule(self) -> SchedulerOutput:
-        try:
-            if self.speculation is not None:
+        if self.speculation is not None:
+            try:
                 self.speculation.propose(self.scheduler, self.announcer.known)
+            except BaseException as error:
+                end_requests(self, error, self.speculation.asked)
+                raise
+        try:
             with self.trace.span("schedule"):
                 output = self.scheduler.schedule()
                 self.announcer.complete(output, self.scheduler.requests, self.kv_cache.tables)
@@ -257,26 +267,8 @@ class Engine:
             raise
         if self.speculation is not None:
             self.speculation.forget(output.finished)
-        self._note(output)
-        if self.trace.enabled:
-            self._count(output)
+        self.stats = note_step(self, output)
         return output
-
-    def _note(self, output: SchedulerOutput) -> None:
-        """Keep the step's statistics, and when a request first got tokens."""
-        scheduler = self.scheduler
-        num_running = len(scheduler.running)
-        self.stats = StepStats(
-            output.num_tokens,
-            num_running,
-            len(scheduler.requests) - num_running,
-            len(output.preempted),
-            getattr(self.kv_cache.pool, "usage", 0.0),  # a pool of your own may not count
-        )
-        for new in output.arrived:
-            request = scheduler.requests[new.request_id]
-            if request.scheduled_time is None:
-                request.scheduled_time = self.clock()
 
     def _take_in_flight(self, *later: SchedulerOutput) -> list[TokenDelta]:
         """Wait for the step in flight, if there is one; `later` were launched behind it, and fail with it."""
@@ -305,16 +297,3 @@ class Engine:
             if token_id is not None:
                 request.token_times.append(now)
         return deltas_of(added, result)
-
-    def _count(self, output: SchedulerOutput) -> None:
-        """What the figures and the metrics of the book are drawn from."""
-        count = self.trace.count
-        for row in output.rows:
-            prompt = self.scheduler.requests[row.request_id].num_prompt_tokens
-            count("tokens", row.num_tokens, request=row.request_id, start=row.start, prompt=prompt)
-        count("running", len(self.scheduler.running))
-        count("waiting", len(self.scheduler.requests) - len(self.scheduler.running))
-        count("blocks used", self.kv_cache.pool.num_blocks - self.kv_cache.pool.num_free)
-        for kind in ("to_disk", "swap_out", "from_disk", "copies", "swap_in"):
-            if moved := len(getattr(output.moves, kind)):
-                count(kind, moved)

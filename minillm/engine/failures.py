@@ -34,6 +34,13 @@ def end_steps(engine: Engine, error: BaseException, *outputs: SchedulerOutput) -
     _put_away(engine, error, ending, forget)
 
 
+def end_requests(engine: Engine, error: BaseException, requests: Iterable[Request]) -> None:
+    """What was computed for these between two steps, such as their drafts, failed: no block was written."""
+    groups = {request.group_id for request in requests}
+    ending = [request for request in engine.scheduler.requests.values() if request.group_id in groups]
+    _put_away(engine, error, ending, [])
+
+
 def end_all(engine: Engine, error: BaseException) -> None:
     """The scheduler failed: nothing that it keeps is certain."""
     forget = [engine.kv_cache.take_moves, engine.kv_cache.pool.evict_all]

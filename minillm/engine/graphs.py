@@ -112,8 +112,7 @@ class DecodeGraphs:
             return False
         if step.all_decode:
             return True
-        few = max(step.counts) <= self.tokens_each  # a part of a prompt may be among them
-        return few and all(state.params.prompt_logprobs is None for state in step.states)
+        return max(step.counts) <= self.tokens_each and not step.any_scored  # a part of a prompt may be among them
 
     def fill(self, step: StepInputs, requests: InputBatch) -> ForwardBatch:
         """Put a step into the buffers of the smallest size that holds it."""

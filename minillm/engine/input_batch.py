@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -28,11 +27,16 @@ from minillm.staging import upload
 
 NO_SLOT = -1  # of a request that has ended
 NONE = np.zeros(0, np.int64)
-Compile = Callable[[SamplingParams], CompiledGrammar | None]
+Compile = Callable[[SamplingParams], CompiledGrammar]  # of parameters with structured_outputs
 
 
 class RequestState:
     """What the runner knows of one request. A drafter reads it too (`minillm.speculative.drafter.DraftedRequest`)."""
+
+    __slots__ = (
+        "cache_salt", "draft_probs", "grammar", "index", "logprob_start_len", "num_prompt_tokens", "output_token_ids",
+        "params", "prompt", "prompt_token_ids", "request_id", "seed", "slot", "stop_token_ids", "stuck", "token_ids",
+    )  # fmt: skip
 
     def __init__(self, new: NewRequest, slot: int, grammar: Grammar | None):
         self.request_id, self.params, self.seed, self.index = new.request_id, new.params, new.seed, new.index
@@ -49,9 +53,8 @@ class RequestState:
         self.slot = slot
         self.grammar = grammar
         self.stuck: Stuck | None = None  # where in the step under way its grammar could make no mask, and why
-        self.draft_probs: Tensor | None = (
-            None  # [num draft tokens, vocab_size], what they were drawn from, if by chance
-        )
+        # [num draft tokens, vocab_size]: what they were drawn from, if they were sampled
+        self.draft_probs: Tensor | None = None
 
     def sample_seed(self, index: int | None = None) -> int:
         """As `minillm.engine.request.Request.sample_seed`."""
@@ -77,11 +80,14 @@ class StepInputs:
     counts: tuple[int, ...]  # tokens of each row
     samples: tuple[int, ...]  # of each row
     has_drafts: bool
+    any_scored: bool  # whether a request wants log-probabilities of its prompt
     token_ids: np.ndarray  # [num_tokens]; 0 for one that only the device knows
     positions: np.ndarray  # [num_tokens]
     slot_mapping: np.ndarray  # [num_tokens]
     query_start_loc: np.ndarray  # [num_rows + 1]
     late: np.ndarray  # the rows whose token only the device knows
+    seq_lens: np.ndarray  # [num_rows], with this step's tokens
+    all_sample: bool  # whether every row wants one next token
 
     @property
     def num_tokens(self) -> int:
@@ -91,15 +97,6 @@ class StepInputs:
     def all_decode(self) -> bool:
         """Whether every row has one token."""
         return len(self.token_ids) == len(self.rows)
-
-    @cached_property
-    def all_sample(self) -> bool:
-        """Whether every row wants one next token."""
-        return self.samples.count(1) == len(self.samples)
-
-    @cached_property
-    def seq_lens(self) -> np.ndarray:
-        return self.starts + self.counts
 
     def logits_wanted(self) -> np.ndarray:
         """Of the step's tokens those whose logits are drawn from: the last one of each row that samples,
@@ -126,10 +123,10 @@ class FailedGrammar:
         return self
 
 
-def _started(compiled: CompiledGrammar, new: NewRequest) -> Grammar | FailedGrammar:
-    """The grammar of a request, behind what it has said."""
+def _started(new: NewRequest, compile_grammar: Compile) -> Grammar | FailedGrammar:
+    """The grammar of a request, behind what it has generated."""
     try:
-        grammar = compiled.start()
+        grammar = compile_grammar(new.params).start()
         for token_id in new.token_ids[new.num_prompt_tokens :]:
             grammar.accept(token_id)
         return grammar
@@ -151,6 +148,10 @@ class InputBatch:
         self.on_device: Tensor | None = None  # the block table there; on a CPU it is the same memory
         self._numbers = np.arange(num_slots + 1)
         self.num_removed = 0  # requests
+        self._ids: tuple[str, ...] = ()  # of the last step's rows, unless a request came or left since
+        self._states: list[RequestState] = []  # theirs
+        self._slots = NONE
+        self._any_scored = False
         self._changes: list[tuple[int, int, list[int]]] = []  # (slot, first entry, blocks) not sent yet
         self._grow(num_slots, num_blocks)
 
@@ -160,15 +161,16 @@ class InputBatch:
     def __getitem__(self, request_id: str) -> RequestState:
         return self.states[request_id]
 
-    def add(self, new: NewRequest, compiled: CompiledGrammar | None = None) -> RequestState:
+    def add(self, new: NewRequest, compile_grammar: Compile | None = None) -> RequestState:
         """Take a request in; one that is here already keeps its slot and its block table, and gets another text."""
-        grammar = None if compiled is None else _started(compiled, new)
+        grammar = None if new.params.structured_outputs is None else _started(new, compile_grammar)
         known = self.states.get(new.request_id)
         if known is None and not self.free_slots:
             self._grow(2 * len(self.num_known), self.block_table.shape[1])
         slot = self.free_slots.pop() if known is None else known.slot
         state = self.states[new.request_id] = RequestState(new, slot, grammar)
         self.num_known[slot], self.last_token[slot] = len(new.token_ids), new.token_ids[-1]
+        self._ids = ()
         return state
 
     def remove(self, request_id: str) -> None:
@@ -176,6 +178,7 @@ class InputBatch:
         if (state := self.states.pop(request_id, None)) is not None:
             self.free_slots.append(state.slot)
             state.slot = NO_SLOT
+            self._ids = ()
             self.num_removed += 1
 
     def extend(
@@ -205,18 +208,23 @@ class InputBatch:
         """The numbers of a step, after its new blocks are in the tables.
         One that was asked for twice is the same again."""
         ids, starts, counts, block_ids, samples, drafts, first_blocks, _ = zip(*rows)
-        states = list(map(self.states.__getitem__, ids))
-        slots = np.fromiter((state.slot for state in states), np.int64, len(rows))
-        for place, new in enumerate(block_ids):
-            if new:
-                self.set_blocks(states[place].slot, first_blocks[place], new)
+        if ids != self._ids:  # in most steps the requests are those of the last one
+            self._ids, self._states = ids, list(map(self.states.__getitem__, ids))
+            self._slots = np.fromiter((state.slot for state in self._states), np.int64, len(ids))
+            self._any_scored = any(state.params.prompt_logprobs is not None for state in self._states)
+        states, slots = self._states, self._slots
+        if any(block_ids):
+            for place, new in enumerate(block_ids):
+                if new:
+                    self.set_blocks(states[place].slot, first_blocks[place], new)
         starts = np.asarray(starts, np.int64)
         unread = self.num_known[slots] - starts  # 1: the row begins with the last token that is known; 0: behind it
-        num_tokens = sum(counts)
+        is_usual = not np.count_nonzero(unread - 1)
+        late, num_tokens = NONE, sum(counts)
         if num_tokens == len(rows):
             positions, owners, query_start_loc = starts, slots, self.numbers(len(rows) + 1)
             token_ids = self.last_token[slots]
-            several = np.flatnonzero(unread > 1).tolist() if unread.max() > 1 else ()
+            several = () if is_usual else np.flatnonzero(unread > 1).tolist()
         else:
             lengths = np.asarray(counts)
             query_start_loc = np.concatenate([[0], lengths.cumsum()])
@@ -226,8 +234,8 @@ class InputBatch:
             several = np.flatnonzero((lengths > 1) | (unread > 1)).tolist()
         for place in several:
             token_ids[query_start_loc[place] : query_start_loc[place + 1]] = states[place].tokens(rows[place])
-        late = np.flatnonzero(unread < 1) if unread.min() < 1 else NONE
-        if len(late):
+        if not is_usual:
+            late = np.flatnonzero(unread < 1)
             token_ids[query_start_loc[late]] = 0
         block, offset = np.divmod(positions, self.block_size)
         slot_mapping = np.multiply(self.block_table[owners, block], self.block_size, dtype=np.int64)
@@ -240,11 +248,14 @@ class InputBatch:
             counts,
             samples,
             any(drafts),
+            self._any_scored,
             token_ids,
             positions,
             slot_mapping,
             query_start_loc,
             late,
+            starts + (1 if num_tokens == len(rows) else counts),
+            samples.count(1) == len(rows),
         )
 
     def numbers(self, count: int) -> np.ndarray:

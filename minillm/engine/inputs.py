@@ -7,27 +7,32 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minillm.engine.chats import render_chats
 from minillm.engine.lock import locked
+from minillm.engine.prompt_forms import as_prompts, check_text
 from minillm.engine.request import Request
 from minillm.model.checkpoint import GENERATION, load_sampling_defaults
 from minillm.sampling.grammar.compiler import GrammarCompiler
 from minillm.sampling.noise import derive_seed
 from minillm.sampling.params import SamplingParams, check_int
+from minillm.sampling.rules import word_token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from minillm.sampling.grammar.protocol import CompiledGrammar
 
-Prompt = str | dict[str, Any]
+Prompt = str | Sequence[int] | dict[str, Any]
+PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", "logprob_start_len"}
 PROMPT_FORMS = (
-    "a string, {'prompt': string}, {'prompt_token_ids': [ids]} (with or without 'cache_salt', 'logprob_start_len'), "
-    "or a list of these"
+    "a string, a list of token ids, {'prompt': string}, {'prompt_token_ids': [ids]} "
+    "(with or without 'cache_salt', 'logprob_start_len'), or a list of these"
 )
 
 
@@ -68,7 +73,7 @@ class InputProcessor:
         user: str | Sequence[str] | None = None,
     ) -> list[Request]:
         """One request a prompt, in order; parameters, priorities and users are one for all or one each."""
-        prompts = [prompts] if isinstance(prompts, (str, dict)) else prompts
+        prompts = as_prompts(prompts)
         if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
             raise TypeError(f"prompts={prompts!r} is not allowed; allowed: {PROMPT_FORMS}")
         params = self._params(sampling_params, len(prompts))
@@ -86,31 +91,30 @@ class InputProcessor:
         ]
 
     @locked
-    def conversations(self, messages: Sequence[Any]) -> list[str]:
-        """One conversation or several, as the text that the model's chat template makes of each."""
-        if not isinstance(messages, (list, tuple)) or not messages:
-            raise ValueError(f"messages={messages!r} is not allowed; allowed: a list of messages, or of such lists")
-        if not self.tokenizer.chat_template:
-            raise ValueError("the model's tokenizer has no chat template; write the prompt yourself and use generate()")
-        conversations = [messages] if isinstance(messages[0], dict) else messages
-        for index, conversation in enumerate(conversations):
-            _check_conversation(f"messages[{index}]" if conversations is messages else "messages", conversation)
-        template = self.tokenizer.apply_chat_template
-        return [template(list(c), tokenize=False, add_generation_prompt=True) for c in conversations]
+    def conversations(self, messages: Sequence[Any], **options: Any) -> list[str]:
+        """One conversation or several, as the text that the model's chat template makes of each, see `render_chats`."""
+        return render_chats(self.tokenizer, messages, **options)
 
     def _params(self, given: Any, num_prompts: int) -> list[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):
-            params = [given or self.default_params] * num_prompts
+            params = [self._own(given or self.default_params)] * num_prompts
         else:
-            params = list(given) if isinstance(given, Sequence) else [given]
-        for one in params:
-            if not isinstance(one, SamplingParams):
-                raise TypeError(f"sampling_params={one!r} is not allowed; allowed: a SamplingParams, or a list of them")
-            self._check_against_vocabulary(one)
+            params = [self._own(one) for one in (given if isinstance(given, Sequence) else [given])]
         if len(params) != num_prompts:
             raise ValueError(
                 f"sampling_params has {len(params)} entries for {num_prompts} prompts; pass one for all, or one each"
             )
+        return params
+
+    def _own(self, params: SamplingParams) -> SamplingParams:
+        """A copy for the request, checked as it is now: the caller may have changed it, and may go on to do so."""
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"sampling_params={params!r} is not allowed; allowed: a SamplingParams, or a list of them")
+        params = params.clone()
+        if params.bad_words:
+            encode = partial(self.tokenizer.encode, add_special_tokens=False)
+            params.bad_words_token_ids = word_token_ids(encode, params.bad_words)
+        self._check_against_vocabulary(params)
         return params
 
     @locked
@@ -130,9 +134,9 @@ class InputProcessor:
                 raise ValueError(f"{name}={getattr(params, name)} exceeds the vocabulary of {self.vocab_size} tokens")
 
     def _tokens(self, name: str, prompt: Any, add_special_tokens: bool) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, dict) and len(prompt.keys() - {"cache_salt", "logprob_start_len"}) == 1:
+        if isinstance(prompt, dict) and prompt.keys() <= PROMPT_KEYS and not PROMPT_KEYS.isdisjoint(prompt):
             if "prompt_token_ids" in prompt:
-                return None, self._checked(name, prompt["prompt_token_ids"])
+                return prompt.get("prompt"), self._checked(name, prompt["prompt_token_ids"])
             prompt = prompt.get("prompt", prompt)
         if not isinstance(prompt, str):
             raise TypeError(f"{name}={prompt!r} is not allowed; allowed: {PROMPT_FORMS}")
@@ -222,28 +226,6 @@ def _one_each(name: str, given: Any, kind: type, default: Any, num_prompts: int)
     return list(given)
 
 
-def _check_conversation(name: str, conversation: Any) -> None:
-    if not isinstance(conversation, (list, tuple)) or not conversation:
-        raise ValueError(f"{name}={conversation!r} is not allowed; allowed: a list of at least one message")
-    for index, message in enumerate(conversation):
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise ValueError(f"{name} has the message {message!r}; allowed: {{'role': string, 'content': string}}")
-        for key in ("role", "content"):
-            check_text(f"{name}[{index}][{key!r}]", message[key])
-
-
-def check_text(name: str, text: str) -> None:
-    """Raise ValueError where `text` holds half of a UTF-16 pair, which stands for no character and has no bytes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name} has a lone surrogate, {text[error.start]!r}, at character {error.start}: "
-            "half of a UTF-16 pair, which no tokenizer can encode; remove it, "
-            "or decode the bytes that it comes from with errors='replace'"
-        ) from None
-
-
 def refuse_later(**arguments: tuple[Any, int]) -> None:
     """Raise NotImplementedError, with its chapter, for an argument that is served later and was given."""
     for name, (value, chapter) in arguments.items():
@@ -251,10 +233,12 @@ def refuse_later(**arguments: tuple[Any, int]) -> None:
             raise NotImplementedError(f"{name}={value!r} comes with chapter {chapter:02}; leave it out until then")
 
 
-def default_sampling_params(path: Path, generation_config: str) -> SamplingParams:
-    """The model's defaults, or ("vllm") the library's. Raises TypeError or ValueError naming the file of a wrong
-    one."""
-    given = load_sampling_defaults(path) if generation_config == "auto" else {}
+def default_sampling_params(
+    path: Path, generation_config: str, override: Mapping[str, Any] | None = None
+) -> SamplingParams:
+    """The model's defaults, or ("vllm") the library's; `override` is laid over them. Raises TypeError or ValueError
+    naming the file of a wrong one."""
+    given = (load_sampling_defaults(path) if generation_config == "auto" else {}) | dict(override or {})
     if "max_new_tokens" in given:
         given["max_tokens"] = given.pop("max_new_tokens")
     try:

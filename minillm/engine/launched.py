@@ -6,28 +6,20 @@ result    x     accepted d, x   a token each    and behind each what its grammar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, islice
-from typing import NamedTuple
 
 import numpy as np
 
 from minillm.engine.input_batch import NO_SLOT, NONE, InputBatch, RequestState
+from minillm.engine.prompt_scores import ScoredPrompt
 from minillm.engine.step import ScheduledRequest, StepResult
+from minillm.sampling.grammar.mask import Stuck
 from minillm.sampling.grammar.protocol import Grammar
 from minillm.sampling.logprobs import Logprob, LogprobTensors, dictionaries
 from minillm.sampling.sampler import SamplerOutput
 from minillm.staging import Download
 from minillm.trace import Trace
-
-
-class ScoredPrompt(NamedTuple):
-    """The log-probabilities of a part of a prompt, on the device."""
-
-    request_id: str
-    first: int  # token of the prompt
-    counts: list[int]
-    scores: LogprobTensors
 
 
 class LaunchedStep:
@@ -61,7 +53,12 @@ class LaunchedStep:
         """What was generated. The runner's own record of each request goes on with it;
         one that has ended meanwhile is left out."""
         with self.trace.span("wait"):
-            tensors = iter(self.download.wait())
+            arrived = self.download.wait()
+        if self.is_plain and len(arrived) == 1:  # as in most steps: no log-probabilities
+            token_ids = arrived[0].tolist()
+            self.requests.extend(self.states, self.slots, token_ids, self.num_removed)
+            return StepResult({state.request_id: [token_id] for state, token_id in zip(self.states, token_ids)})
+        tensors = iter(arrived)
         sampled = self.sampled and self.sampled.read(*islice(tensors, len(self.sampled.tensors)))
         result = StepResult()
         for request_id, first, counts, scores in self.prompts:
@@ -74,10 +71,6 @@ class LaunchedStep:
         return result
 
     def _read(self, token_ids: list[int], logprobs: list[dict[int, Logprob] | None] | None, result: StepResult) -> None:
-        if self.is_plain and logprobs is None:  # as in most steps
-            result.token_ids = {state.request_id: [token_id] for state, token_id in zip(self.states, token_ids)}
-            self.requests.extend(self.states, self.slots, token_ids, self.num_removed)
-            return
         drawn = zip(token_ids, logprobs or [None] * len(token_ids))
         for state, row in zip(self.states, self.rows):
             of_row = list(islice(drawn, row.samples + len(row.draft)))
@@ -127,7 +120,9 @@ def follow(
     raises ends its own request alone.
     """
     if grammar is None:
-        return drawn, False, None
+        if state.stuck is None or len(drawn) <= state.stuck.num_tokens:
+            return drawn, False, None
+        return drawn[: state.stuck.num_tokens], False, str(state.stuck.error)
     taken: Drawn = []
     left = drawn[::-1]
     jumps = state.params.structured_outputs.jump_forward
@@ -146,3 +141,15 @@ def follow(
     except Exception as error:
         return taken, False, str(error)
     return taken, grammar.is_terminated, None
+
+
+def note_failed(
+    failed: Mapping[int, Exception], states: Sequence[RequestState], rows: Sequence[ScheduledRequest]
+) -> None:
+    """Write down whose rules could make no logits (`minillm.sampling.rules`): what was drawn there is not taken."""
+    first = 0
+    for state, row in zip(states, rows):
+        if state.grammar is None:
+            places = [at - first for at in range(first, first + row.samples + len(row.draft)) if at in failed]
+            state.stuck = Stuck(places[0] if row.draft else 0, failed[first + places[0]]) if places else None
+        first += row.samples + len(row.draft)

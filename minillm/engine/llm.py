@@ -6,6 +6,7 @@ prompts -> InputProcessor -> Request -> Engine -> tokens -> OutputProcessor -> R
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,6 +15,7 @@ import torch
 from minillm.engine import calls
 from minillm.engine.beams import ArrivedTokens, search_beams
 from minillm.engine.config import EngineConfig
+from minillm.engine.counters import Counters
 from minillm.engine.deltas import TokenDelta
 from minillm.engine.engine import Engine
 from minillm.engine.inputs import (
@@ -24,20 +26,22 @@ from minillm.engine.inputs import (
 )
 from minillm.engine.lock import FairLock, locked
 from minillm.engine.output_processor import OutputProcessor
-from minillm.engine.outputs import RequestOutput, StreamDelta
+from minillm.engine.outputs import BeamSearchOutput, RequestOutput, StreamDelta
+from minillm.engine.pooling import Pooling
 from minillm.engine.request import Request
 from minillm.engine.sink import OutputSink
 from minillm.engine.sizing import max_model_len_of, served_model_len
-from minillm.kv_cache import persist
+from minillm.engine.upkeep import Upkeep
+from minillm.engine.vllm_names import merged
 from minillm.model.checkpoint import load_model, load_tokenizer, resolve_model
-from minillm.sampling.params import SamplingParams, check_int
+from minillm.sampling.params import BeamSearchParams, SamplingParams
 from minillm.trace import Trace
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from minillm.engine.llm_engine import EngineArgs
 
 
-class LLM:
+class LLM(Upkeep, Pooling):
     """Loads a model and answers prompts.
 
     `model` is a bundled name, a folder in Hugging Face layout, a GGUF file, or a hub id. `dtype="auto"` is float32 on a
@@ -68,13 +72,14 @@ class LLM:
     Several threads may use one LLM. They take turns, a step computes tokens for the requests of all,
     and each call returns what it asked for (`minillm.engine.lock`).
 
-    Values that come with a later chapter raise NotImplementedError and name it; wrong ones raise ValueError or
-    TypeError and name what is allowed.
+    vLLM's names for some of these are taken too (`minillm.engine.vllm_names`), and None stands for the default. Values
+    that come with a later chapter raise NotImplementedError and name it; wrong ones ValueError or TypeError.
     """
 
     def __init__(
         self,
         model: str | Path = "tinyworld",
+        *,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         max_model_len: int | None = None,
@@ -102,22 +107,34 @@ class LLM:
         async_scheduling: bool | None = None,
         seed: int = 0,
         generation_config: str = "auto",
+        **of_vllm: Any,
     ):
-        arguments = dict(locals())
-        del arguments["self"]
-        self.config = EngineConfig(**arguments)
-        path = resolve_model(model)
-        default_params = default_sampling_params(path, generation_config)
-        self.model = load_model(path, dtype, device, quantization, cpu_offload_bytes)
-        self.tokenizer = load_tokenizer(path)
-        self.trace = Trace(enabled=False)
-        model_len = max_model_len_of(self.config, self.model)
-        self.engine = Engine(self.model, config=self.config, trace=self.trace)
-        self.max_model_len = served_model_len(self.config, self.engine.kv_cache, model_len)
+        own = {name: value for name, value in locals().items() if name not in ("self", "of_vllm")}
+        own, self.options = merged(own, of_vllm)
+        self.config = config = EngineConfig(**own)
+        path = resolve_model(config.model)
+        default_params = default_sampling_params(
+            path, config.generation_config, self.options.override_generation_config
+        )
+        self.model = load_model(
+            path, config.dtype, config.device, config.quantization, config.cpu_offload_bytes, config.max_model_len
+        )
+        self.tokenizer = load_tokenizer(
+            path if self.options.tokenizer is None else resolve_model(self.options.tokenizer)
+        )
+        self.trace, self.counters = Trace(enabled=False), Counters()
+        self._asleep: set[str] = set()  # parts that `sleep` has freed
+        model_len = max_model_len_of(config, self.model)
+        self.engine = Engine(self.model, config=config, trace=self.trace)
+        self.max_model_len = served_model_len(config, self.engine.kv_cache, model_len)
         eos_token_ids = frozenset(self.model.config.eos_token_ids)
-        vocab_size = self.model.config.vocab_size
-        limits = (vocab_size, self.max_model_len, eos_token_ids)
-        self.inputs = InputProcessor(self.tokenizer, *limits, seed, self.engine.clock, default_params)
+        limits = (self.model.config.vocab_size, self.max_model_len, eos_token_ids)
+        self.inputs = InputProcessor(self.tokenizer, *limits, config.seed, self.engine.clock, default_params)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """The LLM that vLLM's `EngineArgs` describe."""
+        return cls(**engine_args.arguments)
 
     @property
     def engine(self) -> Engine:
@@ -138,16 +155,18 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
         use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Any = None,
         priority: int | Sequence[int] | None = None,
         user: str | Sequence[str] | None = None,
-        lora_request: Any = None,
     ) -> list[RequestOutput]:
         """Continue each prompt; results in the order of the prompts.
 
-        A prompt is a string or {"prompt_token_ids": [...]}. `sampling_params` is one for all, or one each;
-        None stands for `get_default_sampling_params()`. `use_tqdm` shows a progress bar, or is called to make one,
-        as `tqdm` is. Every prompt is checked before the first is computed; see `InputProcessor` for what is raised.
+        A prompt is a string, a list of token ids, or a dictionary (`minillm.inputs`). `sampling_params` is one for all,
+        or one each; None stands for `get_default_sampling_params()`. `use_tqdm` shows a progress bar, or is called to
+        make one, as `tqdm` is. Every prompt is checked before the first is computed; see `InputProcessor` for what is
+        raised.
         """
         refuse_later(lora_request=(lora_request, 23))
         self.engine.check_open()
@@ -155,17 +174,33 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[dict[str, str]] | Sequence[Sequence[dict[str, str]]],
+        messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Any = None,
+        *,
         priority: int | Sequence[int] | None = None,
         user: str | Sequence[str] | None = None,
-        lora_request: Any = None,
+        chat_template: str | Path | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several: lists of {"role": ..., "content": ...}, through the chat template."""
+        """Answer a conversation, or several: lists of {"role": ..., "content": ...}, through the chat template, the
+        model's own or `chat_template`. See `minillm.engine.chats.render_chats`."""
         refuse_later(lora_request=(lora_request, 23))
         self.engine.check_open()
-        prompts = self.inputs.conversations(messages)
+        prompts = self.inputs.conversations(
+            messages,
+            chat_template=self.options.chat_template if chat_template is None else chat_template,
+            chat_template_content_format=chat_template_content_format,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
         # The template writes the special tokens itself.
         requests = self.inputs.requests(prompts, sampling_params, False, priority, user)
         return calls.serve(self, requests, use_tqdm)
@@ -213,57 +248,31 @@ class LLM:
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
-        beam_width: int = 4,
-        max_tokens: int = 64,
-        length_penalty: float = 1.0,
-        ignore_eos: bool = False,
-    ) -> list[RequestOutput]:
-        """The `beam_width` most probable continuations of each prompt that the search finds, best first.
+        params: BeamSearchParams | None = None,
+        lora_request: Any = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+        concurrency_limit: int | None = None,
+        **fields: Any,
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` most probable continuations of each prompt that the search finds, best first; instead of
+        `params` their fields may be given by name.
 
         The search of a prompt is one turn: other threads' requests are computed in its steps, and their calls return
-        after it.
+        after it. So prompts are searched one after the other, whatever `concurrency_limit` says.
         """
-        check_int("beam_width", beam_width, 1)
+        refuse_later(lora_request=(lora_request, 23))
+        if params is not None and fields:
+            raise TypeError(f"beam_search has params and {', '.join(fields)}; give either")
+        search = BeamSearchParams(**{"beam_width": 4, "max_tokens": 64, **fields}) if params is None else params
+        if not isinstance(search, BeamSearchParams):
+            raise TypeError(f"params={params!r} is not allowed; allowed: a BeamSearchParams")
+        search = replace(search)  # checked anew: a field may have been changed
         self.engine.check_open()
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos)
-        requests = self.inputs.requests(prompts, params)
-        return [self._search(request, beam_width, length_penalty) for request in requests]
+        sampling = SamplingParams(temperature=0.0, max_tokens=search.max_tokens, ignore_eos=search.ignore_eos)
+        return [self._search(request, search) for request in self.inputs.requests(prompts, sampling)]
 
     @locked
-    def save_prefix_cache(self, path: str | Path) -> int:
-        """Write every block cached on the device to a file; returns how many. See `minillm.kv_cache.persist`."""
-        self.engine.check_open()
-        return persist.save(path, self.engine.kv_cache, self.engine.runner.cache)
-
-    @locked
-    def load_prefix_cache(self, path: str | Path) -> int:
-        """Take over the blocks of such a file; returns how many. Raises ValueError if another model wrote it."""
-        self.engine.check_open()
-        return persist.restore(path, self.engine.kv_cache, self.engine.runner.cache)
-
-    @locked
-    def close(self) -> None:
-        """End what is under way ("abort"), and let the disk tier, if there is one, keep the prefixes that memory holds.
-        A second call does nothing, nor does one in a forked child; what computes raises RuntimeError from now on."""
-        if self.engine.is_forked:
-            return
-        self.engine.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        return self.tokenizer
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of a request that is given none: the model's own defaults (see `generation_config`)."""
-        return self.inputs.default_params
-
-    @locked
-    def _search(self, request: Request, beam_width: int, length_penalty: float) -> RequestOutput:
+    def _search(self, request: Request, search: BeamSearchParams) -> BeamSearchOutput:
         deltas = self.outputs.raw[request.group_id] = ArrivedTokens()
 
         def step() -> None:
@@ -274,7 +283,8 @@ class LLM:
                     raise  # else it belongs to another call, which hears of it
 
         try:
-            return search_beams(self.engine, request, beam_width, length_penalty, step, deltas, self.outputs.decode)
+            decode = self.outputs.decode if search.skip_special_tokens else self.outputs.decode_all
+            return search_beams(self.engine, request, search, step, deltas, decode)
         finally:
             self.outputs.withdraw([request])
 
@@ -300,6 +310,8 @@ class LLM:
         """One step of the engine, for all callers that have requests under way. Returns the tokens that it made."""
         self.outputs.check_may_step()
         deltas = self.engine.step()
-        if (failed := self.outputs.process(deltas)) is not None:
+        failed = self.outputs.process(deltas)
+        self.counters.take(deltas)
+        if failed is not None:
             raise failed
         return deltas

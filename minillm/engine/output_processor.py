@@ -8,8 +8,9 @@ The other side of the engine from `InputProcessor`: there text became requests, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 from minillm.engine.deltas import TokenDelta
@@ -19,6 +20,7 @@ from minillm.engine.lock import FairLock, locked
 from minillm.engine.outputs import StreamDelta
 from minillm.engine.request import Request
 from minillm.engine.sink import OutputSink
+from minillm.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -60,9 +62,8 @@ class OutputProcessor:
 
     def sink(self, request: Request, **options: Any) -> OutputSink:
         """What makes text of its tokens, for a caller that hands them to it."""
-        return OutputSink(
-            request, self.decode, self.decode_all, self.engine.clock, invalid_byte=self.invalid_byte, **options
-        )
+        decode, clock = self.decode_of(request.params), self.engine.clock
+        return OutputSink(request, decode, self.decode_all, clock, invalid_byte=self.invalid_byte, **options)
 
     @locked
     def add_raw(self, request: Request, listener: Listener) -> None:
@@ -115,12 +116,28 @@ class OutputProcessor:
                 "a callback may not ask for a step; submit() what it wants, and let the caller of this step go on"
             )
 
+    def decode_of(self, params: SamplingParams) -> Callable[[list[int]], str]:
+        """How a request wants its text."""
+        if params.skip_special_tokens:
+            return self.decode
+        return self.decode_all if params.spaces_between_special_tokens else self.decode_apart
+
     def decode(self, token_ids: list[int]) -> str:
         # The tokenizer's Rust core: its Python wrapper takes longer than a tiny model's whole step.
         return self.tokenizer.backend_tokenizer.decode(token_ids, skip_special_tokens=True)
 
     def decode_all(self, token_ids: list[int]) -> str:
         return self.tokenizer.backend_tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def decode_apart(self, token_ids: list[int]) -> str:
+        """With special tokens, and what stands between them decoded by itself: no tokenizer puts a space there."""
+        special = self._special_ids
+        runs = groupby(token_ids, key=lambda token_id: (token_id in special, token_id if token_id in special else None))
+        return "".join(self.decode_all(list(run)) for _, run in runs)
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(self.tokenizer.all_special_ids)
 
     def _hand_out(self, delta: TokenDelta) -> BaseException | None:
         group = delta.request.group_id
@@ -135,7 +152,7 @@ class OutputProcessor:
             self.engine.finish(said.finish_reason, delta.request)
         if sink.is_finished:
             self._forget(group)
-        return self._notify(sink, said)
+        return None if sink.on_delta is None else self._notify(sink, said)
 
     def _notify(self, sink: OutputSink, said: StreamDelta) -> Exception | None:
         """What the caller's function raises ends its own request."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from minillm.sampling.logprobs import Logprob
 
@@ -19,6 +20,12 @@ class CompletionOutput:
     finish_reason: str | None = None  # "stop", "length", "abort", or "error" for a grammar that could not go on
     stop_reason: int | str | None = None  # the stop token or string; None for end-of-sequence and "length"
     error: str | None = None  # with "error": what went wrong
+    lora_request: Any = None  # adapters come with chapter 23
+    # vLLM's, of what the book does not build.
+    routed_experts = sampling_mask = spec_decode_metrics = weight_versions = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
 
 
 @dataclass
@@ -35,6 +42,20 @@ class RequestMetrics:
     num_drafted_tokens: int = 0  # draft tokens (chapter 18)
     num_accepted_tokens: int = 0  # of those, how many the target model accepted
     scheduled_time: float | None = None  # when it first got tokens of a step
+
+    # vLLM's names, of its engines of both generations.
+    arrival_ts = property(lambda self: self.arrival_time)
+    queued_ts = property(lambda self: self.arrival_time)  # a request is queued when it arrives
+    scheduled_ts = first_scheduled_time = property(lambda self: self.scheduled_time)
+    first_token_ts = property(lambda self: self.first_token_time)
+    last_token_ts = last_token_time = property(lambda self: self.token_times[-1] if self.token_times else None)
+    first_token_latency = property(lambda self: self.ttft)
+    num_generation_tokens = property(lambda self: len(self.token_times))
+
+    @property
+    def time_in_queue(self) -> float | None:
+        """Seconds from arrival to the first step."""
+        return None if self.scheduled_time is None else self.scheduled_time - self.arrival_time
 
     @property
     def inter_token_latencies(self) -> list[float]:
@@ -65,10 +86,38 @@ class RequestOutput:
     request_id: str
     prompt: str | None  # None when the prompt came as token ids
     prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None  # None for the first token: nothing precedes it
     outputs: list[CompletionOutput]
+    finished: bool
     metrics: RequestMetrics
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # None for the first token: nothing precedes it
-    finished: bool = True
+    lora_request: Any = None  # adapters come with chapter 23
+    # vLLM's, of what the book does not build.
+    encoder_prompt = encoder_prompt_token_ids = kv_transfer_params = ec_transfer_params = None
+    num_cache_creation_tokens = prompt_token_id_logprobs = None
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that a prefix cache had already."""
+        return self.metrics.num_cached_tokens
+
+
+@dataclass
+class BeamSearchSequence:
+    """One text that a beam search found."""
+
+    tokens: list[int]  # prompt and output
+    text: str  # of both
+    cum_logprob: float
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[dict[int, Logprob]] | None = None  # a search keeps none
+
+
+@dataclass
+class BeamSearchOutput(RequestOutput):
+    """What `LLM.beam_search` found for one prompt, best first: as `outputs`, and as vLLM's `sequences`."""
+
+    sequences: list[BeamSearchSequence] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,21 @@ def build_attention(
 ) -> AttentionBackend:
     """The backend named `backend` over `cache`; "auto" is our Triton kernels on a GPU, our C kernels on a CPU where
     there is a compiler, and torch elsewhere."""
+    cap = model.config.attention_softcap
+    if cap is not None and backend in ("triton", "native"):
+        raise ValueError(
+            f"attention_backend={backend!r} caps no scores, this model's are capped at {cap}; "
+            "use attention_backend='torch', or 'auto'"
+        )
     windows = model.config.layer_windows if policy is None else (policy.window,) * model.config.num_layers
     sink_turn = SinkTurn(policy, model.rotary.frequencies) if policy and policy.sinks else None
     kernels = (MODE == "compiled" and cache.keys[0].is_cuda) or (MODE == "interpreted" and like_a_gpu("triton"))
+    if cap is not None:
+        return TorchAttention(cache, windows, model.config.num_heads, sink_turn, cap)
     if backend == "triton" or (backend == "auto" and kernels and 16 <= model.config.head_dim <= 256):
         attention = TritonAttention(cache, windows, model.config.num_heads, sink_turn=sink_turn)
+        if not model.config.is_plain:  # its layers are not what the fused kernels compute
+            attention.fused_store = attention.graph_safe = False
         if cache.keys[0].is_cuda and attention.torch is None:  # prompts are ours too
             tune_attention(cache.keys[0], cache.values[0], model.config.num_heads, model.dtype)
         return attention
@@ -119,6 +129,11 @@ def retention_of(config: EngineConfig, model: Decoder) -> RetentionPolicy | None
             f"kv_retention={config.kv_retention} is for models that attend to everything; "
             f"this one's layers have windows of their own ({', '.join(map(str, sorted(windows)))} tokens) and "
             "give back what leaves them; leave it out"
+        )
+    if policy.sinks and model.config.layer_ropes:
+        raise ValueError(
+            f"kv_retention={config.kv_retention} turns its sinks by one rotation; this model's layers have several; "
+            "keep no sinks, or leave it out"
         )
     if policy.num_kept > limit:
         raise ValueError(

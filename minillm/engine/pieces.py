@@ -60,7 +60,7 @@ class PieceGraphs:
         self.slot_mapping = torch.full((most,), -1, device=device)
         self.residual = torch.empty(most, config.hidden_size, dtype=dtype, device=device)
         self.hidden = torch.empty_like(self.residual)  # of the last layer
-        self.rotary = torch.empty(2, most, 1, config.head_dim, dtype=dtype, device=device)  # cos, sin
+        self.rotary = torch.stack(model.rotary(self.positions))  # cos, sin; [2, most, 1, head_dim], or of several kinds
         self.queries = torch.empty(most, config.num_heads, config.head_dim, dtype=dtype, device=device)
         self.attended = torch.zeros_like(self.queries)  # never a NaN in rows of padding
         self.pieces: dict[int, list[Callable[[], object]]] = {}
@@ -97,7 +97,7 @@ class PieceGraphs:
     def _begin(self, layer, size: int) -> None:
         residual = self.residual[:size].copy_(self.model.embed(self.token_ids[:size]))
         for buffer, angles in zip(self.rotary, self.model.rotary(self.positions[:size])):
-            buffer[:size].copy_(angles)
+            buffer[..., :size, :, :].copy_(angles)
         self._project(layer, rms_norm(residual, layer.input_layernorm.weight, self.model.config.rms_norm_eps), size)
 
     def _go_on(self, layer, following, size: int) -> None:
@@ -108,6 +108,6 @@ class PieceGraphs:
             self._project(following, hidden, size)
 
     def _project(self, layer, hidden: Tensor, size: int) -> None:
-        rotary = tuple(angles[:size] for angles in self.rotary)
+        rotary = tuple(angles[..., :size, :, :] for angles in self.rotary)
         queries = before_attention(self.model, layer, hidden, rotary, self.attention, self.slot_mapping[:size])
         self.queries[:size].copy_(queries)

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from minillm.engine.graphs import DecodeGraphs
 from minillm.engine.input_batch import Compile, InputBatch, RequestState, StepInputs
-from minillm.engine.launched import LaunchedStep, ScoredPrompt
+from minillm.engine.launched import LaunchedStep, note_failed
 from minillm.engine.pieces import PieceGraphs
+from minillm.engine.prompt_scores import ScoredPrompt, prompts_to_score, score_prompts
 from minillm.engine.step import (
-    NewRequest,
     ScheduledRequest,
     SchedulerOutput,
     StepResult,
@@ -29,7 +29,6 @@ from minillm.model.attention import AttentionBackend
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
 from minillm.sampling.grammar.mask import GrammarMasks
-from minillm.sampling.logprobs import score_tokens
 from minillm.sampling.sampler import Sampler, SamplingMetadata, SamplingRow
 from minillm.speculative.drafter import Drafter, checked_drafts
 from minillm.speculative.rejection import Drafted
@@ -87,7 +86,7 @@ class ModelRunner:
         logits, step, scored = self.forward(output.rows)
         with self.trace.span("sample"):
             num_last = len(logits) - sum(count for _, _, count in scored)
-            prompts = self._score_prompts(logits[num_last:], scored)
+            prompts = score_prompts(logits[num_last:], scored)
             return self._sample(step, logits[:num_last], prompts)
 
     def draft(self, asked: Sequence[tuple[str, int]]) -> list[list[int]]:
@@ -130,13 +129,16 @@ class ModelRunner:
         requests, from which token of the prompt on, and how many.
         """
         wanted, scored = step.logits_wanted(), []
-        if any(state.params.prompt_logprobs is not None for state in step.states):
-            scored, added = _scored_prompts(step)
+        if step.any_scored:
+            scored, added = prompts_to_score(step)
             wanted = np.concatenate([wanted, *added])
         seq_lens = step.seq_lens
         longest = int(seq_lens.max())
         on_host, block_table = self.requests.tables(step.slots, -(-longest // self.cache.block_size))
-        num_decodes = next((at for at, count in enumerate(step.counts) if count > 1), len(step.rows))  # those in front
+        most, num_decodes = 1, len(step.rows)
+        if not step.all_decode:
+            most = max(step.counts)
+            num_decodes = next((at for at, count in enumerate(step.counts) if count > 1), 0)  # those in front
         columns = {
             "token_ids": step.token_ids,
             "positions": step.positions,
@@ -148,7 +150,7 @@ class ModelRunner:
         batch = ForwardBatch(
             **dict(zip(columns, upload(*columns.values(), device=self.model.device))),
             block_table=block_table,
-            max_query_len=max(step.counts),
+            max_query_len=most,
             max_seq_len=longest,
             num_decodes=num_decodes,
             on_host=(step.query_start_loc, seq_lens, on_host),
@@ -162,17 +164,7 @@ class ModelRunner:
             if self.drafter is not None:
                 self.drafter.forget(request_id)
         for new in output.arrived:
-            self.requests.add(new, self._compiled(new))
-
-    def _compiled(self, new: NewRequest):
-        if new.params.structured_outputs is None:
-            return None
-        if self.compile_grammar is None:
-            raise ValueError(
-                f"request {new.request_id} asks for structured_outputs={new.params.structured_outputs!r}, "
-                f"and this engine has no tokenizer to compile them for; use LLM, or set runner.compile_grammar"
-            )
-        return self.compile_grammar(new.params)
+            self.requests.add(new, self.compile_grammar)
 
     def _feed_sampled(self, token_ids: Tensor, step: StepInputs) -> None:
         """Put the tokens that the last launched step samples, and the host has not seen, where this step reads them."""
@@ -205,15 +197,22 @@ class ModelRunner:
             repeats = [repeat for row in rows for repeat in (row.samples, *[1] * len(row.draft))]
             logits = logits.index_select(0, *upload(np.arange(len(repeats)).repeat(repeats), device=logits.device))
         is_plain = most == 1 and not step.has_drafts
-        metadata = self._sampling_metadata(states, rows, starts, is_plain, step.all_decode)
+        same = is_plain and step.all_decode and self._sampling == states
+        if same and not np.count_nonzero(starts - self._next_starts):  # as in the last step, each one token further
+            metadata, self._next_starts = self._metadata, starts + 1
+        else:
+            metadata = self._sampling_metadata(states, rows, starts, is_plain)
+            self.requests.sampled_at[slots] = self.requests.numbers(len(slots))
         if metadata.has_grammars:
             is_plain = False
             with self.trace.span("masks"):  # a GPU is still computing the logits
                 self._mask(metadata, states, rows)
         sampled = self.sampler.sample(logits, metadata)
+        if metadata.rules is not None and metadata.rules.readers:
+            is_plain = False
+            note_failed(metadata.rules.failed, states, rows)
         metadata.advance(sampled.token_ids)
         self._sampled = sampled.token_ids
-        self.requests.sampled_at[slots] = self.requests.numbers(len(slots))
         return LaunchedStep(rows, states, sampled, prompts, self.requests, self.trace, slots, is_plain)
 
     def _mask(self, metadata: SamplingMetadata, states: list[RequestState], rows: Sequence[ScheduledRequest]) -> None:
@@ -230,12 +229,9 @@ class ModelRunner:
         rows: Sequence[ScheduledRequest],
         starts: np.ndarray,
         is_plain: bool,
-        all_decode: bool,
     ) -> SamplingMetadata:
-        """Built anew when other requests sample than in the last step; else what `advance` kept up to date."""
-        if all_decode and is_plain and self._sampling == states and np.array_equal(self._next_starts, starts):
-            self._next_starts = starts + 1
-            return self._metadata
+        """Built where other requests sample than in the last step, or each more than one token further;
+        `advance` keeps it up to date."""
         ends = starts + [row.num_tokens for row in rows]
         self._sampling, self._next_starts = (states, ends) if is_plain else ([], ends)
         made = [
@@ -265,31 +261,3 @@ class ModelRunner:
                 probs.append(state.draft_probs[: len(row.draft)])
             first += row.samples + len(row.draft)
         return Drafted(*upload(at, token_ids, device=self.model.device), torch.cat(probs)) if at else None
-
-    def _score_prompts(self, logits: Tensor, scored: list[tuple[RequestState, int, int]]) -> list[ScoredPrompt]:
-        parts, start = [], 0
-        for state, first, count in scored:
-            following = upload(state.prompt[first : first + count], device=self.model.device)[0]
-            counts = [state.params.prompt_logprobs] * count
-            parts.append(
-                ScoredPrompt(
-                    state.request_id, first, counts, score_tokens(logits[start : start + count], following, counts)
-                )
-            )
-            start += count
-        return parts
-
-
-def _scored_prompts(step: StepInputs) -> tuple[list[tuple[RequestState, int, int]], list[range]]:
-    """For prompt log-probabilities: which tokens of which prompts, and the places in the batch whose logits they need.
-    The logits of a token say how probable the next one of the prompt was."""
-    scored, added = [], []
-    for state, row, begin in zip(step.states, step.rows, step.query_start_loc.tolist()):
-        if state.params.prompt_logprobs is None:
-            continue
-        first = max(row.start, state.logprob_start_len - 1) - row.start
-        count = min(row.num_tokens, state.num_prompt_tokens - 1 - row.start) - first
-        if count > 0:
-            scored.append((state, row.start + first + 1, count))
-            added.append(range(begin + first, begin + first + count))
-    return scored, added

@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from minillm.engine.policies import FCFS, Policy
-from minillm.engine.request import TRANSITIONS, Request, RequestStatus
+from minillm.engine.request import Request, RequestStatus
 from minillm.engine.step import ScheduledRequest, SchedulerOutput, StepResult
 from minillm.kv_cache.protocol import KVCache
 from minillm.kv_cache.records import ComputedBlocks
@@ -39,6 +39,8 @@ class Scheduler:
         self.enable_chunked_prefill = enable_chunked_prefill
         self.preemption_mode = preemption_mode
         self.trace = trace or Trace(enabled=False)
+        self._take_changes = getattr(kv_cache, "take_changes", self._whole_table)  # one of your own may leave it out
+        self.block_size: int = getattr(kv_cache, "block_size", 1)  # a cache of your own need not say
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}  # all that have not finished
         self.samples: dict[str, dict[str, Request]] = {}  # of those, the samples split off a request, by its id
@@ -103,14 +105,20 @@ class Scheduler:
         """
         added: list[tuple[Request, int | None]] = []
         for row in output.rows:
-            request = self.requests.get(row.request_id)
+            name, samples = row.request_id, row.samples
+            request = self.requests.get(name)
             if (request is None or request.steps_in_flight) and (request := self._landed(row)) is None:
                 continue  # it ended while the step ran: what the step made of it is dropped
             self._catch_up(request, row)
-            if row.samples:
+            if samples == 1 and len(tokens := result.token_ids[name]) == 1 and not row.draft:  # as in most steps
+                request.take(tokens, name in result.ended, result.errors.get(name))
+                added.append((request, tokens[0]))
+                if request.finish_reason is not None:
+                    self.finish(request, request.finish_reason)
+            elif samples:
                 added += self._take(request, row, result)
-            if row.request_id in result.prompt_logprobs:
-                first, scores = result.prompt_logprobs[row.request_id]
+            if result.prompt_logprobs and name in result.prompt_logprobs:
+                first, scores = result.prompt_logprobs[name]
                 request.prompt_logprobs[first : first + len(scores)] = scores  # after a preemption: the same again
         return added
 
@@ -121,7 +129,7 @@ class Scheduler:
             return
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
-        self.move(request, RequestStatus.FINISHED)
+        request.move(RequestStatus.FINISHED)
         request.finish_reason = reason
         del self.requests[request.request_id]
         if samples := self.samples.get(request.group_id):
@@ -150,10 +158,10 @@ class Scheduler:
         self.waiting.join(child)
         if parent.status is RequestStatus.RUNNING and len(self.running) < self.max_num_seqs:
             self.kv_cache.fork(parent, child)
-            self.move(child, RequestStatus.RUNNING)
+            child.move(RequestStatus.RUNNING)
             self.running.append(child)
         else:
-            self.move(child, RequestStatus.PREEMPTED)
+            child.move(RequestStatus.PREEMPTED)
             child.num_computed_tokens = 0
             self.waiting.put_back(child)
         return child
@@ -161,23 +169,13 @@ class Scheduler:
     def preempt(self, request: Request) -> None:
         """Send a running request back to the queue: its blocks go to host memory, or are dropped and computed again."""
         self.running.remove(request)
-        self.move(request, RequestStatus.PREEMPTED)
+        request.move(RequestStatus.PREEMPTED)
         request.num_preemptions += 1
         request.spec_token_ids = []
         if self.preemption_mode != "swap" or not self.kv_cache.swap_out(request):
             self.kv_cache.free(request)
             request.num_computed_tokens = 0
         self.waiting.put_back(request)
-
-    def move(self, request: Request, status: RequestStatus) -> None:
-        """Change a request's state. Raises RuntimeError for a transition that the table does not have."""
-        if status not in TRANSITIONS[request.status]:
-            allowed = ", ".join(sorted(one.value for one in TRANSITIONS[request.status])) or "none"
-            raise RuntimeError(
-                f"request {request.request_id} cannot go from {request.status.value} to {status.value}; "
-                f"allowed: {allowed}"
-            )
-        request.status = status
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every block is accounted for and every request is where its status says."""
@@ -209,25 +207,21 @@ class Scheduler:
 
     def _catch_up(self, request: Request, row: ScheduledRequest) -> None:
         """Keys and values of the row's tokens are in the cache, but for those of the draft, which may be rejected."""
-        num_computed = row.start + row.num_tokens - len(row.draft)
+        start, draft = row.start, row.draft
+        num_computed = start + row.num_tokens - len(draft)
         request.spec_token_ids = []
         if num_computed > request.max_computed_tokens:
             request.max_computed_tokens = num_computed
-        if request.status is RequestStatus.RUNNING:  # else it was preempted while the step ran
-            if row.draft or num_computed > request.num_computed_tokens:  # else the next step has been launched already
-                request.num_computed_tokens = num_computed
+        if request.status is not RequestStatus.RUNNING:
+            return  # it was preempted while the step ran
+        if draft or num_computed > request.num_computed_tokens:  # else the next step has been launched already
+            request.num_computed_tokens = num_computed
+        if row.block_ids or start // self.block_size != num_computed // self.block_size:  # it may have filled a block
             certain = (num_computed,) if request.steps_in_flight else ()  # a step in flight is further, and may fail
             self.kv_cache.cache_blocks(request, *certain)
 
     def _take(self, request: Request, row: ScheduledRequest, result: StepResult) -> list[tuple[Request, int | None]]:
         """Give the request its new tokens, and a token to each sample that splits off it here."""
-        if row.samples == 1 and not row.draft:  # as in most steps
-            taken = request.take(
-                result.token_ids[row.request_id], row.request_id in result.ended, result.errors.get(row.request_id)
-            )
-            if request.finish_reason is not None:
-                self.finish(request, request.finish_reason)
-            return [(request, token_id) for token_id in taken or [None]]
         owners = [request, *(self.fork(request, index) for index in range(1, row.samples))]
         request.num_forks = 0
         added: list[tuple[Request, int | None]] = []
@@ -267,19 +261,18 @@ class Scheduler:
             if request.status is RequestStatus.WAITING:
                 self._count_found(request, computed)
             request.num_computed_tokens = computed.num_tokens
-            self.move(request, RequestStatus.RUNNING)
+            request.move(RequestStatus.RUNNING)
             self.running.append(request)
             budget -= self._schedule(output, request, count)
 
     def _count_found(self, request: Request, computed: ComputedBlocks) -> None:
         request.num_cached_tokens = computed.num_tokens
         request.cached_tokens = getattr(computed, "found", {})  # by tier; a cache of your own need not tell
-        for tier, count in request.cached_tokens.items():
-            if count:
-                self.trace.count(f"found on {tier}", count, request=request.request_id)
+        for tier, count in filter(all, request.cached_tokens.items()):
+            self.trace.count(f"found on {tier}", count, request=request.request_id)
 
     def _num_new_tokens(self, request: Request, num_computed: int, budget: int) -> int:
-        count = request.num_tokens - num_computed
+        count = len(request.token_ids) + len(request.spec_token_ids) + request.num_in_flight - num_computed
         if request.num_in_flight and request.ends_in_flight:
             return 0
         if request.prompt_logprobs is not None:
@@ -306,10 +299,7 @@ class Scheduler:
         num_known = len(request.token_ids) + request.num_in_flight
         samples = 0 if start + count < num_known else 1 + request.num_forks
         draft = tuple(drafted[: start + count - num_known]) if drafted and samples else ()
-        take_changes = getattr(self.kv_cache, "take_changes", None)  # a cache of your own may leave it out
-        first, block_ids = (
-            (0, list(self.kv_cache.tables[request.request_id])) if take_changes is None else take_changes(request)
-        )
+        first, block_ids = self._take_changes(request)
         forks = request.fork_ids if samples > 1 else ()
         output.rows.append(ScheduledRequest(request.request_id, start, count, block_ids, samples, draft, first, forks))
         if samples > 1 or draft or request.needs_host:
@@ -317,3 +307,6 @@ class Scheduler:
         if start + count > request.max_computed_tokens:
             self.waiting.charge(request, start + count - max(start, request.max_computed_tokens))
         return count
+
+    def _whole_table(self, request: Request) -> tuple[int, list[int]]:
+        return 0, list(self.kv_cache.tables[request.request_id])

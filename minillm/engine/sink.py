@@ -62,10 +62,10 @@ class OutputSink:
         self.error: BaseException | None = None  # of the step, or the callback, that ended it
         params = request.params
         self.samples = [CompletionOutput(index, "", []) for index in range(params.n)]
-        if params.logprobs is not None:
+        if params.reports_logprobs:
             for sample in self.samples:
                 sample.logprobs, sample.cumulative_logprob = [], 0.0
-        self.at_once = streaming or bool(params.stop)
+        self.at_once = params.detokenize and (streaming or bool(params.stop))
         self._detokenizers = [self._detokenizer() for _ in self.samples] if self.at_once else []
         self._num_open = params.n
         self._output: RequestOutput | None = None
@@ -157,17 +157,32 @@ class OutputSink:
             self._output = self._make_output()
         return self._output
 
+    def so_far(self) -> RequestOutput:
+        """What there is of it at this moment; the texts only where they are made of every token at once."""
+        request = self.request
+        if self.is_finished:
+            return self.collected()
+        metrics = self._metrics()
+        return RequestOutput(self.name, request.prompt, request.prompt_token_ids, None, self.samples, False, metrics)
+
     def _make_output(self) -> RequestOutput:
         request = self.request
-        if not self.at_once:
+        if not self.at_once and request.params.detokenize:
             for sample in self.samples:
-                ended = sample.finish_reason == "stop"
+                ended = sample.finish_reason == "stop" and not request.params.include_stop_str_in_output
                 sample.text = self._detokenizer().whole(sample.token_ids[:-1] if ended else sample.token_ids)
         prompt, rows = request.prompt_token_ids, request.prompt_logprobs
         prompt_logprobs = rows and [
             self._named(row, prompt[max(0, i - CHARACTER_TOKENS) : i]) for i, row in enumerate(rows)
         ]
-        metrics = RequestMetrics(
+        metrics = self._metrics()
+        return RequestOutput(
+            self.name, request.prompt, request.prompt_token_ids, prompt_logprobs, self.samples, True, metrics
+        )
+
+    def _metrics(self) -> RequestMetrics:
+        request = self.request
+        return RequestMetrics(
             request.arrival_time,
             self.first_token_time,
             self.finished_time,
@@ -179,14 +194,13 @@ class OutputSink:
             self.num_accepted_tokens,
             request.scheduled_time,
         )
-        return RequestOutput(
-            self.name, request.prompt, request.prompt_token_ids, self.samples, metrics, prompt_logprobs=prompt_logprobs
-        )
 
     def _text(self, sample: CompletionOutput, delta: TokenDelta) -> tuple[str, str | None]:
         """The new text, and why the sample ends with this token if it does."""
         detokenizer, finish_reason, text = self._detokenizers[sample.index], delta.finish_reason, ""
-        if finish_reason != "stop" and delta.token_id is not None:  # a stop token ends the text and is no part of it
+        # A stop token ends the text, and is a part of it only where the caller wants it.
+        kept = finish_reason != "stop" or self.request.params.include_stop_str_in_output
+        if kept and delta.token_id is not None:
             text = detokenizer.add(delta.token_id)
         if finish_reason:
             text += detokenizer.finish()
@@ -215,13 +229,19 @@ class OutputSink:
         params = self.request.params
         begins_whole = params.structured_outputs is not None
         return Detokenizer(
-            self.decode, self.request.prompt_token_ids, params.stop, params.min_tokens, begins_whole, self.invalid_byte
+            self.decode,
+            self.request.prompt_token_ids,
+            params.stop,
+            params.min_tokens,
+            begins_whole,
+            params.include_stop_str_in_output,
+            self.invalid_byte,
         )
 
     def _named(self, row: dict[int, Logprob] | None, before: list[int]) -> dict[int, Logprob] | None:
         """The log-probabilities of the tokens that may follow `before`, each with its text."""
-        if row is None:
-            return None
+        if row is None or not self.request.params.detokenize:
+            return row
         return {
             one: replace(entry, decoded_token=token_text(self.decode_all, one, before)) for one, entry in row.items()
         }

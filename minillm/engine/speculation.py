@@ -31,13 +31,14 @@ class Speculation:
         self.draft, self.num_tokens, self.lengths = draft, num_tokens, lengths
         self.trace = trace or Trace(enabled=False)
         self.metrics = SpeculationMetrics()
+        self.asked: list[Request] = []  # whose drafts were asked for before the last step
 
     def propose(self, scheduler: Scheduler, known: Mapping[str, Request]) -> None:
         """Give every request that is about to decode its draft tokens, of those that the runner knows.
         None of their steps is in flight: a draft continues the last token, which has to be known."""
         for request in scheduler.running:  # drafts that the last step had no room for are of no use any more
             request.spec_token_ids = []
-        ready = [
+        self.asked = ready = [
             request
             for request in scheduler.running
             if _takes_draft(request) and known.get(request.request_id) is request

@@ -106,16 +106,6 @@ class StepResult:
     prompt_logprobs: dict[str, tuple[int, list[dict[int, Logprob]]]] = field(default_factory=dict)  # from that token on
 
 
-class StepStats(NamedTuple):
-    """One step in numbers, as the scheduler decided it; kept without a trace."""
-
-    num_tokens: int = 0  # that it processes
-    num_running: int = 0  # requests
-    num_waiting: int = 0  # requests, the preempted ones among them
-    num_preempted: int = 0  # requests that this step preempted
-    kv_cache_usage: float = 0.0  # share of the blocks that are owned, 0 to 1
-
-
 class Announcer:
     """Tells the runner which requests came and went. It remembers what was said, and says only what is new."""
 
@@ -130,9 +120,8 @@ class Announcer:
         for name in output.finished:
             del self.known[name]
         for place, row in enumerate(output.rows):
-            request = requests[row.request_id]
-            if self.known.get(row.request_id) is not request:
-                self.known[row.request_id] = request
+            if row.request_id not in self.known:
+                request = self.known[row.request_id] = requests[row.request_id]
                 output.arrived.append(NewRequest.of(request))
                 if row.first_block:
                     output.rows[place] = row._replace(first_block=0, block_ids=list(tables[row.request_id]))

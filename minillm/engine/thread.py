@@ -14,97 +14,21 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self
 
 from minillm.engine.deltas import TokenDelta
 from minillm.engine.inputs import Prompt
-from minillm.engine.outputs import RequestOutput, StreamDelta
+from minillm.engine.outputs import StreamDelta
 from minillm.engine.request import Request
-from minillm.engine.sink import OutputSink
+from minillm.engine.stream import Stream
 from minillm.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from minillm.engine.llm import LLM
 
 Message = Callable[[], object]
-
-
-class Stream:
-    """One request of an `EngineThread`: iterate over its deltas, or wait for its `output`.
-    Several threads may not share one."""
-
-    def __init__(self, request_id: str, thread: EngineThread, on_delta: Callable[[StreamDelta], None] | None):
-        self.request_id, self.thread, self.on_delta = request_id, thread, on_delta
-        self.sink: OutputSink  # made by `EngineThread.submit`
-        self.error: BaseException | None = None  # why it was refused, or ended without an output
-        self.finished = threading.Event()
-        self._deltas: queue.SimpleQueue[StreamDelta | None] = queue.SimpleQueue()
-
-    def __iter__(self) -> Iterator[StreamDelta]:
-        """The deltas of all samples, as they come. Raises what the request was refused or ended with."""
-        while (delta := self._next()) is not None:
-            yield delta
-        if self.error is not None:
-            raise self.error
-
-    def output(self, timeout: float | None = None) -> RequestOutput:
-        """Wait until it has ended. Raises TimeoutError after `timeout` seconds,
-        and what it was refused or ended with."""
-        self.thread.check_process()
-        if not self.finished.wait(timeout):
-            raise TimeoutError(f"request {self.request_id!r} has not ended within {timeout} s; ask again, or abort it")
-        if self.error is not None:
-            raise self.error
-        return self.sink.collected()
-
-    def abort(self) -> None:
-        """End it; nothing happens if it has ended."""
-        self.thread.abort(self.request_id)
-
-    def _next(self) -> StreamDelta | None:
-        self.thread.check_process()
-        return self._deltas.get()
-
-    # Called by the text thread alone.
-
-    def take(self, delta: TokenDelta) -> None:
-        """A token of it, as the engine has it."""
-        sink = self.sink
-        if sink.is_finished or sink.has_ended(delta.request.index):
-            return
-        said = sink.take(delta)
-        if said.finish_reason and delta.finish_reason is None:  # a stop string, which the engine does not see
-            self.thread.tell(lambda: self.thread.llm.engine.finish(said.finish_reason, delta.request))
-        self._deliver(said)
-        if sink.is_finished:
-            self.close()
-
-    def fail(self, error: BaseException | None) -> None:
-        """It was aborted; with an error, a step failed, or it was refused."""
-        if self.finished.is_set():
-            return
-        self.error = error
-        if not self.sink.is_finished:
-            self.sink.abort(error)
-        self._deliver(StreamDelta("", [], "abort", None if error is None else str(error), self.request_id))
-        self.close()
-
-    def close(self) -> None:
-        self.finished.set()
-        self._deltas.put(None)
-        self.thread.forget(self)
-
-    def _deliver(self, delta: StreamDelta) -> None:
-        self._deltas.put(delta)
-        if self.on_delta is not None:
-            try:
-                self.on_delta(delta)
-            except BaseException as error:  # ends its own request, and not the thread that all others need
-                self.on_delta = None
-                self.abort()
-                self.fail(error)
 
 
 class EngineThread:
@@ -200,6 +124,7 @@ class EngineThread:
     def pause(self) -> None:
         """Take no further step until `resume`; returns when the step under way is done.
         Requests wait, and may be added."""
+        self._check_outside("pause", self._threads[:1])
         self.call(lambda: setattr(self, "_paused", True)).result()
 
     def resume(self) -> None:
@@ -209,6 +134,7 @@ class EngineThread:
     def drain(self, timeout: float | None = None) -> bool:
         """Take no further request, and wait until all have ended; whether they have, within `timeout` seconds."""
         self.check_process()
+        self._check_outside("drain", self._threads)
         with self._guard:
             self._accepts = False
             return self._idle.wait_for(lambda: not self.streams, timeout)
@@ -240,6 +166,13 @@ class EngineThread:
             if self._listens:
                 self.inbox.put(message)
             return self._listens
+
+    def _check_outside(self, method: str, threads: Sequence[threading.Thread]) -> None:
+        if (current := threading.current_thread()) in threads:
+            raise RuntimeError(
+                f"{method}() would wait for the thread that it is called in, {current.name!r}; "
+                "call it from a thread of your own"
+            )
 
     def check_process(self) -> None:
         """Raise RuntimeError in a forked child, which has none of these threads."""

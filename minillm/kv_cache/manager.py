@@ -12,7 +12,6 @@ It moves no data. What has to be copied before the next forward pass is listed i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 
 from minillm.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from minillm.kv_cache.host import HostPool
@@ -20,6 +19,7 @@ from minillm.kv_cache.prefix import extend_chain, root_hash
 from minillm.kv_cache.protocol import Request
 from minillm.kv_cache.records import BlockMoves, ComputedBlocks, RequestBlocks, Tables
 from minillm.kv_cache.tiers import Disk, Tiers
+from minillm.kv_cache.window import Window
 from minillm.rounding import ceil_div
 
 
@@ -47,7 +47,7 @@ class KVCacheManager:
         self.host = HostPool(num_host_blocks)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.window, self.num_sink_blocks = window, ceil_div(sinks, block_size)
+        self.window = None if window is None else Window(window, block_size, ceil_div(sinks, block_size))
         self.identity = identity
         self.records: dict[str, RequestBlocks] = {}
         self.tables = Tables(self.records)
@@ -80,7 +80,10 @@ class KVCacheManager:
             elif block is None and self.window is None:
                 break
             hits.append(NULL_BLOCK if block is None else block)
-        return self._within_window(hits, from_host) if self.window else self._found(hits, from_host)
+        if self.window is None:
+            return self._found(hits, from_host)
+        hits, from_host = self.window.longest_prefix(hits, from_host)
+        return self._found(hits, from_host) if hits else ComputedBlocks()
 
     def allocate_slots(self, request: Request, num_new_tokens: int, computed: ComputedBlocks | None = None) -> bool:
         """Give `request` slots for `num_new_tokens` after those it has computed; False, and nothing changed, if the
@@ -103,7 +106,7 @@ class KVCacheManager:
         shared = [i for i in range(first_written, len(table)) if self.pool.ref_cnt[table[i]] > 1]
         num_blocks = ceil_div(num_computed + num_new_tokens, self.block_size)
         num_added = max(0, num_blocks - len(table))
-        unused = self._outside_window(table, num_computed) if computed is None and self.window is not None else []
+        unused = self.window.outside(table, num_computed) if computed is None and self.window is not None else []
         if not self._fits(num_added + len(shared), table, unused, computed):
             return False
         if computed is not None:
@@ -166,7 +169,7 @@ class KVCacheManager:
         """
         used = ceil_div(request.num_computed_tokens, self.block_size)
         table = self.tables[request.request_id][:used]
-        for i in self._outside_window(table, request.num_computed_tokens):
+        for i in self.window.outside(table, request.num_computed_tokens) if self.window is not None else ():
             table[i] = NULL_BLOCK  # nothing reads it again
         stays = [self.pool.ref_cnt[block] > 1 and self.pool.block_hash[block] is not None for block in table]
         moved = [block for block, kept in zip(table, stays) if block != NULL_BLOCK and not kept]
@@ -201,11 +204,7 @@ class KVCacheManager:
     def blocks_needed(self, num_tokens: int, max_new_tokens: int) -> int:
         """The most blocks a request of `num_tokens` owns at once, when at most `max_new_tokens` come in one step."""
         num_blocks = ceil_div(num_tokens, self.block_size)
-        if self.window is None:
-            return num_blocks
-        return min(
-            num_blocks, self.num_sink_blocks - (-(self.window + max_new_tokens + self.block_size) // self.block_size)
-        )
+        return num_blocks if self.window is None else min(num_blocks, self.window.most_blocks(max_new_tokens))
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every block, and every host place, is free or owned as often as counted."""
@@ -266,24 +265,6 @@ class KVCacheManager:
             found[self.tiers.found_in(place)] += self.block_size
             found["device"] -= self.block_size
         return ComputedBlocks(hits, num_tokens, from_host, found)
-
-    def _within_window(self, hits: list[int], from_host: dict[int, int]) -> ComputedBlocks:
-        """The longest prefix whose last window is all there; what came before it is never read."""
-        for num_blocks in range(len(hits), 0, -1):
-            num_tokens = num_blocks * self.block_size
-            first = max(0, num_tokens - self.window + 1) // self.block_size
-            if all(hits[i] != NULL_BLOCK or i in from_host for i in range(first, num_blocks)):
-                wanted = {i: place for i, place in from_host.items() if first <= i < num_blocks}
-                return self._found([NULL_BLOCK] * first + hits[first:num_blocks], wanted)
-        return ComputedBlocks()
-
-    def _outside_window(self, table: list[int], num_computed: int) -> list[int]:
-        """Places of the table that no token from `num_computed` on will look at, and that hold a block yet."""
-        if self.window is None:
-            return []
-        first = min(max(0, num_computed - self.window + 1) // self.block_size, len(table))
-        held = takewhile(lambda i: table[i] != NULL_BLOCK, range(first - 1, self.num_sink_blocks - 1, -1))
-        return list(held)[::-1]  # what lies before them was given back in earlier steps
 
     def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
         """The prefix hashes of its first blocks, which have to be full."""

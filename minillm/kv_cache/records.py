@@ -32,7 +32,7 @@ class ComputedBlocks:
     found: dict[str, int] = field(default_factory=dict)  # of a prefix: how many of the tokens each tier had
 
 
-@dataclass
+@dataclass(slots=True)
 class RequestBlocks:
     """What the manager keeps of one request."""
 

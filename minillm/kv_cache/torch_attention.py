@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minillm.kernels.softcap import soft_cap, softcapped_attention
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.retention import SinkTurn, turn_queries
 from minillm.kv_cache.torch_plan import DecodePlan, Plan, TileGroup
@@ -36,8 +37,9 @@ class TorchAttention:
         layer_windows: Sequence[int | None],
         num_heads: int,
         sink_turn: SinkTurn | None = None,
+        softcap: float | None = None,
     ):
-        self.cache = cache
+        self.cache, self.softcap = cache, softcap
         self.layer_windows = layer_windows
         self.num_heads = num_heads
         self.sink_turn = sink_turn
@@ -50,10 +52,10 @@ class TorchAttention:
         self.cache.write(layer, k, v, batch.slot_mapping)
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         if plan.decodes is not None and plan.num_decodes == batch.num_tokens:
-            return decode_attention(q, keys, values, plan.decodes)
+            return decode_attention(q, keys, values, plan.decodes, self.softcap)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         if plan.decodes is not None:
-            out[: plan.num_decodes] = decode_attention(q[: plan.num_decodes], keys, values, plan.decodes)
+            out[: plan.num_decodes] = decode_attention(q[: plan.num_decodes], keys, values, plan.decodes, self.softcap)
         self._attend_tiles(q, layer, batch, plan.decode_groups + plan.prefill_groups, out)
         return out
 
@@ -66,7 +68,7 @@ class TorchAttention:
         turned = turn_queries(q, self.sink_turn.of(batch, layer)) if self.sink_turn else None
         for group in groups:
             gathered = self.cache.gather(layer, group.block_table.flatten())
-            out[group.rows] = tile_attention(q, *gathered, group, turned, self.sinks)[group.places]
+            out[group.rows] = tile_attention(q, *gathered, group, turned, self.sinks, self.softcap)[group.places]
 
     def _plan(self, window: int | None, batch: ForwardBatch) -> Plan:
         plan = self._plans.get(window)
@@ -75,7 +77,7 @@ class TorchAttention:
         return plan
 
 
-def decode_attention(q: Tensor, keys: Tensor, values: Tensor, plan: DecodePlan) -> Tensor:
+def decode_attention(q: Tensor, keys: Tensor, values: Tensor, plan: DecodePlan, cap: float | None = None) -> Tensor:
     """One query for each sequence. q [num_seqs, num_heads, head_dim]; keys and values as `PagedKVCache` keeps them.
 
     A bag is one block of one head of one sequence.
@@ -84,6 +86,7 @@ def decode_attention(q: Tensor, keys: Tensor, values: Tensor, plan: DecodePlan) 
     block_size = keys.shape[-1]
     weights = (q * head_dim**-0.5).view(-1, head_dim).index_select(0, plan.query_of_bag)  # [num_bags, head_dim]
     scores = embedding_bag(keys.view(-1, block_size), plan.key_rows, plan.key_bags, weights)  # [num_bags, block_size]
+    scores = soft_cap(scores, cap)
     # Bags side by side, as many for each head as the longest sequence has; what is too many is masked.
     padded = scores.index_select(0, plan.bag_of_place).view(num_seqs, num_heads, -1)
     probs = padded.add_(plan.mask.to(q.dtype)).softmax(dim=-1).view(-1, block_size)
@@ -93,7 +96,13 @@ def decode_attention(q: Tensor, keys: Tensor, values: Tensor, plan: DecodePlan) 
 
 
 def tile_attention(
-    q: Tensor, keys: Tensor, values: Tensor, group: TileGroup, turned: Tensor | None = None, sinks: int = 0
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    group: TileGroup,
+    turned: Tensor | None = None,
+    sinks: int = 0,
+    cap: float | None = None,
 ) -> Tensor:
     """A group of query tiles over its gathered blocks: [num_tiles, tile_len, num_heads, head_dim].
 
@@ -110,6 +119,8 @@ def tile_attention(
         # Both queries side by side, and each key beside zeros on the side of the query that it does not meet.
         tiles = torch.cat([tiles, turned[group.query_rows].transpose(1, 2)], dim=-1)
         keys = torch.cat([F.pad(keys[:, :, :sinks], (head_dim, 0)), F.pad(keys[:, :, sinks:], (0, head_dim))], dim=2)
+    if cap is not None:
+        return softcapped_attention(tiles, keys, values, group.seen, head_dim**-0.5, cap).transpose(1, 2)
     if q.is_cuda:
         return folded_attention(tiles, keys, values, group.seen, head_dim**-0.5).transpose(1, 2)
     out = F.scaled_dot_product_attention(

@@ -1,1 +1,1 @@
-"""The decoder: one for Llama, Mistral, Qwen2 and Qwen3. Built in chapter 02."""
+"""The decoder: one for Llama, Mistral, Qwen and the families beside them. Built in chapter 02."""

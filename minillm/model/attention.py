@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from minillm.kernels.softcap import softcapped_attention
+
 if TYPE_CHECKING:
     from minillm.model.batch import ForwardBatch
 
@@ -31,6 +33,7 @@ class AttentionBackend(Protocol):
     graph_safe: bool = (
         False  # decodes without waiting for the device, and takes padding (slot -1, length 0): CUDA graphs record it
     )
+    softcap: float | None = None  # what it caps scores at: cap * tanh(score / cap), as Gemma 2 needs
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
         """Store k and v of this step's tokens, then attend with q over all positions up to its own.
@@ -41,7 +44,7 @@ class AttentionBackend(Protocol):
         ...
 
 
-def can(attention: AttentionBackend, capability: str) -> bool:
+def can(attention: AttentionBackend, capability: str) -> bool | float | None:
     """Whether a backend declares a capability of the protocol; where it does not say, the protocol's default holds."""
     return getattr(attention, capability, getattr(AttentionBackend, capability))
 
@@ -76,13 +79,20 @@ def causal_mask(num_queries: int, seq_len: int, window: int | None, device: torc
 class NoCacheAttention:
     """The backend without a memory: every sequence brings all of its tokens every time (chapter 02's start)."""
 
-    def __init__(self, layer_windows: tuple[int | None, ...]):
-        self.layer_windows = layer_windows
+    def __init__(self, layer_windows: tuple[int | None, ...], softcap: float | None = None):
+        self.layer_windows, self.softcap = layer_windows, softcap
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
         bounds = batch.query_start_loc.tolist()
         if batch.seq_lens.tolist() != [end - start for start, end in pairwise(bounds)]:
             raise ValueError("without a cache a sequence must bring all of its tokens; its positions start at 0")
         window = self.layer_windows[layer]
-        parts = [causal_attention(q[start:end], k[start:end], v[start:end], window) for start, end in pairwise(bounds)]
+        parts = [self._one(*(x[start:end] for x in (q, k, v)), window) for start, end in pairwise(bounds)]
         return torch.cat(parts)
+
+    def _one(self, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+        if self.softcap is None:
+            return causal_attention(q, k, v, window)
+        seen = causal_mask(len(q), len(k), window, q.device)
+        heads_first = (x.transpose(0, 1) for x in (q, k, v))
+        return softcapped_attention(*heads_first, seen, q.shape[-1] ** -0.5, self.softcap).transpose(0, 1)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from minillm import zoo
 from minillm.device import DTYPES, resolve_device, resolve_dtype
+from minillm.model.adapted import adapted
 from minillm.model.calibration import calibration_sequences
 from minillm.model.config import ModelConfig, as_token_ids
 from minillm.model.decoder import Decoder
@@ -21,21 +20,23 @@ from minillm.model.errors import CheckpointError, naming
 from minillm.model.gguf import GGUFFile, read_gguf
 from minillm.model.hub import download
 from minillm.model.hub_formats import READERS
-from minillm.model.parts import QuantizedPart
 from minillm.model.quantize import quantize_decoder
-from minillm.model.quantized_folder import differences, read_quantized, stored_config
+from minillm.model.quantized_folder import QUANT_METHOD, differences, read_quantized, stored_config
 from minillm.model.tokenizer import load_tokenizer
+from minillm.model.weights import (
+    GGUF,
+    PICKLE_SUFFIXES,
+    WHY_NO_PICKLE,
+    as_tied,
+    read_json,
+    read_tensors,
+    some,
+)
 from minillm.quantization.config import QuantizationConfig, resolve as resolve_quantization
 
-GGUF = ".gguf"
 GENERATION = "generation_config.json"  # how the model's authors would have it sampled, and what ends its texts
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 AUTO_GPTQ = "quantize_config.json"  # where old AutoGPTQ wrote what config.json says today
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-WHY_NO_PICKLE = (
-    "a pickle file can run any code when it is read, so minillm reads safetensors only; "
-    "with a file you trust, convert it: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
-)
 
 # Folders whose weights are in few bits already: who takes those tensors, by the quant_method in config.json. Each is
 # called with the decoder, whose matrices wait on "meta", the tensors and the quantization_config; it gives the decoder
@@ -79,7 +80,7 @@ def load_config(path: str | Path) -> ModelConfig:
     if path.suffix == GGUF:
         with naming(path):
             return GGUFFile(path).config
-    raw = _read_json(path / "config.json")
+    raw = read_json(path / "config.json")
     if stored_quantization(path) is not None:
         raw.pop("quantization_config", None)  # the decoder's shape is the same
     with naming(path):
@@ -99,15 +100,17 @@ def load_model(
     device: str | torch.device = "auto",
     quantization: str | dict[str, Any] | QuantizationConfig | None = None,
     cpu_offload_bytes: int = 0,
+    max_model_len: int | None = None,
 ) -> Decoder:
     """Build the decoder of a model folder and fill it from its safetensors files, converted to `dtype`.
 
     With `quantization` (see `minillm.quantization.config`) its matrices are then written in few bits, one after the
     other; in full they only ever stand in host memory. Raises CheckpointError naming every tensor that is missing,
     surplus or misshapen, a damaged file, or pickle weights; ValueError for a configuration the decoder does not
-    support.
+    support. `max_model_len` is the longest text to come, if not the longest that the model was made for.
     """
-    return read_model(path, dtype, device, quantization, on_host=cpu_offload_bytes > 0).prepare(cpu_offload_bytes)
+    asked = dict(on_host=cpu_offload_bytes > 0, max_model_len=max_model_len)
+    return read_model(path, dtype, device, quantization, **asked).prepare(cpu_offload_bytes)
 
 
 def read_model(
@@ -117,14 +120,19 @@ def read_model(
     quantization: str | dict[str, Any] | QuantizationConfig | None = None,
     on_layer: Callable[[str], None] = lambda name: None,
     on_host: bool = False,
+    max_model_len: int | None = None,
 ) -> Decoder:
     """`load_model`, not prepared yet; `on_layer` hears of each layer that is quantized.
     `on_host` leaves the matrices there."""
     path, device, quantization = Path(path), resolve_device(device), resolve_quantization(quantization)
     stored = stored_quantization(path, quantization)
     waits = "meta" if stored else "cpu" if quantization or on_host else None
-    model = Decoder(load_config(path), resolve_dtype(dtype, device), device, linear_device=waits)
-    tensors = read_tensors(path)
+    config, tensors = load_config(path).for_texts_of(max_model_len), read_tensors(path)
+    if stored is None or stored["quant_method"] != QUANT_METHOD:
+        config, tensors = as_tied(path, config)
+    if stored is None and path.suffix != GGUF:
+        tensors = adapted(config, tensors)
+    model = Decoder(config, resolve_dtype(dtype, device), device, linear_device=waits)
     if stored is not None:
         with naming(path):
             tensors = QUANTIZED_READERS[stored["quant_method"]](model, tensors, stored)
@@ -148,9 +156,9 @@ def stored_quantization(path: Path, asked: QuantizationConfig | None = None) -> 
             kept = GGUFFile(path).kept_types
         settings = kept and {"quant_method": "gguf", "weights": " and ".join(kept)}
     else:
-        settings = _read_json(path / "config.json").get("quantization_config")
+        settings = read_json(path / "config.json").get("quantization_config")
         if not settings and (path / AUTO_GPTQ).exists():
-            settings = {"quant_method": "gptq"} | _read_json(path / AUTO_GPTQ)
+            settings = {"quant_method": "gptq"} | read_json(path / AUTO_GPTQ)
     if not settings:
         return None
     method = settings.get("quant_method", "unknown")
@@ -175,7 +183,8 @@ def fill(views: dict[str, Tensor], tensors: Iterable[tuple[str, Tensor]], path: 
     for name, tensor in tensors:
         view = views.get(name)
         if view is None:
-            surplus.append(name)
+            if not _harmless(name, tensor, views):
+                surplus.append(name)
             continue
         missing.discard(name)
         if view.shape != tensor.shape:
@@ -184,82 +193,27 @@ def fill(views: dict[str, Tensor], tensors: Iterable[tuple[str, Tensor]], path: 
             misshapen.append(f"{name} is {tensor.dtype}, readable are {', '.join(DTYPES)}")
         else:
             view.copy_(tensor)
-    surplus = [name for name in surplus if not _harmless(name, views)]
     problems = {"missing": sorted(missing), "surplus": sorted(surplus), "misshapen": misshapen}
     if any(problems.values()):
-        told = [f"{len(names)} {kind}: {_some(names)}" for kind, names in problems.items() if names]
+        told = [f"{len(names)} {kind}: {some(names)}" for kind, names in problems.items() if names]
         raise CheckpointError(f"the weights in {path} do not fit their config.json. {'. '.join(told)}")
-
-
-def read_tensors(path: Path) -> Iterator[tuple[str, Tensor | QuantizedPart]]:
-    """Every tensor of a GGUF file, or of the folder's safetensors files, one at a time, with its name."""
-    if path.suffix == GGUF:
-        with naming(path):
-            yield from GGUFFile(path).tensors()
-        return
-    for file in weight_files(path):
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118  (a file, not a dict)
-                    yield name, tensors.get_tensor(name)
-        except SafetensorError as error:
-            raise CheckpointError(
-                f"{file} is damaged or cut off ({error}); it has {file.stat().st_size:,} bytes: fetch it again"
-            ) from error
-
-
-def weight_files(path: Path) -> list[Path]:
-    """model.safetensors, or the shards its index names, or whatever safetensors there are."""
-    if (path / "model.safetensors").exists():
-        return [path / "model.safetensors"]
-    index = path / "model.safetensors.index.json"
-    if index.exists():
-        files = [path / name for name in sorted(set(_read_json(index)["weight_map"].values()))]
-        absent = [file.name for file in files if not file.exists()]
-        if absent:
-            raise CheckpointError(f"{path} lacks {_some(absent)} of the {len(files)} files that {index.name} names")
-        return files
-    files = sorted(file for file in path.glob("*.safetensors") if not file.name.startswith("consolidated"))
-    if not files:
-        pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLE_SUFFIXES)
-        reason = f"it has {_some(pickles)}, but {WHY_NO_PICKLE}" if pickles else "nor any other weights"
-        raise CheckpointError(f"{path} has no *.safetensors file; {reason}")
-    return files
 
 
 def _only_gguf(folder: Path) -> Path | None:
     files = sorted(folder.glob(f"*{GGUF}"))
     if len(files) > 1:
-        names = _some([file.name for file in files])
+        names = some([file.name for file in files])
         raise CheckpointError(f"{folder} has {len(files)} GGUF files and no config.json: name one of {names}")
     return files[0] if files else None
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        raise CheckpointError(f"{file.parent} has no {file.name}; a model folder is what `save_pretrained` writes")
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not valid JSON ({error}); fetch it again") from error
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read ({error.strerror}); fetch it again") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(
-            f"{file} holds {json.dumps(value)[:50]}, not an object of names and values; fetch it again"
-        )
-    return value
-
-
 def _read_generation(path: Path) -> dict[str, Any]:
-    return _read_json(path / GENERATION) if (path / GENERATION).exists() else {}
+    return read_json(path / GENERATION) if (path / GENERATION).exists() else {}
 
 
-def _harmless(name: str, views: dict[str, Tensor]) -> bool:
-    """Old checkpoints store rotary frequencies, which we compute; tied ones may store the embedding twice."""
+def _harmless(name: str, tensor: Tensor, views: dict[str, Tensor]) -> bool:
+    """Old checkpoints store rotary frequencies, which we compute; tied ones may store the embedding twice; and some
+    quantizers give every product a bias, of zeros where the model has none."""
+    if name.endswith(("_proj.bias", "lm_head.bias")):
+        return not tensor.any()
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and name not in views)
-
-
-def _some(names: list[str], limit: int = 5) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more

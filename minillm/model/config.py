@@ -1,47 +1,36 @@
 """The shape of a decoder, read from a Hugging Face config.json. Built in chapter 02.
 
-Llama, Mistral, Qwen2 and Qwen3 are one architecture with a few switches. The switches
+Llama, Mistral, Qwen and the other families are one architecture with a few switches. The switches
 are the fields of `ModelConfig`; the rest of the engine never asks for a family's name.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary position embedding (Su et al. 2021) and how it is stretched to longer texts.
-
-    `type` is one of ROPE_TYPES: "linear" divides every frequency by `factor`, "llama3" only the
-    slow ones, "yarn" (Peng et al. 2023) blends the two and scales attention by `attention_factor`. A GGUF
-    file keeps the result instead, a divisor for each frequency: "divided".
-    """
-
-    theta: float = 10000.0
-    type: str = "default"
-    factor: float = 1.0
-    original_max_position_embeddings: int = 0
-    low_freq_factor: float = 1.0  # llama3: wavelengths over original / low_freq_factor are stretched
-    high_freq_factor: float = 4.0  # llama3: those under original / high_freq_factor are kept
-    beta_fast: float = 32.0  # yarn: dimensions turning more often than this over the original text are kept
-    beta_slow: float = 1.0  # yarn: those turning less often are stretched
-    attention_factor: float = 1.0  # yarn: multiplies cos and sin
-    truncate: bool = True  # yarn: round the two borders to whole dimensions
-    divisors: tuple[float, ...] = ()  # divided: head_dim / 2 of them
+from minillm.model.families import (
+    ACTIVATIONS,
+    GEMMAS,
+    SLIDING,
+    WITH_BIASES,
+    WITH_MLP_BIASES,
+    read_layer_types,
+    with_defaults,
+)
+from minillm.model.rope import RopeConfig, read_layer_ropes, read_rope, required
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Everything the decoder needs to know. Sizes are counts; `layer_windows[i]` is how many
-    positions layer i looks back over, itself included, or None for all of them."""
+    positions layer i looks back over, itself included, or None for all of them.
+
+    What follows the token ids is at its default in Llama, Mistral and Qwen. Attention divides its scores by
+    `1 / attention_scale`, sqrt(head_dim) where that is None.
+    """
 
     model_type: str
     vocab_size: int
@@ -62,6 +51,17 @@ class ModelConfig:
     layer_windows: tuple[int | None, ...]
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    activation: str = "silu"
+    norms: str = "before"  # where a half of a layer is normed: "before" it, "after" it, or "both"
+    norm_plus_one: bool = False  # a checkpoint's norms hold their weights less one
+    qk_norm_whole: bool = False  # queries and keys are normed over all heads at once, not each head
+    layer_ropes: tuple[RopeConfig | None, ...] = ()  # of each layer, where they differ; None does not rotate
+    attention_scale: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what a half of a layer adds
+    logit_scale: float = 1.0
+    attention_softcap: float | None = None  # scores and logits become cap * tanh(score / cap)
+    logit_softcap: float | None = None
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:
@@ -79,47 +79,71 @@ class ModelConfig:
 
         Raises ValueError naming the field for whatever the decoder would compute wrongly.
         """
-        model_type = raw.get("model_type")
-        if model_type not in MODEL_TYPES:
-            raise ValueError(f"model_type={model_type!r} is not supported; supported: {', '.join(MODEL_TYPES)}")
+        raw = with_defaults(raw)
+        model_type, num_layers = raw["model_type"], required(raw, "num_hidden_layers")
         _refuse_what_we_do_not_compute(raw)
-        num_heads, hidden_size = _required(raw, "num_attention_heads"), _required(raw, "hidden_size")
-        # Only Qwen3 has a default head size of its own; the others divide the hidden size.
-        head_dim = raw.get("head_dim") or (128 if model_type == "qwen3" else hidden_size // num_heads)
-        attention_bias = bool(raw.get("attention_bias")) and model_type in ("llama", "qwen3")
+        num_heads, hidden_size = required(raw, "num_attention_heads"), required(raw, "hidden_size")
+        attention_bias = bool(raw.get("attention_bias")) and model_type in WITH_BIASES
+        layer_types = read_layer_types(raw)
+        rope, scalar = read_rope(raw), raw.get("query_pre_attn_scalar")
         return cls(
             model_type=model_type,
-            vocab_size=_required(raw, "vocab_size"),
+            vocab_size=required(raw, "vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=_required(raw, "intermediate_size"),
-            num_layers=_required(raw, "num_hidden_layers"),
+            intermediate_size=required(raw, "intermediate_size"),
+            num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=raw.get("num_key_value_heads") or num_heads,
-            head_dim=head_dim,
-            max_position_embeddings=_required(raw, "max_position_embeddings"),
+            head_dim=raw.get("head_dim") or hidden_size // num_heads,
+            max_position_embeddings=required(raw, "max_position_embeddings"),
             rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
             qkv_bias=attention_bias or model_type == "qwen2",
             o_bias=attention_bias,
-            mlp_bias=bool(raw.get("mlp_bias")) and model_type == "llama",
-            qk_norm=model_type == "qwen3",
-            rope=_read_rope(raw),
-            layer_windows=_read_windows(raw),
+            mlp_bias=bool(raw.get("mlp_bias")) and model_type in WITH_MLP_BIASES,
+            qk_norm=model_type in ("qwen3", "olmo2", "gemma3_text"),
+            rope=rope,
+            layer_windows=tuple(raw["sliding_window"] if kind == SLIDING else None for kind in layer_types),
             # One outside of the vocabulary (some write -1 for none) is never generated.
             eos_token_ids=tuple(i for i in as_token_ids(raw.get("eos_token_id")) if 0 <= i < raw["vocab_size"]),
             bos_token_id=raw.get("bos_token_id"),
+            activation=ACTIVATIONS[raw["hidden_act"]],
+            norms=raw["norms"],
+            norm_plus_one=model_type in GEMMAS,
+            qk_norm_whole=model_type == "olmo2",
+            layer_ropes=read_layer_ropes(raw, rope, layer_types),
+            attention_scale=scalar**-0.5 if scalar else raw.get("attention_multiplier"),
+            embedding_scale=hidden_size**0.5 if model_type in GEMMAS else raw.get("embedding_multiplier", 1.0),
+            residual_scale=raw.get("residual_multiplier", 1.0),
+            logit_scale=1.0 / raw.get("logits_scaling", 1.0),
+            attention_softcap=raw.get("attn_logit_softcapping"),
+            logit_softcap=raw.get("final_logit_softcapping"),
         )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a layer is what the fused kernels compute: norms before its halves, silu, and plain additions."""
+        scaled = self.residual_scale != 1.0 or self.qk_norm_whole
+        return self.norms == "before" and self.activation == "silu" and not scaled
+
+    def for_texts_of(self, max_len: int | None) -> ModelConfig:
+        """The same model, for texts of at most `max_len` tokens: some are rotated otherwise where texts stay short."""
+        rope = self.rope
+        if max_len is None or max_len > rope.original_max_position_embeddings or not rope.short_divisors:
+            return self
+        return replace(self, rope=replace(rope, divisors=rope.short_divisors))
 
     def num_parameters(self) -> int:
         """Weights of the whole model; a tied embedding counts once."""
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         attention = self.hidden_size * (2 * q_size + 2 * kv_size)
         attention += self.qkv_bias * (q_size + 2 * kv_size) + self.o_bias * self.hidden_size
-        attention += self.qk_norm * 2 * self.head_dim
+        attention += self.qk_norm * ((q_size + kv_size) if self.qk_norm_whole else 2 * self.head_dim)
         mlp = 3 * self.hidden_size * self.intermediate_size
         mlp += self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)
         embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size
-        return self.num_layers * (attention + mlp + 2 * self.hidden_size) + self.hidden_size + embeddings
+        norms = (4 if self.norms == "both" else 2) * self.hidden_size
+        return self.num_layers * (attention + mlp + norms) + self.hidden_size + embeddings
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes the KV cache grows by with each token: a key and a value in every layer and KV head."""
@@ -134,72 +158,12 @@ def as_token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return token_ids
 
 
-def _required(raw: dict[str, Any], key: str) -> int:
-    if raw.get(key) is None:
-        raise ValueError(f"config.json has no {key!r}, which the decoder cannot be built without")
-    return raw[key]
-
-
 def _refuse_what_we_do_not_compute(raw: dict[str, Any]) -> None:
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act={raw['hidden_act']!r} is not supported; supported: silu")
+    for field, value in (("is_causal", False), ("use_bidirectional_attention", True)):
+        if raw.get(field, not value) == value:
+            raise ValueError(f"{field}={value} is not supported: an encoder generates no text")
+    if raw["hidden_act"] not in ACTIVATIONS:
+        raise ValueError(f"hidden_act={raw['hidden_act']!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unknown")
         raise ValueError(f"the checkpoint is quantized ({method}); use its bfloat16, float16 or float32 original")
-
-
-def _read_rope(raw: dict[str, Any]) -> RopeConfig:
-    """Both spellings: `rope_theta` beside `rope_scaling` (the hub), or one `rope_parameters` (transformers 5)."""
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if any(isinstance(value, dict) for value in scaling.values()):
-        raise ValueError(f"rope_parameters differ by layer ({', '.join(scaling)}); supported: one for all layers")
-    rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
-    if rope_type not in ROPE_TYPES:
-        raise ValueError(f"rope type {rope_type!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
-    partial = scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0
-    if partial != 1.0:
-        raise ValueError(f"partial_rotary_factor={partial} is not supported; supported: 1.0")
-    theta = scaling.get("rope_theta") or raw.get("rope_theta") or 10000.0
-    if rope_type == "default":
-        return RopeConfig(theta=theta)
-    max_position = _required(raw, "max_position_embeddings")
-    original = raw.get("original_max_position_embeddings") or scaling.get("original_max_position_embeddings")
-    original = original or max_position
-    factor = scaling.get("factor") or max_position / original
-    optional = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate")
-    given = {key: scaling[key] for key in optional if scaling.get(key) is not None}
-    if rope_type == "yarn":
-        given["attention_factor"] = _yarn_attention_factor(scaling, factor)
-    return RopeConfig(theta, rope_type, factor, original, **given)
-
-
-def _yarn_attention_factor(scaling: dict[str, Any], factor: float) -> float:
-    """YaRN sharpens attention as the text grows: 0.1 ln(factor) + 1, or a ratio of two such (DeepSeek)."""
-    if scaling.get("attention_factor") is not None:
-        return scaling["attention_factor"]
-
-    def mscale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        return mscale(scaling["mscale"]) / mscale(scaling["mscale_all_dim"])
-    return mscale(1.0)
-
-
-def _read_windows(raw: dict[str, Any]) -> tuple[int | None, ...]:
-    """One sliding window (or None) a layer. Mistral slides everywhere; Qwen from `max_window_layers` on,
-    if `use_sliding_window`; `layer_types`, where written, decides layer by layer."""
-    num_layers, model_type = _required(raw, "num_hidden_layers"), raw["model_type"]
-    window = raw.get("sliding_window", 4096)
-    if model_type == "llama" or (model_type != "mistral" and not raw.get("use_sliding_window")):
-        window = None
-    if (layer_types := raw.get("layer_types")) is not None:
-        unknown = set(layer_types) - {"full_attention", "sliding_attention"}
-        if unknown or ("sliding_attention" in layer_types and window is None):
-            raise ValueError(
-                f"layer_types={sorted(set(layer_types))} with sliding_window={window} is not supported; "
-                "supported: 'full_attention', and 'sliding_attention' where sliding_window is a number"
-            )
-        return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
-    first = 0 if model_type == "mistral" else raw.get("max_window_layers", 28)
-    return tuple(window if layer >= first else None for layer in range(num_layers))

@@ -4,22 +4,45 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.kernels import native
+from minillm.kernels.softcap import soft_cap
 from minillm.model.attention import AttentionBackend, can
 from minillm.model.batch import ForwardBatch
 from minillm.model.config import ModelConfig
 from minillm.model.fused import run_layers
-from minillm.model.layers import CosSin, Linear, RMSNorm, Rotary, SwiGLU, apply_rotary, empty_parameter
+from minillm.model.layers import (
+    CosSin,
+    LayerRotaries,
+    Linear,
+    RMSNorm,
+    Rotary,
+    SwiGLU,
+    WholeNorm,
+    apply_rotary,
+    empty_parameter,
+)
 from minillm.model.offload import LayerStream, offload
+from minillm.model.rope import RopeConfig
 from minillm.quantization.linear import QuantizedLinear
 
 WHOLE_UP_TO = 256  # tokens; with more the calls cost nothing beside the work, and the memory between them would grow
 SAMPLED, LARGE_PRIME = 1024, 2654435761  # of every tensor, for the fingerprint
+# What a checkpoint calls the norms of a layer, where it is not what we do.
+NORM_NAMES = {
+    "before": {},
+    "after": {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"},
+    "both": {
+        "attention_out_norm": "post_attention_layernorm",
+        "post_attention_layernorm": "pre_feedforward_layernorm",
+        "mlp_out_norm": "post_feedforward_layernorm",
+    },
+}
 CACHE_BYTES = 16 * 2**20  # weights that a usual last-level cache holds from one step to the next
 
 
@@ -42,7 +65,8 @@ class Decoder(nn.Module):
         matrices = torch.device(linear_device or device)
         self.config, self.dtype, self.device = config, dtype, device
         self.embed_tokens = empty_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self.rotary = Rotary(config.rope, config.head_dim, dtype, device)
+        self.rotary = _rotary(config, dtype, device)
+        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
         self.layers = nn.ModuleList(
             DecoderLayer(config, index, dtype, device, matrices) for index in range(config.num_layers)
         )
@@ -68,13 +92,18 @@ class Decoder(nn.Module):
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[num_logits, vocab_size] float32 of hidden states behind the last norm."""
         logits = self.lm_head(hidden)
+        if self.config.logit_scale != 1.0:
+            logits = logits * self.config.logit_scale
+        logits = soft_cap(logits, self.config.logit_softcap)
         return logits.float() if out is None else out.copy_(logits)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[num_tokens, hidden_size]: rows of the table, or of the output matrix that is one with it and quantized."""
         if self.embed_tokens is None:
-            return self.lm_head.quantized.rows(token_ids, self.dtype)
-        return F.embedding(token_ids, self.embed_tokens)
+            rows = self.lm_head.quantized.rows(token_ids, self.dtype)
+        else:
+            rows = F.embedding(token_ids, self.embed_tokens)
+        return rows if self.embedding_scale == 1.0 else rows * self.embedding_scale
 
     def in_order(self) -> Iterable[DecoderLayer]:
         """The layers, each when it can compute."""
@@ -132,21 +161,49 @@ class Decoder(nn.Module):
         return views
 
 
+def _rotary(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Rotary | LayerRotaries:
+    """One for all layers, or several kinds. Scores divided by another number than sqrt(head_dim) are those of queries
+    and keys that are both multiplied, which their angles do."""
+    wanted = config.attention_scale
+    scale = 1.0 if wanted is None else (wanted * config.head_dim**0.5) ** 0.5
+    kinds = [Rotary(rope, config.head_dim, dtype, device, scale) for rope in _kinds(config)]
+    return kinds[0] if len(kinds) == 1 else LayerRotaries(kinds)
+
+
+def _kinds(config: ModelConfig) -> list[RopeConfig | None]:
+    """The different rotations of the layers, mostly one."""
+    return list(dict.fromkeys(config.layer_ropes)) or [config.rope]
+
+
 class DecoderLayer(nn.Module):
-    """Attention, then MLP, each on a normed copy and added back to the residual stream."""
+    """Attention, then MLP, each on a normed copy and added back to the residual stream.
+
+    Some families norm what each of the two gives instead, or both; some multiply it.
+    """
 
     def __init__(
         self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device, matrices: torch.device
     ):
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+        norm = partial(RMSNorm, config.hidden_size, config.rms_norm_eps, dtype, device)
+        before, after = config.norms in ("before", "both"), config.norms in ("after", "both")
+        self.input_layernorm = norm() if before else nn.Identity()
         self.self_attn = SelfAttention(config, index, dtype, device, matrices)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
-        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size, config.mlp_bias, dtype, device, matrices)
+        self.attention_out_norm = norm() if after else nn.Identity()
+        self.post_attention_layernorm = norm() if before else nn.Identity()
+        sizes = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.mlp = SwiGLU(*sizes, dtype, device, matrices, config.activation)
+        self.mlp_out_norm = norm() if after else nn.Identity()
+        self.residual_scale, self.norm_names = config.residual_scale, NORM_NAMES[config.norms]
+        kinds = _kinds(config)
+        self.kind = kinds.index(config.layer_ropes[index]) if len(kinds) > 1 else None  # of its rotation
+        self.softcap = config.attention_softcap
         self.whole: native.Layer | None = None
 
     def prepare(self, config: ModelConfig) -> None:
         """After the weights are packed: where the CPU's kernels have them all, the layer can run as a whole."""
+        if not config.is_plain:
+            return
         attn, linears = self.self_attn, dict(zip(native.Layer.MATRICES, self.linears().values()))
         matrices = {name: _matrix(linear) for name, linear in linears.items()}
         if any(matrix is None or matrix.in_features != linears[name].in_features for name, matrix in matrices.items()):
@@ -165,13 +222,26 @@ class DecoderLayer(nn.Module):
 
     def forward(self, hidden: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
         """[num_tokens, hidden_size] in and out; the input may be overwritten."""
+        rotary = self.angles(rotary)
+        if (softcap := can(attention, "softcap")) != self.softcap:
+            raise ValueError(
+                f"{type(attention).__name__} caps scores at {softcap}, this model at {self.softcap}; TorchAttention can"
+            )
         if self.whole is not None and hidden.shape[0] <= WHOLE_UP_TO and can(attention, "fused_layer"):
             attention.run_layer(
                 self.whole, hidden, rotary, self.self_attn.index, batch
             )  # the same, in one call: chapter 14
             return hidden
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, attention, batch)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        attended = self.self_attn(self.input_layernorm(hidden), rotary, attention, batch)
+        hidden = self._add(hidden, self.attention_out_norm(attended))
+        return self._add(hidden, self.mlp_out_norm(self.mlp(self.post_attention_layernorm(hidden))))
+
+    def angles(self, rotary: CosSin) -> CosSin:
+        """Its own among those of all kinds of layers."""
+        return rotary if self.kind is None else (rotary[0][self.kind], rotary[1][self.kind])
+
+    def _add(self, hidden: Tensor, change: Tensor) -> Tensor:
+        return hidden + (change if self.residual_scale == 1.0 else change * self.residual_scale)
 
     def linears(self) -> dict[str, Linear]:
         """The four matrices by their places, in the order in which they compute. Whatever goes through a layer's
@@ -186,7 +256,8 @@ class DecoderLayer(nn.Module):
         }
 
     def checkpoint_views(self) -> dict[str, Tensor]:
-        views = {f"{name}.weight": norm.weight for name, norm in self.named_modules() if isinstance(norm, RMSNorm)}
+        norms = {name: norm for name, norm in self.named_modules() if isinstance(norm, RMSNorm)}
+        views = {f"{self.norm_names.get(name, name)}.weight": norm.weight for name, norm in norms.items()}
         for place, linear in self.linears().items():
             views |= linear.checkpoint_views(place)
         return views
@@ -219,8 +290,9 @@ class SelfAttention(nn.Module):
         )
         self.q_norm = self.k_norm = None
         if config.qk_norm:
-            self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype, device)
-            self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype, device)
+            norm, whole = (WholeNorm, True) if config.qk_norm_whole else (RMSNorm, False)
+            sizes = [self.head_dim * (heads if whole else 1) for heads in self.heads[:2]]
+            self.q_norm, self.k_norm = (norm(size, config.rms_norm_eps, dtype, device) for size in sizes)
 
     def forward(self, x: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)  # [num_tokens, heads of q, k and v, head_dim]

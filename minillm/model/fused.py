@@ -65,11 +65,15 @@ def before_attention(
 ) -> Tensor:
     """From the normed hidden states to the rotated queries [num_tokens, num_heads, head_dim]; keys and values are in
     the cache then."""
+    if not decoder.config.is_plain:
+        raise ValueError(
+            f"layers of model_type={decoder.config.model_type!r} have no fused kernels; declare no fused_store"
+        )
     attn = layer.self_attn
     qkv = attn.qkv_proj(hidden).view(hidden.shape[0], -1, attn.head_dim)
     q_weight, k_weight = attn.q_norm and attn.q_norm.weight, attn.k_norm and attn.k_norm.weight
     return attention.rotate_and_store(
-        qkv, rotary, q_weight, k_weight, decoder.config.rms_norm_eps, attn.index, slot_mapping
+        qkv, layer.angles(rotary), q_weight, k_weight, decoder.config.rms_norm_eps, attn.index, slot_mapping
     )
 
 

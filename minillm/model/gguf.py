@@ -37,6 +37,18 @@ PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bflo
 KEPT = {Kind.Q8_0: 8, Kind.Q4_0: 4}  # types that stay in few bits, and how many
 BLOCK = 32  # weights that share a scale
 ROPE_DIVISORS = "rope_freqs.weight"
+ROPE_TYPES = ("none", "linear", "yarn")  # of a file; what it has of Llama 3's scaling are the divisors
+ROPE_KEYS = (
+    "dimension_count",
+    "freq_base",
+    "scale_linear",
+    "scaling.type",
+    "scaling.factor",
+    "scaling.original_context_length",
+    "scaling.finetuned",
+    "scaling.yarn_beta_fast",
+    "scaling.yarn_beta_slow",
+)
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")  # of a text, of a turn, of a message
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -88,7 +100,17 @@ class GGUFFile:
         config = ModelConfig.from_hf(self._raw_config())
         if ROPE_DIVISORS not in self.stored:  # the scaling of Llama 3.1 and later
             return config
-        divisors = self._read(self.stored[ROPE_DIVISORS]).flatten().tolist()  # head_dim / 2 of them
+        if config.rope.type != "default":
+            raise ValueError(
+                f"{ROPE_DIVISORS} beside {self.architecture}.rope.scaling.type={config.rope.type!r} is not supported; "
+                "supported is one of the two"
+            )
+        divisors = self._read(self.stored[ROPE_DIVISORS]).flatten().tolist()
+        if len(divisors) != config.head_dim // 2:
+            raise ValueError(
+                f"{ROPE_DIVISORS} has {len(divisors)} divisors; a head of {config.head_dim} dimensions needs "
+                f"{config.head_dim // 2}"
+            )
         return replace(config, rope=replace(config.rope, type="divided", divisors=tuple(divisors)))
 
     def _raw_config(self) -> dict[str, Any]:
@@ -102,11 +124,10 @@ class GGUFFile:
             )
         if "token_embd.weight" not in self.stored:
             raise ValueError("it has no tensor token_embd.weight; a vocabulary or an adapter alone is not a model")
-        window = self._of_model("attention.sliding_window") if self.architecture == "llama" else None
+        self._refuse_what_we_do_not_compute(head_dim)
         ends = [self.metadata.get(f"tokenizer.ggml.{key}") for key in END_KEYS]
         return {
-            "model_type": "mistral" if window else self.architecture,
-            "sliding_window": window,
+            "model_type": self.architecture,
             "vocab_size": self.stored["token_embd.weight"].shape[0],
             "hidden_size": self._number("embedding_length"),
             "intermediate_size": self._number("feed_forward_length"),
@@ -146,12 +167,38 @@ class GGUFFile:
                 f"{stored.name} is of type {stored.kind.name}, which the gguf library cannot dequantize"
             ) from error
 
+    def _refuse_what_we_do_not_compute(self, head_dim: int) -> None:
+        """What other programs would compute otherwise than we do, or among themselves."""
+        if not self._of_model("attention.causal", True):
+            raise ValueError(
+                f"{self.architecture}.attention.causal=False is not supported: an encoder generates no text"
+            )
+        scale = self._of_model("attention.scale", 0.0)
+        if scale and abs(scale * head_dim**0.5 - 1) > 1e-5:
+            raise ValueError(
+                f"{self.architecture}.attention.scale={scale:g} is not supported; supported: "
+                f"{head_dim**-0.5:g}, which is 1 / sqrt of the head size {head_dim}"
+            )
+        window, context = self._number("attention.sliding_window", 0), self._number("context_length")
+        if 0 < window < context:
+            raise ValueError(
+                f"{self.architecture}.attention.sliding_window={window} is not supported where it is less than the "
+                f"context of {context}: llama.cpp ignores it, the model was trained with it; use its safetensors folder"
+            )
+
     def _rope(self) -> dict[str, Any]:
+        """As llama.cpp reads it: a factor without a type is linear, 0 is none, and `scale_linear` is its old name."""
         rope = {"rope_theta": self._of_model("rope.freq_base", 10000.0)}
-        kind = self._of_model("rope.scaling.type", "none")
-        if kind == "none":
+        kind = self._of_model("rope.scaling.type", "linear")
+        if kind not in ROPE_TYPES:
+            raise ValueError(f"rope type {kind!r} is not supported; supported in a GGUF file: {', '.join(ROPE_TYPES)}")
+        self._refuse_other_rope_keys(kind)
+        factor = self._of_model("rope.scaling.factor", self._of_model("rope.scale_linear", 0.0))
+        if kind == "yarn" and not factor:
+            self._required(f"{self.architecture}.rope.scaling.factor")
+        if kind == "none" or factor in (0.0, 1.0):
             return rope
-        rope |= {"rope_type": kind, "factor": self._required(f"{self.architecture}.rope.scaling.factor")}
+        rope |= {"rope_type": kind, "factor": factor}
         original = self._of_model("rope.scaling.original_context_length")
         betas = {beta: self._of_model(f"rope.scaling.yarn_{beta}") for beta in ("beta_fast", "beta_slow")}
         return (
@@ -159,6 +206,21 @@ class GGUFFile:
             | {"original_max_position_embeddings": original}
             | {beta: value for beta, value in betas.items() if value}
         )
+
+    def _refuse_other_rope_keys(self, kind: str) -> None:
+        """A key that turns rotations in a way we do not, unless its value is the one that changes nothing."""
+        neutral = {
+            "scaling.attn_factor": (1.0,),
+            "scaling.yarn_attn_factor": (1.0,),
+            "scaling.yarn_ext_factor": (-1.0, 1.0 if kind == "yarn" else 0.0),  # -1: as the type says
+            "scaling.yarn_log_multiplier": (0.0,),
+        }
+        prefix = f"{self.architecture}.rope."
+        for key, value in self.metadata.items():
+            name = key.removeprefix(prefix)
+            if key.startswith(prefix) and name not in ROPE_KEYS and value not in neutral.get(name, ()):
+                allowed = " or ".join(f"{one:g}" for one in neutral.get(name, ())) or "a file without it"
+                raise ValueError(f"{key}={value} is not supported; supported: {allowed}")
 
     @property
     def _head_dim(self) -> int:

@@ -61,6 +61,8 @@ class Container:
         for index in range(num_keys):
             self.reading = f"key {index + 1} of {num_keys}"
             key = self._string()
+            if key in self.metadata:
+                raise ValueError(f"its metadata has {key!r} twice; fetch it again")
             self.metadata[key] = self._value(self._number("<I"))
         found = []
         for index in range(num_tensors):
@@ -68,7 +70,15 @@ class Container:
             found.append(self._tensor_info())
         alignment = self.metadata.get("general.alignment", 32)
         start = round_up(self.at, alignment)
-        self.tensors = {name: self._tensor(name, shape, kind, start + offset) for name, shape, kind, offset in found}
+        self.tensors: dict[str, StoredTensor] = {}
+        end, before = start, None
+        for name, shape, kind, offset in sorted(found, key=lambda tensor: tensor[3]):
+            if name in self.tensors:
+                raise ValueError(f"{name} stands in it twice; fetch it again")
+            if start + offset < end:
+                raise ValueError(f"it is damaged: the data of {before} and {name} overlap; fetch it again")
+            self.tensors[name] = self._tensor(name, shape, kind, start + offset)
+            end, before = self.at, name
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -11,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.kernels import native
-from minillm.model.config import RopeConfig
+from minillm.model.rope import RopeConfig
 from minillm.quantization.linear import QuantizedLinear
+from minillm.rounding import round_up
 
 # For oneDNN's road alone: it serves where there is no C compiler, our own kernel (`minillm.kernels.native`) needs none
 # of this. Measured with AVX-512 on two cores (`MINILLM_NATIVE=0 minillm bench decode` shows the sum).
@@ -46,6 +49,14 @@ class RMSNorm(nn.Module):
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scale = self.root / torch.hypot(length, self.floor)  # [..., 1]; a Python number over a tensor takes longer
         return (x * scale).to(x.dtype).mul_(self.weight)
+
+
+class WholeNorm(RMSNorm):
+    """RMSNorm over all heads of a token at once (OLMo 2)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[num_tokens, heads, head_dim], with heads * head_dim = size."""
+        return super().forward(x.flatten(1)).view(x.shape)
 
 
 class Linear(nn.Module):
@@ -152,8 +163,15 @@ class Linear(nn.Module):
         return {f"{name}.{kind}": tensor[rows] for kind, tensor in tensors.items() for name, rows in named}
 
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)) (Shazeer 2020), gate and up fused into one matrix product."""
+    """down(silu(gate(x)) * up(x)) (Shazeer 2020), gate and up fused into one matrix product; or gelu instead."""
 
     def __init__(
         self,
@@ -163,39 +181,65 @@ class SwiGLU(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         weight_device: torch.device | None = None,
+        activation: str = "silu",
     ):
         super().__init__()
+        self.activation = activation
         halves = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size, bias, dtype, device, weight_device, halves)
         self.down_proj = Linear(intermediate_size, hidden_size, bias, dtype, device, weight_device)
 
     def forward(self, x: Tensor) -> Tensor:
         gate_up = self.gate_up_proj(x)  # [num_tokens, 2 * intermediate_size]
-        if native.serves(gate_up):
+        if self.activation == "silu" and native.serves(gate_up):
             return self.down_proj(native.silu_mul(gate_up))
         gate, up = gate_up.chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate).mul_(up))
+        return self.down_proj(ACTIVATIONS[self.activation](gate).mul_(up))
 
 
 class Rotary(nn.Module):
-    """The angles of rotary embedding: position times a frequency for each pair of dimensions."""
+    """The angles of rotary embedding: position times a frequency for each pair of dimensions.
 
-    def __init__(self, rope: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device):
+    Where only a part of each head is rotated, the loader has its first dimensions beside those that they turn with, and
+    the others turn with frequency 0, as all do where `rope` is None. `scale` multiplies queries and keys.
+    """
+
+    def __init__(
+        self, rope: RopeConfig | None, head_dim: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0
+    ):
         super().__init__()
-        frequencies = rope_frequencies(rope, head_dim)
+        frequencies, factor = torch.zeros(head_dim // 2), 1.0
+        if rope is not None:
+            turning = rope_frequencies(rope, int(head_dim * rope.partial))
+            frequencies[: len(turning)], factor = turning, rope.attention_factor
         # The first half of sin is negated, for the signs of the two-by-two rotation: see apply_rotary.
         sign = torch.cat([-torch.ones(head_dim // 2), torch.ones(head_dim // 2)])
         self.frequencies = torch.cat([frequencies, frequencies]).to(device)  # [head_dim] float32
-        self.cos_scale = rope.attention_factor
-        self.sin_scale = (sign * rope.attention_factor).to(device)
+        self.cos_scale: float | Tensor = factor * scale
+        if factor != 1.0 and not frequencies.all():  # what is not rotated is not multiplied either
+            self.cos_scale = torch.where(self.frequencies != 0, factor * scale, scale).to(device)
+        self.sin_scale = (sign * factor * scale).to(device)
         self.dtype = dtype
 
     def forward(self, positions: Tensor) -> CosSin:
         """cos and signed sin of every token, each [num_tokens, 1, head_dim]; made once a step for all layers."""
-        if positions.is_cpu and native.library(self.dtype):
+        if positions.is_cpu and isinstance(self.cos_scale, float) and native.library(self.dtype):
             return native.rotary_angles(positions, self.frequencies, self.sin_scale, self.cos_scale, self.dtype)
         angles = positions[:, None, None] * self.frequencies  # float32: a large angle needs its low bits
         return (angles.cos() * self.cos_scale).to(self.dtype), (angles.sin() * self.sin_scale).to(self.dtype)
+
+
+class LayerRotaries(nn.Module):
+    """Several kinds of angles, where layers rotate in different ways or not at all."""
+
+    def __init__(self, kinds: Sequence[Rotary]):
+        super().__init__()
+        self.kinds = nn.ModuleList(kinds)
+
+    def forward(self, positions: Tensor) -> CosSin:
+        """cos and signed sin, each [num_kinds, num_tokens, 1, head_dim]; a layer takes its own."""
+        cos, sin = zip(*(kind(positions) for kind in self.kinds))
+        return torch.stack(cos), torch.stack(sin)
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -242,6 +286,11 @@ def _yarn_keep(rope: RopeConfig, head_dim: int) -> Tensor:
     first, last = max(first, 0), min(last, head_dim - 1)
     pairs = torch.arange(head_dim // 2, dtype=torch.float32)
     return 1 - ((pairs - first) / max(last - first, 0.001)).clamp(0, 1)
+
+
+def rotated_dims(rope: RopeConfig, head_dim: int) -> int:
+    """How many dimensions of a head are rotated; of an odd number the last one has a partner too."""
+    return round_up(int(head_dim * rope.partial), 2)
 
 
 def can_pack(weight: Tensor) -> bool:

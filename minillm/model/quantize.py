@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minillm.model.calibration import CalibrationWalk
 from minillm.model.decoder import Decoder, DecoderLayer
+from minillm.model.layers import RMSNorm
 from minillm.quantization.activations import LARGEST
 from minillm.quantization.awq import round_clipped, search_scales
 from minillm.quantization.config import QuantizationConfig
@@ -40,6 +41,11 @@ def quantize_decoder(
     that is done. Raises ValueError naming the matrix where the groups do not divide it, or if there is no text.
     """
     check_groups(decoder, config)
+    if config.method in ("awq", "smoothquant") and decoder.config.norms == "after":
+        raise ValueError(
+            f"method={config.method!r} folds its scales into the norm before a product, and "
+            f"model_type={decoder.config.model_type!r} has none there; use rtn or gptq"
+        )
     if config.is_calibrated and not calibration:
         raise ValueError(f"method={config.method!r} is calibrated: it needs texts to look at, and there are none")
     quantize_head(decoder, config)  # first: where the embedding is the same matrix, the texts walk in through it
@@ -168,4 +174,5 @@ def awq_rescale(
 
 def norms_before(layer: DecoderLayer) -> dict[str, torch.nn.Module]:
     """The products whose inputs come out of a norm, and that norm."""
-    return {"self_attn.qkv_proj": layer.input_layernorm, "mlp.gate_up_proj": layer.post_attention_layernorm}
+    norms = {"self_attn.qkv_proj": layer.input_layernorm, "mlp.gate_up_proj": layer.post_attention_layernorm}
+    return {name: norm for name, norm in norms.items() if isinstance(norm, RMSNorm)}

@@ -49,6 +49,9 @@ def save_quantized(decoder: Decoder, config: QuantizationConfig, source: str | P
         if file.is_file() and file.name != "config.json" and not file.name.endswith(NOT_COPIED):
             shutil.copy2(file, folder / file.name)
     raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    raw["tie_word_embeddings"] = (
+        decoder.config.tie_word_embeddings
+    )  # which the source's files decide, not its config.json
     raw["quantization_config"] = {"quant_method": QUANT_METHOD, **config.as_dict()}
     (folder / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
     save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -56,6 +57,44 @@ def dictionaries(tensors: LogprobTensors, counts: list[int]) -> list[dict[int, L
 def gather_logprobs(logits: Tensor, token_ids: Tensor, counts: list[int]) -> list[dict[int, Logprob]]:
     """`score_tokens`, and at once the dictionaries: this waits for a GPU."""
     return dictionaries(score_tokens(logits, token_ids, counts), counts) if counts else []
+
+
+class NamedScores(NamedTuple):
+    """The log-probabilities of tokens that rows asked for by id, where the logits are; the sampled one comes first."""
+
+    rows: list[int]
+    counts: list[int]  # of tokens, of each row
+    token_ids: Tensor  # [len(rows), max count] int64
+    logprobs: Tensor  # [len(rows), max count]
+    ranks: Tensor  # [len(rows), max count]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.token_ids, self.logprobs, self.ranks
+
+    def read(self, *tensors: Tensor) -> dict[int, dict[int, Logprob]]:
+        """One dictionary a row; of `tensors` on the host."""
+        of_rows = zip(self.rows, self.counts, *(tensor.tolist() for tensor in tensors))
+        return {
+            row: {one: Logprob(value, rank) for one, value, rank in zip(ids[:count], values, ranks)}
+            for row, count, ids, values, ranks in of_rows
+        }
+
+
+def score_named(logits: Tensor, token_ids: Tensor, named: list[tuple[int, list[int]]]) -> NamedScores:
+    """For each (row, token ids) of `named` the log-probabilities of these and of the row's chosen token.
+
+    logits [num_rows, vocab_size] raw, token_ids int64 [num_rows].
+    """
+    counts = [len(ids) + 1 for _, ids in named]
+    rows = [row for row, _ in named]
+    padded = [[*ids, *ids[:1] * (max(counts) - count)] for (_, ids), count in zip(named, counts)]
+    index, wanted = (torch.tensor(one, device=logits.device) for one in (rows, padded))
+    wanted = torch.cat([token_ids.index_select(0, index)[:, None], wanted], dim=1)  # [len(rows), max count]
+    logprobs = logits.index_select(0, index).float().log_softmax(dim=-1)
+    values = logprobs.gather(-1, wanted)
+    not_above = torch.searchsorted(logprobs.sort(dim=-1).values, values, right=True)
+    return NamedScores(rows, counts, wanted, values, logprobs.shape[-1] - not_above + 1)
 
 
 def _within(count: int, most: int) -> int:

@@ -16,9 +16,17 @@ from torch import Tensor
 
 from minillm.kernels.sampling import sample as draw
 from minillm.sampling import filters
-from minillm.sampling.logprobs import Logprob, LogprobTensors, dictionaries, score_tokens
+from minillm.sampling.logprobs import (
+    Logprob,
+    LogprobTensors,
+    NamedScores,
+    dictionaries,
+    score_named,
+    score_tokens,
+)
 from minillm.sampling.noise import gumbel_noise
 from minillm.sampling.params import SamplingParams
+from minillm.sampling.rules import Rules
 from minillm.staging import upload
 
 if TYPE_CHECKING:
@@ -38,18 +46,23 @@ class SamplerOutput:
     scores: LogprobTensors | None = None  # of the rows that asked for log-probabilities
     score_rows: Sequence[int] = ()
     score_counts: Sequence[int] = ()
+    named: NamedScores | None = None  # of the rows that asked for the log-probabilities of certain tokens
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What `read` needs in host memory."""
-        return (self.token_ids, *(self.scores or ()))
+        return (self.token_ids, *(self.scores or ()), *(self.named.tensors if self.named else ()))
 
     def read(self, token_ids: Tensor, *scores: Tensor) -> tuple[list[int], list[dict[int, Logprob] | None] | None]:
         """The tokens, and one entry a row of log-probabilities, None where a row did not ask;
         of `tensors` on the host."""
         if not scores:
             return token_ids.tolist(), None
-        by_row = dict(zip(self.score_rows, dictionaries(LogprobTensors(*scores), self.score_counts)))
+        by_row = {}
+        if self.scores is not None:
+            by_row = dict(zip(self.score_rows, dictionaries(LogprobTensors(*scores[:5]), self.score_counts)))
+        if self.named is not None:
+            by_row |= self.named.read(*scores[-3:])
         return token_ids.tolist(), [by_row.get(row) for row in range(len(token_ids))]
 
     @property
@@ -70,17 +83,19 @@ class Sampler:
     @torch.inference_mode()
     def sample(self, logits: Tensor, metadata: SamplingMetadata) -> SamplerOutput:
         """One token a row. logits [num_rows, vocab_size] float32, raw from the model, left as they are."""
-        token_ids = self.choose(logits, metadata)
+        ruled = logits if metadata.rules is None else metadata.rules.apply(logits)
+        token_ids = self.choose(ruled, metadata)
+        named = score_named(logits, token_ids, metadata.named) if metadata.named else None
         rows, counts = metadata.logprob_rows, metadata.logprob_counts
         if not rows:
-            return SamplerOutput(token_ids)
+            return SamplerOutput(token_ids, named=named)
         scored, chosen = logits, token_ids
         if len(rows) < len(token_ids):
             scored, chosen = (
                 logits.index_select(0, metadata.logprob_index),
                 token_ids.index_select(0, metadata.logprob_index),
             )
-        return SamplerOutput(token_ids, score_tokens(scored, chosen, counts), rows, counts)
+        return SamplerOutput(token_ids, score_tokens(scored, chosen, counts), rows, counts, named)
 
     def choose(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
         logits = metadata.adjust(logits)
@@ -115,7 +130,11 @@ class SamplingMetadata:
         self.device = device
         self.masks: GrammarMasks | None = None  # of the step to come: what the grammars of its rows allow
         self.has_grammars = any(params.structured_outputs is not None for params in self.params)
-        self.logprob_rows = [index for index, params in enumerate(self.params) if params.logprobs is not None]
+        self.rules = Rules.of(rows, vocab_size, device)
+        self.named = [(at, one.logprob_token_ids) for at, one in enumerate(self.params) if one.logprob_token_ids]
+        self.logprob_rows = [
+            at for at, one in enumerate(self.params) if one.logprobs is not None and not one.logprob_token_ids
+        ]
         self.logprob_counts = [self.params[index].logprobs for index in self.logprob_rows]
         # Draft tokens with probabilities of their own (chapter 18).
         self.drafted: tuple[Tensor, Tensor, Tensor] | None = None

@@ -170,7 +170,11 @@ def llm(tmp_path_factory) -> LLM:
 
 
 def test_a_stream_says_what_generate_says(llm):
-    params = [SamplingParams(temperature=1.5, seed=seed, max_tokens=24, ignore_eos=seed > 9) for seed in range(40)]
+    shown = [{}, dict(skip_special_tokens=False), dict(stop=["é", "a\n"], min_tokens=4), dict(stop=["b"])]
+    params = [
+        SamplingParams(temperature=1.5, seed=seed, max_tokens=24, ignore_eos=seed > 9, **shown[seed % 4])
+        for seed in range(40)
+    ]
     streamed = [""] * len(params)
 
     def listen(index):

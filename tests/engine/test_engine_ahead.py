@@ -220,7 +220,8 @@ def test_the_real_engine_ahead(tmp_path):
         assert llm.engine.kv_cache.pool.num_free == 24
     assert said[0] == said[1]
     beams = [
-        LLM(tmp_path, async_scheduling=ahead, **settings).beam_search("the cat", 3, 6)[0] for ahead in (False, True)
+        LLM(tmp_path, async_scheduling=ahead, **settings).beam_search("the cat", beam_width=3, max_tokens=6)[0]
+        for ahead in (False, True)
     ]
     assert [b.token_ids for b in beams[0].outputs] == [b.token_ids for b in beams[1].outputs]
 

@@ -65,11 +65,11 @@ def test_a_request_moves_along_its_table_only():
     engine.add_request(request)
     with pytest.raises(RuntimeError, match="cannot go from running to waiting; allowed: finished, preempted"):
         engine.step()
-        engine.scheduler.move(request, RequestStatus.WAITING)
+        request.move(RequestStatus.WAITING)
     while engine.has_unfinished:
         engine.step()
     with pytest.raises(RuntimeError, match="cannot go from finished to running; allowed: none"):
-        engine.scheduler.move(request, RequestStatus.RUNNING)
+        request.move(RequestStatus.RUNNING)
 
 
 def new_request(name: str, token_ids: list[int]) -> NewRequest:

@@ -48,8 +48,9 @@ BAD_PROMPTS = [
     ({"prompt_token_ids": "12"}, TypeError, ["prompt_token_ids='12'"]),
     ({"prompt_token_ids": [True]}, TypeError, ["prompt_token_ids=[True]"]),
     ({"tokens": [1]}, TypeError, ["prompts[0]={'tokens': [1]}", "prompt_token_ids"]),
-    ({"prompt": "a", "prompt_token_ids": [5]}, TypeError, ["prompts[0]"]),
-    ([5, 6, 7], TypeError, ["prompts[0]=5", "prompt_token_ids"]),
+    ({"prompt": "a", "multi_modal_data": {"image": 1}}, NotImplementedError, ["prompts[0]", "'multi_modal_data'"]),
+    ([5, 6.5, 7], TypeError, ["prompts[0]=5", "prompt_token_ids"]),
+    ([[5, 6], [5, VOCAB_SIZE]], ValueError, ["prompts[1]", f"token id {VOCAB_SIZE}"]),
     (None, TypeError, ["prompts=None"]),
     (b"the cat", TypeError, ["prompts=b'the cat'"]),
     (7, TypeError, ["prompts=7"]),
@@ -143,7 +144,8 @@ def test_wrong_engine_values_are_refused_by_name(name, value, error):
 
 
 def test_llm_and_engine_config_agree_on_every_argument():
-    parameters = list(inspect.signature(LLM).parameters.values())
+    *parameters, of_vllm = inspect.signature(LLM).parameters.values()
+    assert of_vllm.kind is inspect.Parameter.VAR_KEYWORD
     assert [parameter.name for parameter in parameters] == [field.name for field in fields(EngineConfig)]
     assert [parameter.default for parameter in parameters[1:]] == [field.default for field in fields(EngineConfig)[1:]]
 

@@ -249,7 +249,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(llm):
 def test_beams_and_streams_of_others_go_on(llm):
     stream = llm.stream({"prompt_token_ids": PROMPTS[1]}, params_of("json", 2))
     first = [next(stream) for _ in range(3)]
-    beams = llm.beam_search([{"prompt_token_ids": PROMPTS[0]}], 2, 5)
+    beams = llm.beam_search([{"prompt_token_ids": PROMPTS[0]}], beam_width=2, max_tokens=5)
     text = "".join(delta.text for delta in [*first, *stream])
     assert len(beams[0].outputs) == 2
     [whole] = say(llm, params_of("json", 2), PROMPTS[1:2])

@@ -19,7 +19,7 @@ def write(
 ) -> Path:
     """`model` of transformers as llama.cpp's converter writes it, matrices as `kind` (those in `kinds` otherwise).
 
-    `drop` are metadata keys to leave out, `change` tensors to replace, `extra` (method, value) of the writer to add.
+    `drop` are metadata keys to leave out, `change` tensors to replace, `extra` (method, *values) of the writer to call.
     """
     config = model.config
     arch = config.model_type
@@ -44,8 +44,8 @@ def write(
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(config.rope_parameters["factor"])
         writer.add_rope_scaling_orig_ctx_len(config.rope_parameters["original_max_position_embeddings"])
-    for method, value in extra:
-        getattr(writer, method)(value)
+    for method, *values in extra:
+        getattr(writer, method)(*values)
     if "tokenizer" not in drop:
         write_tokenizer(writer)
     if config.rope_parameters["rope_type"] == "llama3":

@@ -64,6 +64,91 @@ CHECKPOINTS: dict[str, dict] = {
     ),
 }
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.1, 1.3],
+    "long_factor": [1.0, 2.0, 3.5],
+    "original_max_position_embeddings": 32,
+}
+# Families that came later, with what is their own; the fused kernels compute the layers of those in PLAIN.
+FURTHER: dict[str, dict] = {
+    "phi3-window": dict(model_type="phi3", num_key_value_heads=4, sliding_window=7),
+    "phi3-partial": dict(
+        model_type="phi3",
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75},
+    ),
+    "phi3-longrope": dict(model_type="phi3", original_max_position_embeddings=32, rope_parameters=LONGROPE),
+    "smollm3-no-rope": dict(model_type="smollm3", no_rope_layers=[1, 0, 1]),
+    "smollm3-biases-window-tied": dict(
+        model_type="smollm3",
+        no_rope_layer_interval=2,
+        use_sliding_window=True,
+        sliding_window=5,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "llama-rope-dynamic": dict(
+        model_type="llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    ),
+    "llama-swish-wide-window": dict(
+        model_type="llama", hidden_act="swish", sliding_window=128, layer_types=["sliding_attention"] * 3
+    ),
+    "mistral-sliding-layer-types": dict(model_type="mistral", sliding_window=6, layer_types=["sliding_attention"] * 3),
+    "llama-gelu": dict(model_type="llama", hidden_act="gelu"),
+    "llama-gelu-tanh": dict(model_type="llama", hidden_act="gelu_pytorch_tanh"),
+    "olmo2": dict(model_type="olmo2"),
+    "olmo2-biases": dict(model_type="olmo2", num_key_value_heads=4, attention_bias=True),
+    "granite": dict(
+        model_type="granite",
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.1,
+        logits_scaling=0.5,
+        tie_word_embeddings=True,
+    ),
+    "granite-biases": dict(model_type="granite", attention_multiplier=0.2, attention_bias=True, mlp_bias=True),
+}
+GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+}
+FURTHER |= {
+    "gemma": dict(model_type="gemma", head_dim=20),
+    "gemma2-uncapped": dict(
+        model_type="gemma2",
+        head_dim=16,
+        query_pre_attn_scalar=9,
+        sliding_window=6,
+        attn_logit_softcapping=None,
+        final_logit_softcapping=2.0,
+    ),
+    "gemma3": dict(
+        model_type="gemma3_text",
+        head_dim=16,
+        query_pre_attn_scalar=40,
+        sliding_window=7,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters=GEMMA3_ROPES,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+}
+# Scores are capped: TorchAttention alone serves it.
+CAPPED = dict(
+    model_type="gemma2",
+    head_dim=16,
+    query_pre_attn_scalar=4,
+    sliding_window=6,
+    attn_logit_softcapping=1.5,
+    final_logit_softcapping=3.0,
+    tie_word_embeddings=True,
+)
+PLAIN = [name for name in FURTHER if name.startswith(("phi3", "smollm3", "granite-biases", "llama-rope"))]
+ALL = CHECKPOINTS | FURTHER
+
 
 def make_model(seed: int = 0, **settings) -> PreTrainedModel:
     """A random float32 transformers model of `settings` over BASE, biases and norms random too."""
@@ -81,6 +166,6 @@ def make_model(seed: int = 0, **settings) -> PreTrainedModel:
 
 def save_checkpoint(folder: Path, name: str, seed: int = 0, **options) -> PreTrainedModel:
     """Write the named checkpoint into `folder` (options as of `save_pretrained`) and return its model."""
-    model = make_model(seed, **CHECKPOINTS[name])
+    model = make_model(seed, **ALL[name])
     model.save_pretrained(folder, **options)
     return model

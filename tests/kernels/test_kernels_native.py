@@ -23,7 +23,7 @@ from minillm.model.checkpoint import load_model
 from minillm.model.config import RopeConfig
 from minillm.model.layers import Linear, RMSNorm, Rotary, SwiGLU, apply_rotary
 from minillm.sampling import noise
-from tests.helpers.model_zoo import CHECKPOINTS, save_checkpoint
+from tests.helpers.model_zoo import CHECKPOINTS, PLAIN, save_checkpoint
 from tests.helpers.tiny import seeded
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler with OpenMP here: the twins serve")
@@ -175,7 +175,7 @@ def test_both_attentions_over_pages_equal_the_formula(lengths, heads, block_size
 
 
 @both_dtypes
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("name", [*CHECKPOINTS, *PLAIN])
 def test_a_layer_in_one_call_equals_the_layer_in_pieces(name, dtype, tmp_path):
     """Every family, in a batch of decoding rows, a whole prompt and the rest of one."""
     save_checkpoint(tmp_path, name)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from minillm import zoo
 from minillm.kv_cache.contiguous import ContiguousAttention, ContiguousKVCache
@@ -19,9 +20,12 @@ from minillm.model.checkpoint import (
     load_config,
     load_model,
     load_tokenizer,
+    read_model,
     resolve_model,
-    weight_files,
 )
+from minillm.model.quantized_folder import save_quantized
+from minillm.model.weights import weight_files
+from minillm.quantization.config import resolve
 from tests.helpers.model_zoo import save_checkpoint
 
 NAME = "qwen2-max-window-layers"
@@ -46,8 +50,8 @@ def change(folder, edit) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-def logits(folder, dtype="float32") -> torch.Tensor:
-    model = load_model(folder, dtype, "cpu")
+def logits(folder, dtype="float32", quantization=None) -> torch.Tensor:
+    model = load_model(folder, dtype, "cpu", quantization)
     config = model.config
     cache = ContiguousKVCache(config.num_layers, config.num_kv_heads, config.head_dim, 8, model.dtype)
     return model(ForwardBatch.single([5, 6, 7], all_logits=True), ContiguousAttention(cache, config))
@@ -114,9 +118,48 @@ def test_a_long_list_is_cut(folder):
 def test_rotary_frequencies_and_a_second_tied_head_are_harmless(tmp_path):
     save_checkpoint(tmp_path, "qwen2-full")
     expected = logits(tmp_path)
-    extras = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6), "lm_head.weight": torch.ones(97, 48)}
+    embedding = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    extras = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6), "lm_head.weight": embedding.clone()}
     change(tmp_path, lambda tensors: tensors.update(extras))
+    assert torch.equal(logits(tmp_path), expected) and load_model(tmp_path, "float32", "cpu").config.tie_word_embeddings
+
+
+def test_a_head_that_differs_is_not_tied_whatever_the_configuration_says(tmp_path):
+    """As in transformers 5: what the files hold decides."""
+    save_checkpoint(tmp_path, "qwen2-full")
+    tied = logits(tmp_path)
+    head = torch.randn(97, 48, generator=torch.Generator().manual_seed(1))
+    change(tmp_path, lambda tensors: tensors.update({"lm_head.weight": head}))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        expected = theirs(torch.tensor([[5, 6, 7]])).logits[0]
+    torch.testing.assert_close(logits(tmp_path), expected, rtol=0, atol=1e-4)
+    assert (expected - tied).abs().max() > 1
+    again = tmp_path / "quantized"
+    model = read_model(tmp_path, "float32", "cpu", "int8")
+    save_quantized(model, resolve("int8"), tmp_path, again)
+    assert load_model(again, "float32", "cpu").embed_tokens is not None
+    assert torch.equal(logits(again), logits(tmp_path, quantization="int8"))
+
+
+def test_a_tied_head_alone_is_the_embedding(tmp_path):
+    """transformers ties whichever of the two the files hold."""
+    save_checkpoint(tmp_path, "qwen2-full")
+    expected = logits(tmp_path)
+    change(tmp_path, lambda tensors: tensors.update({"lm_head.weight": tensors.pop("model.embed_tokens.weight")}))
     assert torch.equal(logits(tmp_path), expected)
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_tensor_in_two_files_is_refused_with_both(tmp_path, indexed):
+    save_checkpoint(tmp_path, NAME, max_shard_size="40KB")
+    first, last = weight_files(tmp_path)[0], weight_files(tmp_path)[-1]
+    twice = next(iter(load_file(last)))
+    save_file(load_file(first) | {twice: torch.ones(1)}, first)
+    if not indexed:
+        (tmp_path / "model.safetensors.index.json").unlink()
+    with pytest.raises(CheckpointError, match=f"{twice} stands in {first.name} and in {last.name}"):
+        load_model(tmp_path, "float32", "cpu")
 
 
 @pytest.mark.parametrize("keep", [4, 100, -100], ids=["in the length", "in the header", "in the data"])

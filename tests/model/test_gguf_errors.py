@@ -13,8 +13,19 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from minillm.model.checkpoint import CheckpointError, load_config, load_model, load_tokenizer, resolve_model
+from minillm.model.config import RopeConfig
 from tests.helpers.gguf_writer import write
 from tests.helpers.tiny import save_tiny_llama
+
+YARN, NONE = gguf.RopeScalingType.YARN, gguf.RopeScalingType.NONE
+DIVISORS = ("add_tensor", "rope_freqs.weight", np.ones(8, np.float32))
+ROPE_KEYS = [
+    ("add_rope_scaling_attn_factors", 1.5, "rope.scaling.attn_factor=1.5 is not supported"),
+    ("add_rope_scaling_yarn_attn_factor", 1.5, "rope.scaling.yarn_attn_factor=1.5 is not supported"),
+    ("add_rope_scaling_yarn_ext_factor", 0.5, "rope.scaling.yarn_ext_factor=0.5 is not supported"),
+    ("add_rope_scaling_yarn_log_mul", 0.1, "rope.scaling.yarn_log_multiplier=0.1.* is not supported"),
+    ("add_rope_dimension_sections", [2, 3, 3, 0], r"rope.dimension_sections=\[2, 3, 3, 0\] is not supported"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +103,25 @@ def test_metadata_that_is_wrong_or_missing_is_named(model, tmp_path):
             "rope type 'longrope' is not supported",
         ),
         (dict(change={"token_embd.weight": None}), "no tensor token_embd.weight"),
+        (dict(extra=[("add_causal_attention", False)]), "llama.attention.causal=False.*encoder"),
+        (dict(extra=[("add_attention_scale", 0.5)]), "llama.attention.scale=0.5 is not supported"),
+        (
+            dict(extra=[("add_sliding_window", 7)]),
+            "llama.attention.sliding_window=7 .* is less than the context of 128",
+        ),
+        *((dict(extra=[(method, value)]), said) for method, value, said in ROPE_KEYS),
+        *(
+            (dict(extra=[("add_rope_scaling_type", YARN), ("add_rope_scaling_factor", 2.0), (method, value)]), said)
+            for method, value, said in ROPE_KEYS
+        ),
+        (
+            dict(extra=[("add_rope_scaling_factor", 2.0), DIVISORS]),
+            "rope_freqs.weight beside llama.rope.scaling.type='linear' is not supported",
+        ),
+        (
+            dict(extra=[("add_tensor", "rope_freqs.weight", np.ones(1, np.float32))]),
+            "rope_freqs.weight has 1 divisors.* 8",
+        ),
         (dict(change={"blk.1.attn_k.weight": None}), "1 missing: model.layers.1.self_attn.k_proj.weight"),
         (
             dict(change={"blk.1.attn_k.weight": np.zeros((16, 64), np.float32)}),
@@ -105,10 +135,49 @@ def test_metadata_that_is_wrong_or_missing_is_named(model, tmp_path):
         assert str(path) in str(error.value)
 
 
-def test_the_same_heads_or_windows_for_all_layers(model, tmp_path):
-    lists = [("add_head_count_kv", [2, 2]), ("add_sliding_window", 7)]
+def test_the_same_heads_for_all_layers_and_a_window_that_nothing_leaves(model, tmp_path):
+    lists = [("add_head_count_kv", [2, 2]), ("add_sliding_window", 128)]
     config = load_config(write(tmp_path / "m.gguf", model, drop=("head_count_kv",), extra=lists))
-    assert config.num_kv_heads == 2 and config.layer_windows == (7, 7)
+    assert config.num_kv_heads == 2 and config.layer_windows == (None, None)
+
+
+@pytest.mark.parametrize(
+    "extra, rope",
+    [
+        ([("add_rope_scaling_factor", 4.0)], RopeConfig(10000.0, "linear", 4.0, 128)),
+        ([("add_float32", "llama.rope.scale_linear", 4.0)], RopeConfig(10000.0, "linear", 4.0, 128)),
+        ([("add_rope_scaling_type", NONE), ("add_rope_scaling_factor", 4.0)], RopeConfig(10000.0)),
+        (
+            [("add_rope_scaling_attn_factors", 1.0), ("add_rope_scaling_yarn_ext_factor", 0.0)],
+            RopeConfig(10000.0),
+        ),
+        ([("add_rope_scaling_factor", 0.0)], RopeConfig(10000.0)),
+    ],
+    ids=["a factor without a type is linear", "its old name", "no scaling", "neutral ones", "zero is none"],
+)
+def test_rope_scaling_is_read_as_llama_cpp_reads_it(model, tmp_path, extra, rope):
+    assert load_config(write(tmp_path / "m.gguf", model, extra=extra)).rope == rope
+
+
+def test_tensors_that_overlap_or_stand_twice_are_named(path):
+    data = bytearray(path.read_bytes())
+    places = {tensor.name: tensor.field.parts for tensor in gguf.GGUFReader(path).tensors}
+    at = data.index(b"blk.1.attn_k.weight") + len("blk.1.attn_k.weight") + 4 + 16 + 4  # its sizes and type, then offset
+    first = int(places["blk.0.attn_k.weight"][-1][0])
+    data[at : at + 8] = struct.pack("<Q", first)
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"blk.[01].attn_k.weight and blk.[01].attn_k.weight overlap"):
+        load_model(path)
+    sound = data.replace(b"blk.1.attn_k.weight", b"blk.0.attn_k.weight")
+    path.write_bytes(sound)
+    with pytest.raises(CheckpointError, match=r"blk.0.attn_k.weight stands in it twice"):
+        load_model(path)
+
+
+def test_a_key_that_stands_twice_is_named(path):
+    path.write_bytes(path.read_bytes().replace(b"llama.rope.freq_base", b"llama.context_length", 1))
+    with pytest.raises(CheckpointError, match=r"its metadata has 'llama.context_length' twice"):
+        load_model(path)
 
 
 def test_an_unknown_architecture_is_named(path):

@@ -20,6 +20,7 @@ from tests.helpers.tiny import save_tiny_llama
 SIZES = dict(hidden_size=64, intermediate_size=96)  # head size 16; groups of 32 divide both
 GPTQ4 = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
 AWQ4 = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+AUTO = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False, "data_type": "int"}
 PACKED4 = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"]}
 PARAMS = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 PROMPTS = ["the cat sat", "then the naïve cat ate 10"]
@@ -40,7 +41,14 @@ def part_of(format, settings, pieces):
 
 
 @pytest.mark.parametrize(
-    "version, form", [(1, {}), (1, {"checkpoint_format": "gptq"}), (2, {"checkpoint_format": "gptq_v2"})]
+    "version, form",
+    [
+        (1, {}),
+        (1, {"checkpoint_format": "gptq"}),
+        (2, {"checkpoint_format": "gptq_v2"}),
+        (1, {"format": "gptq"}),
+        (2, {"format": "gptq_v2"}),
+    ],
 )
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_gptq_means_what_its_bits_say(bits, version, form, weight):
@@ -139,12 +147,12 @@ def test_fp8_scales_of_tensors_rows_and_blocks(scales, block, weight):
 # Whole models
 
 
-def pack_gptq(act_order=None, leave=("lm_head",), bits=4):
+def pack_gptq(act_order=None, leave=("lm_head",), bits=4, version=1):
     def pack(module, weight):
         if module.endswith(leave):
             return None
         rounded = pw.round_weight(weight, bits, 32, act_order and act_order(module))
-        return pw.gptq(rounded, bits), rounded.dequantize()
+        return pw.gptq(rounded, bits, version), rounded.dequantize()
 
     return pack
 
@@ -165,6 +173,21 @@ def pack_fp8(module, weight):
     return None if module == "lm_head" else ({"weight": codes, "weight_scale": scales}, codes.float() * scales)
 
 
+def pack_fp8_static(module, weight):
+    """With the scale of the inputs, by both of its names; and of the cache, whose zero point is at 0."""
+    if (packed := pack_fp8(module, weight)) is None:
+        return None
+    scales = {"activation_scale": torch.tensor(0.5), "input_scale": torch.tensor([0.5])}
+    of_cache = {"k_scale": torch.ones(1), "k_zero_point": torch.zeros(1)} if module.endswith("k_proj") else {}
+    return packed[0] | scales | of_cache, packed[1]
+
+
+def pack_gptq_with_biases(module, weight):
+    if (packed := pack_gptq()(module, weight)) is None:
+        return None
+    return packed[0] | {"bias": torch.zeros(len(weight), dtype=torch.float16)}, packed[1]
+
+
 # q, k, v see the same inputs
 LIKE_ACTIVATIONS = lambda module: 1 + sum(map(ord, module.split(".")[2] + module.split(".")[3]))
 FOLDERS = {
@@ -177,6 +200,11 @@ FOLDERS = {
     "awq": (AWQ4, pack_awq),
     "compressed-tensors": (PACKED4, pack_compressed),
     "fp8": ({"quant_method": "fp8", "activation_scheme": "dynamic"}, pack_fp8),
+    "fp8, static activations": ({"quant_method": "fp8", "activation_scheme": "static"}, pack_fp8_static),
+    "gptq, biases of zeros": (GPTQ4, pack_gptq_with_biases),
+    "auto-round as gptq": (AUTO | {"packing_format": "auto_round:auto_gptq"}, pack_gptq()),
+    "auto-round as gptq 2": (AUTO | {"packing_format": "auto_round:gptqmodel"}, pack_gptq(version=2)),
+    "auto-round as awq": (AUTO | {"packing_format": "auto_round:auto_awq"}, pack_awq),
 }
 FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {"head_dim": 16}}
 CASES = [(family, how) for family in FAMILIES for how in ("gptq", "awq")]
@@ -236,7 +264,7 @@ def test_pieces_of_a_matrix_may_lie_in_different_files(families, tmp_path):
     (quantized / "model.safetensors").unlink()
     for index, kinds in enumerate((("qweight", "bias"), ("scales", "weight"), ("qzeros", "g_idx"))):
         save_file(
-            {name: tensor for name, tensor in tensors.items() if name.endswith(kinds)},
+            {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] in kinds},
             quantized / f"part-{index}.safetensors",
         )
     assert load_model(quantized, "float32", "cpu").fingerprint == expected
@@ -259,6 +287,11 @@ def folder(families, tmp_path):
         ({"group_size": 0}, "group_size=0; allowed are -1"),
         ({"group_size": 64}, r"down_proj.qzeros is \[3, 8\]; bits=4, group_size=64 and 96 inputs make it \[2, 8\]"),
         ({"checkpoint_format": "marlin"}, "checkpoint_format='marlin'; readable .* 'gptq', 'gptq_v2'"),
+        ({"format": "marlin"}, "format='marlin'; readable .* 'gptq', 'gptq_v2'"),
+        ({"is_marlin_format": True}, "is_marlin_format=True; readable"),
+        ({"format": "gptq_v2", "checkpoint_format": "gptq"}, "'gptq', 'format': 'gptq_v2'}, which disagree"),
+        (AUTO | {"packing_format": "auto_round:fake"}, "packing_format='auto_round:fake'; readable .*auto_gptq"),
+        (AUTO | {"data_type": "mx_fp"}, "data_type='mx_fp'; readable"),
         (AWQ4 | {"version": "gemv"}, "version='gemv'; readable with quant_method='awq' are 'gemm'"),
         (AWQ4 | {"bits": 8}, "bits=8; readable with quant_method='awq' are 4"),
         (PACKED4 | {"format": "nvfp4-pack-quantized"}, "format='nvfp4-pack-quantized'; readable"),
@@ -290,13 +323,19 @@ NAME = "model.layers.1.self_attn.k_proj"
         ("qweight", lambda t: t[:4], rf"{NAME}.qzeros is \[2, 4\]; .* and 32 inputs make it \[1, 4\]"),
         ("g_idx", lambda t: t + 1, rf"{NAME}.g_idx is int32 \[64\], values 1 to 2; it must name one of 2 groups"),
         ("g_idx", lambda t: t[1:], rf"{NAME}.g_idx is int32 \[63\]"),
+        ("bias", torch.ones(32), rf"1 surplus: {NAME}.bias"),
+        (
+            "k_zero_point",
+            torch.ones(1),
+            rf"{NAME}.k_zero_point is not 0: a KV cache with a zero point is not supported",
+        ),
     ],
 )
 def test_tensors_that_are_wrong_are_named(piece, change, said, folder):
     tensors = load_file(folder / "model.safetensors")
-    tensor = tensors.pop(f"{NAME}.{piece}")
+    tensor = tensors.pop(f"{NAME}.{piece}", None)
     if change is not None:
-        tensors[f"{NAME}.{piece}"] = change(tensor).contiguous()
+        tensors[f"{NAME}.{piece}"] = change if tensor is None else change(tensor).contiguous()
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=said) as error:
         load_model(folder, "float32", "cpu")

@@ -10,11 +10,12 @@ import torch
 from transformers import PreTrainedModel
 
 from minillm.kv_cache.contiguous import ContiguousAttention, ContiguousKVCache
+from minillm.model.adapted import adapted
 from minillm.model.attention import NoCacheAttention
 from minillm.model.batch import ForwardBatch
 from minillm.model.checkpoint import load_model
 from minillm.model.decoder import Decoder
-from tests.helpers.model_zoo import BASE, CHECKPOINTS, save_checkpoint
+from tests.helpers.model_zoo import ALL, BASE, save_checkpoint
 
 PROMPT_LEN = 40  # longer than every sliding window and than the original length of every stretched rope
 TOLERANCE = dict(rtol=0, atol=1e-4)
@@ -46,7 +47,7 @@ def expected_logits(oracle: PreTrainedModel, token_ids: torch.Tensor) -> torch.T
 
 
 @pytest.mark.parametrize("chunk", [PROMPT_LEN, 9, 1], ids=["in one go", "in chunks", "token by token"])
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("name", ALL)
 def test_logits_equal_transformers(checkpoints, name, chunk):
     oracle, model, _ = checkpoints(name)
     token_ids, attention = prompt(), contiguous(model)
@@ -62,7 +63,7 @@ def test_logits_equal_transformers(checkpoints, name, chunk):
     torch.testing.assert_close(logits, expected, **TOLERANCE)
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("name", ALL)
 def test_greedy_tokens_equal_transformers(checkpoints, name):
     oracle, model, _ = checkpoints(name)
     token_ids, attention, new_tokens = prompt(), contiguous(model), []
@@ -131,11 +132,13 @@ def test_a_backend_is_called_by_what_it_declares(checkpoints):
         model(batch, Declared(windows))
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("name", ALL)
 def test_linears_are_the_matrices_of_the_checkpoint_by_name(checkpoints, name):
     """Every product of `transformers`, once, as the rows of one of ours."""
     oracle, model, _ = checkpoints(name)
-    theirs = {place: module.weight for place, module in oracle.named_modules() if isinstance(module, torch.nn.Linear)}
+    modules = {f"{place}.weight": module for place, module in oracle.named_modules()}
+    stored = {name: module.weight for name, module in modules.items() if isinstance(module, torch.nn.Linear)}
+    theirs = {name.removesuffix(".weight"): weight for name, weight in adapted(model.config, stored.items())}
     ours = {}
     for place, linear in model.linears().items():
         prefix = "" if place == "lm_head" else "model."

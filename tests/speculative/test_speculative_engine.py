@@ -136,7 +136,8 @@ def test_a_draft_is_what_the_draft_model_says_from_scratch(folder, settings):
 
 def test_beam_search_takes_no_guesses(folder):
     plain, guessing = (
-        make(folder, one).beam_search([{"prompt_token_ids": PROMPTS[0]}], 3, 8) for one in (None, "perfect")
+        make(folder, one).beam_search([{"prompt_token_ids": PROMPTS[0]}], beam_width=3, max_tokens=8)
+        for one in (None, "perfect")
     )
     assert tokens(plain) == tokens(guessing)
 

@@ -20,7 +20,7 @@ __all__ = ["Option", "check_bit_words", "check_choose_options", "check_quantize_
 _RTN = tuple(f"minillm.quantization.rtn.{name}" for name in ("round_to_nearest", "choose_scales", "encode"))
 _PACKING = (
     *tuple(f"minillm.quantization.formats.{name}" for name in ("pack_codes", "unpack_codes")),
-    "minillm.model.hub_formats.unpack_words",
+    *tuple(f"minillm.model.{module}.unpack_words" for module in ("hub_format", "hub_formats", "compressed_tensors")),
 )
 _FORMATS = ("minillm.quantization.formats.Format", "minillm.quantization.formats.FORMATS")
 

@@ -38,11 +38,11 @@ class GrammarCompiler:
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
         self.cache_size = cache_size
-        self._cache: OrderedDict[tuple[str, str | tuple[str, ...] | bool], CompiledGrammar] = OrderedDict()
+        self._cache: OrderedDict[tuple, CompiledGrammar] = OrderedDict()
 
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
         """Raises ValueError naming the constraint, what is wrong with it or not supported, and what is."""
-        key = (params.kind, getattr(params, params.kind))
+        key = params.key
         if key not in self._cache:
             self._cache[key] = self._compile(params)
             if len(self._cache) > self.cache_size:

@@ -28,10 +28,9 @@ from minillm.sampling.grammar.params import StructuredOutputsParams, cut, shorte
 from minillm.sampling.grammar.patterns import used_up_patterns
 from minillm.sampling.grammar.protocol import GrammarError, check_rollback
 from minillm.sampling.grammar.schema import can_end
+from minillm.sampling.grammar.spelling import as_lark, schema_of, style_of, tagged_text
 from minillm.sampling.grammar.vocabulary import Vocabulary
 
-# As json.dumps writes it: one way to put spaces, so that brackets, names and colons are forced and can be jumped over.
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 BITS = (1 << np.arange(32)).astype(np.uint32).view(np.int32)  # the word in which only this bit is set
 LIMITS = LLParserLimits(verbose_errors=False)  # of a lexer's states and of a parser's items, as the library sets them
 NO_TOKEN = "the vocabulary has no token for anything that may come next; constrain to text that it has tokens for"
@@ -41,7 +40,12 @@ SUPPORTED = {
     "and $ref to its own $defs",
     "json_object": "True",
     "grammar": (
-        "Lark's rules and terminals in EBNF, beginning with the rule start, without look-around in regular expressions"
+        "Lark's rules and terminals in EBNF, beginning with the rule start, without look-around in regular "
+        "expressions, or EBNF as GBNF writes it, beginning with the rule root"
+    ),
+    "structural_tag": (
+        '{"structures": [{"begin": text, "schema": JSON Schema, "end": text}], "triggers": [text]}, where each begin '
+        "starts with a trigger"
     ),
 }
 # In Lark's text: a string, a regular expression or a comment, which may hold anything; or else a reference to a token.
@@ -232,17 +236,17 @@ class LibraryGrammar:
 
 def _grammar_text(params: StructuredOutputsParams) -> str:
     if params.kind == "grammar":
-        special = next((found[1] for found in SPECIAL_TOKEN.finditer(params.grammar) if found[1]), None)
+        lark = as_lark(params.grammar)
+        special = next((found[1] for found in SPECIAL_TOKEN.finditer(lark) if found[1]), None)
         if special:
             raise _refusal(
                 params, f"it names the token {special}, and only text can be constrained; quote it if it is text"
             )
-        return LLMatcher.grammar_from_lark(params.grammar)
-    schema = {"type": "object"} if params.kind == "json_object" else json.loads(params.json)
-    if isinstance(schema, bool):
-        schema = {} if schema else {"enum": []}
+        return LLMatcher.grammar_from_lark(lark)
     try:
-        return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_STYLE)
+        if params.kind == "structural_tag":
+            return LLMatcher.grammar_from_lark(tagged_text(json.loads(params.structural_tag)))
+        return LLMatcher.grammar_from_json_schema(schema_of(params), overrides=style_of(params))
     except ValueError as error:
         raise _refusal(params, str(error)) from None
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-KINDS = ("json", "regex", "choice", "grammar", "json_object")
+from minillm.sampling import absent
+from minillm.sampling.checks import takes_names_of_vllm
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+FLAGS = ("disable_any_whitespace", "disable_additional_properties", "jump_forward")
+OF_JSON = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 
 
+@takes_names_of_vllm(absent.STRUCTURED, ("json", "regex", "choice", "grammar", "json_object"))
 @dataclass(frozen=True)
 class StructuredOutputsParams:
     """Exactly one constraint on the whole text, names as in vLLM. Whether it can be served is said when it is compiled.
@@ -21,12 +28,21 @@ class StructuredOutputsParams:
     json: str | Mapping[str, Any] | type | None = None
     regex: str | None = None  # the whole text matches, as by `re.fullmatch`
     choice: Sequence[str] | None = None  # the text is one of these
-    grammar: str | None = None  # a context-free grammar as Lark writes it, from the rule `start` on
+    # A context-free grammar: as Lark writes it, from the rule `start` on, or in EBNF (GBNF), from the rule `root` on.
+    grammar: str | None = None
     json_object: bool | None = None  # any JSON object
+    disable_any_whitespace: bool = False  # of JSON: write no space at all; else one behind each comma and colon
+    disable_additional_properties: bool = False  # of JSON: an object has its declared properties alone
+    whitespace_pattern: str | None = None  # of JSON: a regular expression of what may stand between two parts of it
+    # Free text, in which a trigger begins JSON of a schema: JSON text or a dictionary with "structures" and "triggers".
+    structural_tag: str | Mapping[str, Any] | None = None
     jump_forward: bool = False  # write text that is forced without asking the model for it
 
     def __post_init__(self):
-        for name in ("json_object", "jump_forward"):
+        for name in FLAGS:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, False)
+        for name in ("json_object", *FLAGS):
             if not isinstance(getattr(self, name), bool | None):
                 raise TypeError(f"{name}={getattr(self, name)!r} is not allowed; allowed: True or False")
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
@@ -35,17 +51,41 @@ class StructuredOutputsParams:
             raise ValueError(f"structured_outputs has {found}; exactly one is allowed of {', '.join(KINDS)}")
         if self.json is not None:
             object.__setattr__(self, "json", _as_schema_text(self.json))
-        for name in ("regex", "grammar"):
+        if self.structural_tag is not None:
+            object.__setattr__(self, "structural_tag", _as_tag_text(self.structural_tag))
+        for name in ("regex", "grammar", "whitespace_pattern"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise TypeError(f"{name}={shortened(value)} is not allowed; allowed: a string")
         if self.choice is not None:
             object.__setattr__(self, "choice", _as_choices(self.choice))
+        if self.whitespace_pattern is not None:
+            try:
+                re.compile(self.whitespace_pattern)
+            except re.error as error:
+                raise ValueError(
+                    f"whitespace_pattern={self.whitespace_pattern!r} is no regular expression: {error}"
+                ) from None
+        for name in OF_JSON:
+            if getattr(self, name) and self.kind not in ("json", "json_object"):
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} says how JSON is written, and {self.kind} is no JSON; leave it out"
+                )
+        if self.disable_any_whitespace and self.whitespace_pattern is not None:
+            raise ValueError(
+                f"disable_any_whitespace=True leaves no place for whitespace_pattern={self.whitespace_pattern!r}; "
+                "use only one"
+            )
 
     @property
     def kind(self) -> str:
         """Which constraint it is: the name of its field."""
         return next(name for name in KINDS if getattr(self, name) not in (None, False))
+
+    @property
+    def key(self) -> tuple:
+        """What two constraints have in common that compile to the same grammar."""
+        return (self.kind, getattr(self, self.kind), *(getattr(self, name) for name in OF_JSON))
 
     @classmethod
     def make(cls, given: object) -> StructuredOutputsParams | None:
@@ -88,6 +128,19 @@ def _as_schema_text(schema: object) -> str:
         return json.dumps(schema, ensure_ascii=False)
     except TypeError as error:
         raise TypeError(f"json={shortened(schema)} cannot be written as JSON: {error}; {allowed}") from None
+
+
+def _as_tag_text(tag: object) -> str:
+    """The tag as JSON text; what is in it is checked when it is compiled."""
+    allowed = "allowed: a dictionary with the lists structures and triggers, or the same as JSON text"
+    if isinstance(tag, str):
+        try:
+            tag = json.loads(tag)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"structural_tag={shortened(tag)} is not JSON: {error}; {allowed}") from None
+    if not isinstance(tag, Mapping):
+        raise TypeError(f"structural_tag={shortened(tag)} is not allowed; {allowed}")
+    return json.dumps(tag, ensure_ascii=False)
 
 
 def _as_choices(choice: object) -> tuple[str, ...]:

@@ -1,0 +1,218 @@
+"""Pooling: a text as one vector, and how near two texts are. Built in chapter 02.
+
+    tokens -> all layers, without a cache -> hidden states behind the last norm -> last token | mean -> length 1
+
+A decoder that was trained to write has no vectors that were trained to be compared. The call is that of an embedding
+model's; how well it works is the checkpoint's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from minillm.engine.inputs import InputProcessor, Prompt, refuse_later
+from minillm.engine.lock import locked
+from minillm.engine.progress import progress_bar
+from minillm.model.attention import NoCacheAttention
+from minillm.model.calibration import whole_sequences
+from minillm.model.decoder import Decoder
+from minillm.sampling.checks import Absent, check_int, takes_names_of_vllm
+
+if TYPE_CHECKING:
+    from minillm.engine.engine import Engine
+    from minillm.engine.vllm_names import ModelOptions
+
+TASKS = ("embed", "token_embed")
+ABSENT = {
+    "step_tag_id": Absent("the book builds no reward model"),
+    "returned_token_ids": Absent("the book builds no reward model"),
+    "requires_token_ids": Absent("each output has its prompt_token_ids", False),
+    "skip_reading_prefix_cache": Absent("a pooled text is computed without a cache", False),
+    "late_interaction_params": Absent(
+        "ask for the hidden states of all tokens: encode(..., pooling_task='token_embed')"
+    ),
+    "extra_kwargs": Absent("the pooling of the book has no further arguments"),
+    "output_kind": Absent("a pooled text comes once, whole"),
+}
+
+
+@takes_names_of_vllm(ABSENT, ("use_activation", "dimensions"))
+@dataclass
+class PoolingParams:
+    """How a text becomes a vector. Names and meaning are vLLM's."""
+
+    use_activation: bool | None = None  # divide by the length; None: what the LLM's pooler_config says
+    dimensions: int | None = None  # keep so many numbers of each vector
+    task: str | None = None  # "embed": one vector a text; "token_embed": one a token
+
+    def __post_init__(self):
+        check_int("dimensions", self.dimensions, 1, none_means="all")
+        if not isinstance(self.use_activation, bool | None):
+            raise TypeError(f"use_activation={self.use_activation!r} is not allowed; allowed: True, False or None")
+        if self.task not in (None, *TASKS):
+            raise ValueError(f"task={self.task!r} is not allowed; allowed: {', '.join(TASKS)}, or None")
+
+
+@dataclass(eq=False)
+class PoolingOutput:
+    """Hidden states: [hidden_size], or of every token [num_tokens, hidden_size]."""
+
+    data: Tensor
+
+
+@dataclass
+class EmbeddingOutput:
+    """A text as one vector."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass
+class ScoringOutput:
+    """How near two texts are: the cosine of the angle between their vectors."""
+
+    score: float
+
+
+@dataclass
+class PoolingRequestOutput:
+    """What became of one prompt."""
+
+    request_id: str
+    outputs: Any
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    finished: bool
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput):
+    """`outputs` is an EmbeddingOutput."""
+
+
+class ScoringRequestOutput(PoolingRequestOutput):
+    """`outputs` is a ScoringOutput."""
+
+
+@torch.inference_mode()
+def hidden_states(model: Decoder, token_ids: Sequence[int]) -> Tensor:
+    """Of every token, behind the last norm: [num_tokens, hidden_size] float32."""
+    batch = whole_sequences([list(token_ids)], model.device)
+    attention = NoCacheAttention(model.config.layer_windows)
+    hidden, rotary = model.embed(batch.token_ids), model.rotary(batch.positions)
+    for layer in model.in_order():
+        hidden = layer(hidden, rotary, attention, batch)
+    return model.norm(hidden).float()
+
+
+def pooled(hidden: Tensor, params: PoolingParams, pooling_type: str, normalize: bool) -> Tensor:
+    """[hidden_size] of [num_tokens, hidden_size], or all of them, cut to `dimensions`, then of length 1."""
+    if params.task != "token_embed":
+        hidden = hidden[-1] if pooling_type == "LAST" else hidden.mean(dim=0)
+    if params.dimensions is not None:
+        hidden = hidden[..., : params.dimensions]
+    by_default = normalize and params.task != "token_embed"
+    activate = by_default if params.use_activation is None else params.use_activation
+    return torch.nn.functional.normalize(hidden, dim=-1) if activate else hidden
+
+
+class Pooling:
+    """The methods of an `LLM` that make vectors of texts."""
+
+    engine: Engine
+    inputs: InputProcessor
+    model: Decoder
+    options: ModelOptions
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Any = None,
+        pooling_task: str | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """The hidden states of each prompt: one vector ("embed"), or by default one for each token ("token_embed").
+        Prompts are computed one after the other, each as one turn beside the requests of other threads."""
+        refuse_later(lora_request=(lora_request, 23))
+        self.engine.check_open()
+        requests = self.inputs.requests(prompts)
+        params = self._pooling_params(pooling_params, len(requests), pooling_task)
+        outputs = []
+        with progress_bar(len(requests), use_tqdm) as advance:
+            for request, one in zip(requests, params):
+                data, ids = self._pool(request.prompt_token_ids, one), request.prompt_token_ids
+                outputs.append(PoolingRequestOutput(request.request_id, PoolingOutput(data), ids, 0, True))
+                advance(1, len(ids))
+        return outputs
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: Any = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Each prompt as one vector of length 1: of its last token, or with `pooler_config={"pooling_type": "MEAN"}`
+        the mean of all."""
+        options = dict(use_tqdm=use_tqdm, lora_request=lora_request, pooling_task="embed")
+        return [
+            EmbeddingRequestOutput(
+                one.request_id, EmbeddingOutput(one.outputs.data.tolist()), one.prompt_token_ids, 0, True
+            )
+            for one in self.encode(prompts, pooling_params, **options)
+        ]
+
+    def score(
+        self,
+        data_1: Prompt | Sequence[Prompt],
+        data_2: Prompt | Sequence[Prompt],
+        /,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: Any = None,
+    ) -> list[ScoringRequestOutput]:
+        """How near each text of `data_2` is to its partner in `data_1`, or to the only one there."""
+        params = replace(pooling_params or PoolingParams(), use_activation=True)
+        options = dict(use_tqdm=use_tqdm, lora_request=lora_request, pooling_task="embed")
+        first, second = (self.encode(data, params, **options) for data in (data_1, data_2))
+        if len(first) not in (1, len(second)):
+            raise ValueError(f"data_1 has {len(first)} texts and data_2 {len(second)}; allowed: 1, or as many")
+        first = first * len(second) if len(first) == 1 else first
+        return [
+            ScoringRequestOutput(
+                b.request_id, ScoringOutput(float(a.outputs.data @ b.outputs.data)),
+                a.prompt_token_ids + b.prompt_token_ids, 0, True,
+            )
+            for a, b in zip(first, second)
+        ]  # fmt: skip
+
+    @locked
+    def _pool(self, token_ids: list[int], params: PoolingParams) -> Tensor:
+        self.engine.check_open()
+        hidden = hidden_states(self.model, token_ids)
+        return pooled(hidden, params, self.options.pooling_type, self.options.normalize).cpu()
+
+    def _pooling_params(self, given: Any, num_prompts: int, task: str | None) -> list[PoolingParams]:
+        params = list(given) if isinstance(given, Sequence) else [given] * num_prompts
+        if len(params) != num_prompts:
+            raise ValueError(f"pooling_params has {len(params)} entries for {num_prompts} prompts; pass one for all")
+        made = []
+        for one in params:
+            if not isinstance(one, PoolingParams | None):
+                raise TypeError(f"pooling_params={one!r} is not allowed; allowed: a PoolingParams, or a list of them")
+            made.append(replace(one or PoolingParams(), task=task or (one and one.task) or "token_embed"))
+            if (most := self.model.config.hidden_size) < (made[-1].dimensions or 0):
+                raise ValueError(f"dimensions={made[-1].dimensions} exceeds the model's {most}")
+        return made

@@ -1,0 +1,132 @@
+"""The tensors of a model folder: which files hold them, read one at a time. Built in chapter 02."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from minillm.model.config import ModelConfig
+from minillm.model.errors import CheckpointError, naming
+from minillm.model.gguf import GGUFFile
+from minillm.model.parts import EMBEDDING, QuantizedPart
+
+GGUF = ".gguf"
+HEAD = "lm_head.weight"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+WHY_NO_PICKLE = (
+    "a pickle file can run any code when it is read, so minillm reads safetensors only; "
+    "with a file you trust, convert it: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
+)
+
+
+def as_tied(path: Path, config: ModelConfig) -> tuple[ModelConfig, Iterator[tuple[str, Tensor | QuantizedPart]]]:
+    """`config`, and the tensors of the folder at `path`, once the files decide whether the output matrix is the
+    embedding. As in transformers 5: where they hold both and these differ, they are two, whatever the configuration
+    says; where they hold the output matrix alone, it is the embedding too."""
+    tensors = read_tensors(path)
+    if not config.tie_word_embeddings or path.suffix == GGUF:
+        return config, tensors
+    places = tensor_places(path)
+    heads = [name for name in places if name.startswith("lm_head.") and not name.endswith(".bias")]
+    if heads == [HEAD] and EMBEDDING not in places:
+        return config, ((EMBEDDING if name == HEAD else name, tensor) for name, tensor in tensors)
+    if heads and (heads != [HEAD] or not _equal(places, EMBEDDING, HEAD)):  # others than HEAD are in few bits
+        config = replace(config, tie_word_embeddings=False)
+    return config, tensors
+
+
+def _equal(places: dict[str, Path], *names: str) -> bool:
+    """Whether two tensors of a folder are the same."""
+    found = []
+    for name in names:
+        with _opened(places[name]) as tensors:
+            found.append(tensors.get_tensor(name))
+    return torch.equal(*found)
+
+
+def read_tensors(path: Path) -> Iterator[tuple[str, Tensor | QuantizedPart]]:
+    """Every tensor of a GGUF file, or of the folder's safetensors files, one at a time, with its name."""
+    if path.suffix == GGUF:
+        with naming(path):
+            yield from GGUFFile(path).tensors()
+        return
+    files: dict[Path, list[str]] = {}
+    for name, file in tensor_places(path).items():
+        files.setdefault(file, []).append(name)
+    for file, names in files.items():
+        with _opened(file) as tensors:
+            for name in names:
+                yield name, tensors.get_tensor(name)
+
+
+def tensor_places(path: Path) -> dict[str, Path]:
+    """Which of the folder's files holds each tensor. Raises CheckpointError for a tensor that two of them hold."""
+    places: dict[str, Path] = {}
+    for file in weight_files(path):
+        with _opened(file) as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (a file, not a dict)
+                if name in places:
+                    raise CheckpointError(
+                        f"{name} stands in {places[name].name} and in {file.name} of {path}; keep one of them"
+                    )
+                places[name] = file
+    return places
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{file} is damaged or cut off ({error}); it has {file.stat().st_size:,} bytes: fetch it again"
+        ) from error
+
+
+def weight_files(path: Path) -> list[Path]:
+    """model.safetensors, or the shards its index names, or whatever safetensors there are."""
+    if (path / "model.safetensors").exists():
+        return [path / "model.safetensors"]
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        files = [path / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+        absent = [file.name for file in files if not file.exists()]
+        if absent:
+            raise CheckpointError(f"{path} lacks {some(absent)} of the {len(files)} files that {index.name} names")
+        return files
+    files = sorted(file for file in path.glob("*.safetensors") if not file.name.startswith("consolidated"))
+    if not files:
+        pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLE_SUFFIXES)
+        reason = f"it has {some(pickles)}, but {WHY_NO_PICKLE}" if pickles else "nor any other weights"
+        raise CheckpointError(f"{path} has no *.safetensors file; {reason}")
+    return files
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        raise CheckpointError(f"{file.parent} has no {file.name}; a model folder is what `save_pretrained` writes")
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not valid JSON ({error}); fetch it again") from error
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read ({error.strerror}); fetch it again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            f"{file} holds {json.dumps(value)[:50]}, not an object of names and values; fetch it again"
+        )
+    return value
+
+
+def some(names: list[str], limit: int = 5) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
