@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 from minillm.engine.deltas import TokenDelta
+from minillm.engine.detokenizer import invalid_byte_token
 from minillm.engine.engine import Engine
 from minillm.engine.lock import FairLock, locked
 from minillm.engine.outputs import StreamDelta
@@ -41,6 +42,7 @@ class OutputProcessor:
 
     def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerBase):
         self.engine, self.tokenizer = engine, tokenizer
+        self.invalid_byte = invalid_byte_token(tokenizer.backend_tokenizer)
         self.sinks: dict[str, OutputSink] = {}
         self.raw: dict[str, Listener] = {}
         self._is_handing_out = False
@@ -53,11 +55,15 @@ class OutputProcessor:
     @locked
     def add(self, request: Request, **options: Any) -> OutputSink:
         """Hand a request to the engine, and collect what it generates. See `OutputSink` for the options."""
-        decode = self.decode_of(request.params)
-        sink = OutputSink(request, decode, self.decode_all, self.engine.clock, self.withdraw, **options)
+        sink = self.sink(request, end=self.withdraw, **options)
         self.engine.add_request(request)
         self.sinks[request.group_id] = sink
         return sink
+
+    def sink(self, request: Request, **options: Any) -> OutputSink:
+        """What makes text of its tokens, for a caller that hands them to it."""
+        decode, clock = self.decode_of(request.params), self.engine.clock
+        return OutputSink(request, decode, self.decode_all, clock, invalid_byte=self.invalid_byte, **options)
 
     @locked
     def add_raw(self, request: Request, listener: Listener) -> None:

@@ -40,6 +40,7 @@ class OutputSink:
     request was aborted, and when a step failed: then `error` says with what. It may submit more requests,
     but may not ask for a step. What it raises ends its own request and is its `error`; the others are notified,
     then it goes on to the caller of `LLM.step`. `on_finish` is called when the last sample has ended.
+    `invalid_byte` is the `Detokenizer`'s.
     """
 
     def __init__(
@@ -53,9 +54,10 @@ class OutputSink:
         on_delta: Callable[[OutputSink, StreamDelta], None] | None = None,
         on_finish: Callable[[OutputSink], None] | None = None,
         name: str | None = None,
+        invalid_byte: int | None = None,
     ):
         self.request, self.decode, self.decode_all, self.clock, self.end = request, decode, decode_all, clock, end
-        self.on_delta, self.on_finish = on_delta, on_finish
+        self.on_delta, self.on_finish, self.invalid_byte = on_delta, on_finish, invalid_byte
         self.name = request.group_id if name is None else name  # under which its caller knows it
         self.error: BaseException | None = None  # of the step, or the callback, that ended it
         params = request.params
@@ -233,6 +235,7 @@ class OutputSink:
             params.min_tokens,
             begins_whole,
             params.include_stop_str_in_output,
+            self.invalid_byte,
         )
 
     def _named(self, row: dict[int, Logprob] | None, before: list[int]) -> dict[int, Logprob] | None:

@@ -22,7 +22,6 @@ from minillm.engine.deltas import TokenDelta
 from minillm.engine.inputs import Prompt
 from minillm.engine.outputs import StreamDelta
 from minillm.engine.request import Request
-from minillm.engine.sink import OutputSink
 from minillm.engine.stream import Stream
 from minillm.sampling.params import SamplingParams
 
@@ -88,15 +87,7 @@ class EngineThread:
         """
         request = self.llm.one_request("submit", prompt, sampling_params, priority, user, lora_request)
         stream = Stream(request.group_id if request_id is None else request_id, self, on_delta)
-        outputs, clock = self.llm.outputs, self.llm.engine.clock
-        stream.sink = OutputSink(
-            request,
-            outputs.decode_of(request.params),
-            outputs.decode_all,
-            clock,
-            streaming=True,
-            name=stream.request_id,
-        )
+        stream.sink = self.llm.outputs.sink(request, streaming=True, name=stream.request_id)
         with self._guard:
             if not self._accepts:
                 raise RuntimeError("this engine thread takes no requests: it was not started, drains, or is closed")

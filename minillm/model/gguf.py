@@ -28,6 +28,7 @@ from torch import Tensor
 from minillm.model.config import ModelConfig
 from minillm.model.decoder import Decoder
 from minillm.model.gguf_file import Container, StoredTensor
+from minillm.model.gguf_tokenizer import end_token_ids, special_id
 from minillm.model.parts import QuantizedPart, install
 from minillm.quantization.formats import FORMATS, QuantizedWeight
 
@@ -49,7 +50,6 @@ ROPE_KEYS = (
     "scaling.yarn_beta_fast",
     "scaling.yarn_beta_slow",
 )
-END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")  # of a text, of a turn, of a message
 NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -125,7 +125,6 @@ class GGUFFile:
         if "token_embd.weight" not in self.stored:
             raise ValueError("it has no tensor token_embd.weight; a vocabulary or an adapter alone is not a model")
         self._refuse_what_we_do_not_compute(head_dim)
-        ends = [self.metadata.get(f"tokenizer.ggml.{key}") for key in END_KEYS]
         return {
             "model_type": self.architecture,
             "vocab_size": self.stored["token_embd.weight"].shape[0],
@@ -141,8 +140,8 @@ class GGUFFile:
             "attention_bias": self.architecture != "qwen2" and "blk.0.attn_q.bias" in self.stored,
             "mlp_bias": "blk.0.ffn_gate.bias" in self.stored,
             "rope_parameters": self._rope(),
-            "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
-            "bos_token_id": self.metadata.get("tokenizer.ggml.bos_token_id"),
+            "eos_token_id": end_token_ids(self.metadata),
+            "bos_token_id": special_id(self.metadata, "bos"),
         }
 
     def tensors(self) -> Iterator[tuple[str, Tensor | QuantizedPart]]:

@@ -27,6 +27,13 @@ SPACE = "▁"  # how SentencePiece writes a space
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # types of tokens that are cut out of a text before all else
 INSTEAD = "pass the Hugging Face folder that the file was converted from"
 AGAIN = "convert the model again"
+LLAMA_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # where tokenizer.ggml.model is "llama"
+END_KEYS = ("eos", "eot", "eom")  # of a text, of a turn, of a message
+# Control tokens that end a text or a turn, whether the file says so or not.
+END_NAMES = frozenset(
+    "</s> <|endoftext|> <|end_of_text|> <｜end▁of▁sentence｜> <|eot_id|> <|eom_id|> <|im_end|> <|end|> <end_of_turn> "
+    "<end_of_utterance> <EOT> _<EOT> [EOT] [EOS]".split()
+)
 SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
@@ -45,6 +52,22 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         **special,
     )
+
+
+def special_id(metadata: Mapping[str, Any], key: str) -> int | None:
+    """The id of a special token ("bos", "eos", ...) as the file has it, or as llama.cpp takes it to be."""
+    default = LLAMA_IDS.get(key) if metadata.get(f"{PREFIX}model") == "llama" else None
+    return metadata.get(f"{PREFIX}{key}_token_id", default)
+
+
+def end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
+    """The tokens that end a text: those that the file names, then those whose text says so, as in llama.cpp."""
+    named = [token_id for key in END_KEYS if (token_id := special_id(metadata, key)) is not None]
+    tokens, types = (metadata.get(f"{PREFIX}{key}") for key in ("tokens", "token_type"))
+    if not isinstance(tokens, list) or not isinstance(types, list):
+        return list(dict.fromkeys(named))
+    told = [i for i, (text, kind) in enumerate(zip(tokens, types)) if kind == CONTROL and text in END_NAMES]
+    return list(dict.fromkeys(named + told))
 
 
 class _Read:
@@ -93,11 +116,9 @@ class _Read:
         return SPLITS[name]
 
     def _special_ids(self) -> dict[str, int]:
-        defaults = {"bos": 1, "eos": 2, "unknown": 0} if self.kind == "llama" else {}
         found = {}
         for name, key in SPECIAL.items():
-            token_id = self.metadata.get(f"{PREFIX}{key}_token_id", defaults.get(key))
-            if token_id is None:
+            if (token_id := special_id(self.metadata, key)) is None:
                 continue
             if not isinstance(token_id, int) or not 0 <= token_id < len(self.tokens):
                 raise ValueError(

@@ -13,7 +13,7 @@ from transformers import GPT2Tokenizer, Qwen2Tokenizer
 
 from minillm.model.checkpoint import CheckpointError, load_tokenizer
 from minillm.model.gguf_splits import SPLITS
-from minillm.model.gguf_tokenizer import gguf_tokenizer
+from minillm.model.gguf_tokenizer import end_token_ids, gguf_tokenizer
 from tests.helpers.gguf_vocabulary import CONTROL, USER_DEFINED, byte_level, keys, learned, sentencepiece, write
 from tests.helpers.grammar_cases import sentencepiece_tokenizer
 from tests.helpers.tiny import TEXT, examples, seeded
@@ -127,6 +127,22 @@ def test_special_tokens_have_the_ids_of_the_file():
     tokenizer = gguf_tokenizer(byte_level(VOCAB, MERGES, "qwen2", special, **stated))
     ids = [getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "unk", "pad")]
     assert ids == [first, first + 1, first + 2, first + 3] and len(tokenizer) == first + 4
+
+
+@pytest.mark.parametrize(
+    "metadata, expected",
+    [
+        (keys(model="gpt2", eos_token_id=3, eot_token_id=5, eom_token_id=3), [3, 5]),
+        (keys(model="gpt2"), []),
+        (keys(model="llama"), [2]),
+        (keys(model="llama", eos_token_id=7), [7]),
+        (keys(model="gpt2", eos_token_id=0, tokens=["a", "<|eot_id|>", "<|im_end|>"], token_type=[3, 3, 1]), [0, 1]),
+        (keys(model=["llama"], eos_token_id=0, tokens="a", token_type=3), [0]),
+    ],
+    ids=["stated", "none", "llama.cpp's default", "stated instead", "a control token by its text", "damaged elsewhere"],
+)
+def test_a_text_ends_with_the_tokens_of_the_file_and_those_whose_text_says_so(metadata, expected):
+    assert end_token_ids(metadata) == expected
 
 
 def test_tokens_of_their_own_are_cut_out_of_the_text_and_only_control_tokens_are_not_shown():
