@@ -85,8 +85,8 @@ def test_a_keyword_that_is_not_built_is_refused_with_its_reason(name):
 def test_a_keyword_that_neither_has_is_refused_with_the_nearest():
     with pytest.raises(TypeError, match=r"LLM has no argument max_num_sequences; did you mean max_num_seqs\?"):
         LLM("no model is looked for", max_num_sequences=4)
-    with pytest.raises(AttributeError, match=r"LLM\.collective_rpc is not built: .*wake_up"):
-        LLM.__getattr__(object.__new__(LLM), "collective_rpc")
+    with pytest.raises(AttributeError, match=r"LLM\.wait_for_completion is not built: .*step"):
+        LLM.__getattr__(object.__new__(LLM), "wait_for_completion")
 
 
 def test_the_engine_of_vllm_gives_what_generate_gives(folder, llm):
@@ -298,3 +298,17 @@ def test_beams_have_the_shape_of_vllm_too(llm):
         llm.beam_search(PROMPT, params)
     with pytest.raises(NotImplementedError, match=r"temperature=0\.5 is not served"):
         BeamSearchParams(2, 4, temperature=0.5)
+
+
+def test_dummy_weights_are_replaced_when_they_are_loaded(folder, llm):
+    before = tokens(llm.generate(PROMPT, GREEDY, use_tqdm=False))
+    dummy = LLM(str(folder), device="cpu", load_format="dummy")
+    assert tokens(dummy.generate(PROMPT, GREEDY, use_tqdm=False)) != before
+    assert dummy.collective_rpc("update_config", args=({"load_config": {"load_format": "auto"}},)) == [None]
+    assert dummy.collective_rpc("reload_weights") == [None]
+    assert tokens(dummy.generate(PROMPT, GREEDY, use_tqdm=False)) == before
+    assert dummy.collective_rpc(lambda llm, one: (llm.max_model_len, one), args=(5,)) == [(llm.max_model_len, 5)]
+    with pytest.raises(NotImplementedError, match=r"'save_sharded_state'.*give a function"):
+        dummy.collective_rpc("save_sharded_state")
+    with pytest.raises(ValueError, match="load_format='dummy' has plain weights, quantization='int8'"):
+        LLM(str(folder), load_format="dummy", quantization="int8")
