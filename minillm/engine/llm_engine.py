@@ -99,7 +99,7 @@ class LLMEngine:
                 raise ValueError(f"request_id={request_id!r} is under way; every request needs its own id")
             request = self.llm.one_request("add_request", prompt, params, priority, None, lora_request)
             if arrival_time is not None:
-                request.arrival_time = arrival_time
+                request.spec = replace(request.spec, arrival_time=arrival_time)
             self.sinks[request_id] = self.llm.outputs.add(
                 request, on_delta=self._take, streaming=True, name=request_id, on_finish=None
             )

@@ -249,6 +249,8 @@ class ModelRunner:
         ]
         self._metadata = SamplingMetadata(made, self.model.config.vocab_size, self.model.device)
         self._metadata.drafted = None if is_plain else self._drafted(states, rows)
+        if (rules := self._metadata.rules) is not None and rules.readers:
+            self._sampling = []  # they read outputs as they are now: build the next step's anew
         return self._metadata
 
     def _drafted(self, states: list[RequestState], rows: Sequence[ScheduledRequest]) -> Drafted | None:

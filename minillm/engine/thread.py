@@ -88,15 +88,9 @@ class EngineThread:
         """
         request = self.llm.one_request("submit", prompt, sampling_params, priority, user, lora_request)
         stream = Stream(request.group_id if request_id is None else request_id, self, on_delta)
-        outputs, clock = self.llm.outputs, self.llm.engine.clock
-        stream.sink = OutputSink(
-            request,
-            outputs.decode_of(request.params),
-            outputs.decode_all,
-            clock,
-            streaming=True,
-            name=stream.request_id,
-        )
+        outputs = self.llm.outputs
+        decode, clock = outputs.decode_of(request.params), self.llm.engine.clock
+        stream.sink = OutputSink(request, decode, outputs.decode_all, clock, streaming=True, name=stream.request_id)
         with self._guard:
             if not self._accepts:
                 raise RuntimeError("this engine thread takes no requests: it was not started, drains, or is closed")
