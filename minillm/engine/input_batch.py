@@ -34,8 +34,8 @@ class RequestState:
     """What the runner knows of one request. A drafter reads it too (`minillm.speculative.drafter.DraftedRequest`)."""
 
     __slots__ = (
-        "cache_salt", "draft_probs", "grammar", "index", "logprob_start_len", "num_prompt_tokens", "output_token_ids",
-        "params", "prompt", "prompt_token_ids", "request_id", "seed", "slot", "stop_token_ids", "stuck", "token_ids",
+        "cache_salt", "draft_probs", "grammar", "index", "logprob_start_len", "num_prompt_tokens", "params", "prompt",
+        "prompt_token_ids", "request_id", "seed", "slot", "stop_token_ids", "stuck", "token_ids",
     )  # fmt: skip
 
     def __init__(self, new: NewRequest, slot: int, grammar: Grammar | None):
@@ -48,13 +48,16 @@ class RequestState:
         self.token_ids = new.token_ids  # prompt and output, as far as the host knows them
         self.num_prompt_tokens = new.num_prompt_tokens
         self.prompt_token_ids = new.token_ids[: new.num_prompt_tokens]
-        self.output_token_ids = new.token_ids[new.num_prompt_tokens :]
         self.prompt = np.asarray(self.prompt_token_ids, np.int64)
         self.slot = slot
         self.grammar = grammar
         self.stuck: Stuck | None = None  # where in the step under way its grammar could make no mask, and why
         # [num draft tokens, vocab_size]: what they were drawn from, if they were sampled
         self.draft_probs: Tensor | None = None
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
 
     def sample_seed(self, index: int | None = None) -> int:
         """As `minillm.engine.request.Request.sample_seed`."""
@@ -188,7 +191,6 @@ class InputBatch:
         one that was removed since is left out."""
         for state, token_id in zip(states, token_ids):
             state.token_ids.append(token_id)
-            state.output_token_ids.append(token_id)
         if self.num_removed != num_removed:
             kept = [place for place, state in enumerate(states) if state.slot != NO_SLOT]
             slots, token_ids = slots[kept], [token_ids[place] for place in kept]
