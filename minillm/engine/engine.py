@@ -22,7 +22,6 @@ from minillm.engine.deltas import TokenDelta, deltas_of, joined
 from minillm.engine.drafting import build_speculation
 from minillm.engine.executor import Executor, InProcessExecutor, Launched
 from minillm.engine.failures import end_all, end_requests, end_steps
-from minillm.engine.input_batch import Compile
 from minillm.engine.lock import FairLock, locked
 from minillm.engine.parts import close_tiers
 from minillm.engine.request import Request
@@ -32,6 +31,7 @@ from minillm.engine.speculation import DEFAULT_LENGTH, Speculation
 from minillm.engine.stats import StepStats, note_step
 from minillm.engine.step import Announcer, SchedulerOutput, StepResult
 from minillm.model.decoder import Decoder
+from minillm.sampling.grammar.failed import Compile
 from minillm.sampling.sampler import Sampler
 from minillm.speculative.drafter import Drafter
 from minillm.trace import Trace

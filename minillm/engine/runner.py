@@ -15,7 +15,7 @@ from torch import Tensor
 
 from minillm.engine.following import note_failed
 from minillm.engine.graphs import DecodeGraphs
-from minillm.engine.input_batch import Compile, InputBatch, RequestState, StepInputs
+from minillm.engine.input_batch import InputBatch, RequestState, StepInputs
 from minillm.engine.launched import LaunchedStep
 from minillm.engine.pieces import PieceGraphs
 from minillm.engine.prompt_scores import ScoredPrompt, prompts_to_score, score_prompts
@@ -29,6 +29,7 @@ from minillm.kv_cache.transfer import BlockTransfer
 from minillm.model.attention import AttentionBackend
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
+from minillm.sampling.grammar.failed import Compile
 from minillm.sampling.grammar.mask import GrammarMasks
 from minillm.sampling.metadata import SamplingMetadata, SamplingRow
 from minillm.sampling.sampler import Sampler
@@ -136,7 +137,7 @@ class ModelRunner:
             wanted = np.concatenate([wanted, *added])
         seq_lens = step.seq_lens
         longest = int(seq_lens.max())
-        on_host, block_table = self.requests.tables(step.slots, -(-longest // self.cache.block_size))
+        on_host, block_table = self.requests.blocks.rows(step.slots, -(-longest // self.cache.block_size))
         most, num_decodes = 1, len(step.rows)
         if not step.all_decode:
             most = max(step.counts)

@@ -45,6 +45,10 @@ class NewRequest(NamedTuple):
     cache_salt: str | None = None
     logprob_start_len: int = 1
 
+    @property
+    def output_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
     @classmethod
     def of(cls, request: Request) -> NewRequest:
         return cls(
