@@ -13,14 +13,13 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Protocol
 
 from minillm.device import like_a_gpu
 from minillm.engine.build import build_manager, build_runner, build_scheduler
 from minillm.engine.config import EngineConfig
 from minillm.engine.deltas import TokenDelta, deltas_of, joined
 from minillm.engine.drafting import build_speculation
-from minillm.engine.executor import Executor, InProcessExecutor, Launched
+from minillm.engine.executor import Executor, InProcessExecutor, Launched, Runner
 from minillm.engine.failures import end_all, end_requests, end_steps
 from minillm.engine.lock import FairLock, locked
 from minillm.engine.parts import close_tiers
@@ -35,12 +34,6 @@ from minillm.sampling.grammar.failed import Compile
 from minillm.sampling.sampler import Sampler
 from minillm.speculative.drafter import Drafter
 from minillm.trace import Trace
-
-
-class Runner(Protocol):
-    """Computes steps: a `ModelRunner`, or the simulator's."""
-
-    def execute(self, output: SchedulerOutput) -> StepResult: ...
 
 
 class Engine:
@@ -191,10 +184,8 @@ class Engine:
             return
         self.is_closed = True
         try:
-            error, kept = (
-                RuntimeError("the LLM was closed"),
-                dict.fromkeys(delta.request.group_id for delta in self.kept),
-            )
+            error = RuntimeError("the LLM was closed")
+            kept = dict.fromkeys(delta.request.group_id for delta in self.kept)
             self.kept = []
             with ExitStack() as afterwards:
                 for group in kept:

@@ -39,11 +39,8 @@ class RequestState:
 
     def __init__(self, new: NewRequest, slot: int, grammar: Grammar | None):
         self.request_id, self.params, self.seed, self.index = new.request_id, new.params, new.seed, new.index
-        self.stop_token_ids, self.cache_salt, self.logprob_start_len = (
-            new.stop_token_ids,
-            new.cache_salt,
-            new.logprob_start_len,
-        )
+        self.stop_token_ids, self.cache_salt = new.stop_token_ids, new.cache_salt
+        self.logprob_start_len = new.logprob_start_len
         self.token_ids = new.token_ids  # prompt and output, as far as the host knows them
         self.num_prompt_tokens = new.num_prompt_tokens
         self.prompt_token_ids = new.token_ids[: new.num_prompt_tokens]

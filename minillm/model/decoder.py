@@ -15,13 +15,7 @@ from minillm.model.config import ModelConfig
 from minillm.model.decoder_layer import DecoderLayer, kinds_of
 from minillm.model.fingerprint import fingerprint
 from minillm.model.fused import run_layers
-from minillm.model.layers import (
-    LayerRotaries,
-    Linear,
-    RMSNorm,
-    Rotary,
-    empty_parameter,
-)
+from minillm.model.layers import LayerRotaries, Linear, RMSNorm, Rotary, empty_parameter
 from minillm.model.offload import LayerStream, offload
 
 CACHE_BYTES = 16 * 2**20  # weights that a usual last-level cache holds from one step to the next

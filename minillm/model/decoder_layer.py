@@ -87,9 +87,8 @@ class DecoderLayer(nn.Module):
                 f"{type(attention).__name__} caps scores at {softcap}, this model at {self.softcap}; TorchAttention can"
             )
         if self.whole is not None and hidden.shape[0] <= WHOLE_UP_TO and can(attention, "fused_layer"):
-            attention.run_layer(
-                self.whole, hidden, rotary, self.self_attn.index, batch
-            )  # the same, in one call: chapter 14
+            # The same, in one call: chapter 14.
+            attention.run_layer(self.whole, hidden, rotary, self.self_attn.index, batch)
             return hidden
         attended = self.self_attn(self.input_layernorm(hidden), rotary, attention, batch)
         hidden = self._add(hidden, self.attention_out_norm(attended))
