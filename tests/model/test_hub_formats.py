@@ -294,7 +294,7 @@ def folder(families, tmp_path):
         (AUTO | {"data_type": "mx_fp"}, "data_type='mx_fp'; readable"),
         (AWQ4 | {"version": "gemv"}, "version='gemv'; readable with quant_method='awq' are 'gemm'"),
         (AWQ4 | {"bits": 8}, "bits=8; readable with quant_method='awq' are 4"),
-        (PACKED4 | {"format": "mxfp8-quantized"}, "format='mxfp8-quantized'; readable"),
+        (PACKED4 | {"format": "marlin-24"}, "format='marlin-24'; readable"),
     ],
     ids=str,
 )
