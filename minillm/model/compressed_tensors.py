@@ -101,7 +101,7 @@ class CompressedTensors(FP8):
         for group in self.groups:
             for target in group.get("targets") or ():
                 pattern = target.removeprefix("re:")
-                if target == module or (pattern != target and re.match(pattern, module)) or target == kind:
+                if target in (module, kind) or (pattern != target and re.match(pattern, module)):
                     rank = 0 if target == module else 1 if pattern != target else 2
                     ranks.setdefault(rank, group.get("weights") or {})
         return ranks[min(ranks)] if ranks else {}
