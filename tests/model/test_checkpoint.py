@@ -168,7 +168,7 @@ def test_an_adapter_is_not_taken_for_a_model(folder, with_model):
         (folder / "config.json").unlink()
         (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
     with pytest.raises(
-        CheckpointError, match=r"adapter_config.json .*'org/model'.*merge_and_unload\(\).save_pretrained"
+        CheckpointError, match=r"adapter_config.json: .*'org/model'.*merge_and_unload\(\).save_pretrained"
     ):
         load_model(folder)
 
