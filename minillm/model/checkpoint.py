@@ -30,6 +30,7 @@ from minillm.model.weights import (
     as_tied,
     read_json,
     read_tensors,
+    refuse_adapter,
     some,
 )
 from minillm.quantization.config import QuantizationConfig, resolve as resolve_quantization
@@ -80,6 +81,7 @@ def load_config(path: str | Path) -> ModelConfig:
     if path.suffix == GGUF:
         with naming(path):
             return GGUFFile(path).config
+    refuse_adapter(path)
     raw = read_json(path / "config.json")
     if stored_quantization(path) is not None:
         raw.pop("quantization_config", None)  # the decoder's shape is the same
@@ -156,6 +158,7 @@ def stored_quantization(path: Path, asked: QuantizationConfig | None = None) -> 
             kept = GGUFFile(path).kept_types
         settings = kept and {"quant_method": "gguf", "weights": " and ".join(kept)}
     else:
+        refuse_adapter(path)
         settings = read_json(path / "config.json").get("quantization_config")
         if not settings and (path / AUTO_GPTQ).exists():
             settings = {"quant_method": "gptq"} | read_json(path / AUTO_GPTQ)

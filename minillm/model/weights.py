@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,8 @@ from minillm.model.parts import EMBEDDING, QuantizedPart
 
 GGUF = ".gguf"
 HEAD = "lm_head.weight"
+BASE = "model."
+ADAPTER = "adapter_config.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 WHY_NO_PICKLE = (
     "a pickle file can run any code when it is read, so minillm reads safetensors only; "
@@ -61,10 +63,19 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Tensor | QuantizedPart]]:
     files: dict[Path, list[str]] = {}
     for name, file in tensor_places(path).items():
         files.setdefault(file, []).append(name)
+    as_decoder = decoder_names([name for names in files.values() for name in names])
     for file, names in files.items():
         with _opened(file) as tensors:
             for name in names:
-                yield name, tensors.get_tensor(name)
+                yield as_decoder(name), tensors.get_tensor(name)
+
+
+def decoder_names(stored: list[str]) -> Callable[[str], str]:
+    """From the names of a folder to those of a decoder with a head. `AutoModel`, which has none, writes its own
+    without "model." before them."""
+    if EMBEDDING.removeprefix(BASE) in stored and not any(name.startswith(BASE) for name in stored):
+        return lambda name: name if name.startswith("lm_head.") else BASE + name
+    return lambda name: name
 
 
 def tensor_places(path: Path) -> dict[str, Path]:
@@ -125,6 +136,16 @@ def read_json(file: Path) -> dict[str, Any]:
             f"{file} holds {json.dumps(value)[:50]}, not an object of names and values; fetch it again"
         )
     return value
+
+
+def refuse_adapter(path: Path) -> None:
+    """Raise CheckpointError for the folder of an adapter, whatever else it has."""
+    if (path / ADAPTER).exists():
+        base = read_json(path / ADAPTER).get("base_model_name_or_path")
+        raise CheckpointError(
+            f"{path} has {ADAPTER}: it is an adapter for {base!r}, not a model; peft makes a model of the two: "
+            "PeftModel.from_pretrained(model, folder).merge_and_unload().save_pretrained(new_folder)"
+        )
 
 
 def some(names: list[str], limit: int = 5) -> str:
