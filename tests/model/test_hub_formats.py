@@ -293,7 +293,7 @@ def folder(families, tmp_path):
         ({"format": "gptq_v2", "checkpoint_format": "gptq"}, "'gptq', 'format': 'gptq_v2'}, which disagree"),
         (
             AUTO | {"packing_format": "auto_round", "model_free": True},
-            "model_free=True .* quantize again with sym=True",
+            "model_free=True, .* quantize again with sym=True",
         ),
         (AUTO | {"packing_format": "auto_round:fake"}, "packing_format='auto_round:fake'; readable .*auto_gptq"),
         (AUTO | {"data_type": "mx_fp"}, "data_type='mx_fp'; readable"),
