@@ -17,6 +17,7 @@ from minillm.model.calibration import calibration_sequences
 from minillm.model.config import ModelConfig, as_token_ids
 from minillm.model.decoder import Decoder
 from minillm.model.errors import CheckpointError, naming
+from minillm.model.families import text_of
 from minillm.model.gguf import GGUFFile, read_gguf
 from minillm.model.hub import download
 from minillm.model.hub_formats import READERS
@@ -82,7 +83,7 @@ def load_config(path: str | Path) -> ModelConfig:
         with naming(path):
             return GGUFFile(path).config
     refuse_adapter(path)
-    raw = read_json(path / "config.json")
+    raw = text_of(read_json(path / "config.json"))
     if stored_quantization(path) is not None:
         raw.pop("quantization_config", None)  # the decoder's shape is the same
     with naming(path):

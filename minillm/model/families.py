@@ -30,9 +30,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": GEMMA
     | {"norms": "both", "sliding_window": 4096, "query_pre_attn_scalar": 256, "sliding_window_pattern": 6}
     | dict.fromkeys(SOFTCAPS)
-    | {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+    | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "max_position_embeddings": 131072}
+    | {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4},
     "granite": LLAMA | dict.fromkeys(MULTIPLIERS, 1.0),
 }
+# Models of images and text, of which the text model is served: what it is where its text_config does not say.
+WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral", "llava": "llama"}
 GEMMAS = ("gemma", "gemma2", "gemma3_text")
 # Where the configuration's attention_bias is read, and where its mlp_bias.
 WITH_BIASES = ("llama", "qwen3", "smollm3", "olmo2", "granite", *GEMMAS)
@@ -40,6 +43,15 @@ WITH_MLP_BIASES = ("llama", "smollm3", "granite")
 SLIDES_EVERYWHERE, NEVER_SLIDES = ("mistral", "phi3"), ("llama", "olmo2", "granite", "gemma")
 NULLABLE = ("sliding_window", *SOFTCAPS)  # null is none, not the default
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_pytorch_tanh"}
+
+
+def text_of(raw: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the text model. Whether its head is its embedding, the files say."""
+    wrapper = raw.get("model_type")
+    if wrapper not in WRAPPERS or not isinstance(raw.get("text_config"), dict):
+        return raw
+    ids = {key: raw[key] for key in ("eos_token_id", "bos_token_id") if raw.get(key) is not None}
+    return {"model_type": WRAPPERS[wrapper]} | raw["text_config"] | ids | {"tie_word_embeddings": True}
 
 
 def with_defaults(raw: dict[str, Any]) -> dict[str, Any]:

@@ -118,6 +118,11 @@ def auto_round(settings: dict[str, Any]) -> HubFormat:
     reader = HubFormat(settings)
     packing = packings[reader.one_of("packing_format", form, tuple(packings))]
     reader.one_of("data_type", settings.get("data_type", "int"), ("int",))
+    if form == "auto_round" and settings.get("model_free"):
+        raise ValueError(
+            "quantization_config says packing_format='auto_round' and model_free=True, with which AutoRound writes "
+            "zero points less one and reads them as they are; quantize again with sym=True, or with iters above 0"
+        )
     return AWQ(settings) if packing == "awq" else GPTQ(settings | {"checkpoint_format": packing})
 
 

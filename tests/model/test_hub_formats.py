@@ -291,6 +291,10 @@ def folder(families, tmp_path):
         ({"format": "marlin"}, "format='marlin'; readable .* 'gptq', 'gptq_v2'"),
         ({"is_marlin_format": True}, "is_marlin_format=True; readable"),
         ({"format": "gptq_v2", "checkpoint_format": "gptq"}, "'gptq', 'format': 'gptq_v2'}, which disagree"),
+        (
+            AUTO | {"packing_format": "auto_round", "model_free": True},
+            "model_free=True, .* quantize again with sym=True",
+        ),
         (AUTO | {"packing_format": "auto_round:fake"}, "packing_format='auto_round:fake'; readable .*auto_gptq"),
         (AUTO | {"data_type": "mx_fp"}, "data_type='mx_fp'; readable"),
         (AWQ4 | {"version": "gemv"}, "version='gemv'; readable with quant_method='awq' are 'gemm'"),
