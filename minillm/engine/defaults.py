@@ -14,12 +14,21 @@ def default_sampling_params(
     path: Path, generation_config: str, override: Mapping[str, Any] | None = None
 ) -> SamplingParams:
     """The model's defaults, or ("vllm") the library's; `override` is laid over them. Raises TypeError or ValueError
-    naming the file of a wrong one."""
-    given = (load_sampling_defaults(path) if generation_config == "auto" else {}) | dict(override or {})
-    if "max_new_tokens" in given:
-        given["max_tokens"] = given.pop("max_new_tokens")
+    naming the file, or override_generation_config, that has a wrong one."""
+    given = _renamed(load_sampling_defaults(path) if generation_config == "auto" else {})
     try:
-        return SamplingParams(**given)
+        params = SamplingParams(**given)
     except (TypeError, ValueError) as error:
         way_out = "mend the file, or pass generation_config='vllm'"
         raise type(error)(f"{path / GENERATION}: {error}; {way_out}") from None
+    if not override:
+        return params
+    try:
+        return SamplingParams(**given | _renamed(override))
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise type(error)(f"override_generation_config={dict(override)!r}: {error}") from None
+
+
+def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """With the name that vLLM's parameters have for max_new_tokens."""
+    return {"max_tokens" if name == "max_new_tokens" else name: value for name, value in given.items()}

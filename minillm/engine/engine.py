@@ -35,6 +35,8 @@ from minillm.sampling.sampler import Sampler
 from minillm.speculative.drafter import Drafter
 from minillm.trace import Trace
 
+CLOSED = "this LLM is closed: it computes nothing any more; make a new one"
+
 
 class Engine:
     """The loop: schedule, execute, update.
@@ -91,7 +93,7 @@ class Engine:
         self.num_steps = 0
         self.stats = StepStats()  # of the last step
         self.is_closed = False
-        self.why_closed = "this LLM is closed: it computes nothing any more; make a new one"
+        self.why_closed = CLOSED
         self.lock = FairLock()
         self.process_id = os.getpid()
 

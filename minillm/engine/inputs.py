@@ -69,13 +69,15 @@ class InputProcessor:
         add_special_tokens: bool = True,
         priority: int | Sequence[int] | None = None,
         user: str | Sequence[str] | None = None,
+        num_new: int = 1,
     ) -> list[Request]:
-        """One request a prompt, in order; parameters, priorities and users are one for all or one each."""
+        """One request a prompt, in order; parameters, priorities and users are one for all or one each. Each has room
+        for `num_new` tokens at least; a text that only becomes a vector needs none."""
         prompts = as_prompts(prompts)
         if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
             raise TypeError(f"prompts={prompts!r} is not allowed; allowed: {PROMPT_FORMS}")
         params = self._params(sampling_params, len(prompts))
-        checked = [self._tokens(f"prompts[{index}]", p, add_special_tokens) for index, p in enumerate(prompts)]
+        checked = [self._tokens(f"prompts[{index}]", p, add_special_tokens, num_new) for index, p in enumerate(prompts)]
         salts = [salt_of(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)]
         starts = [
             logprob_start_of(f"prompts[{index}]", *one) for index, one in enumerate(zip(prompts, checked, params))
@@ -135,27 +137,30 @@ class InputProcessor:
             if (getattr(params, name) or 0) > self.vocab_size:
                 raise ValueError(f"{name}={getattr(params, name)} exceeds the vocabulary of {self.vocab_size} tokens")
 
-    def _tokens(self, name: str, prompt: Any, add_special_tokens: bool) -> tuple[str | None, list[int]]:
+    def _tokens(self, name: str, prompt: Any, add_special_tokens: bool, num_new: int) -> tuple[str | None, list[int]]:
         if isinstance(prompt, dict) and prompt.keys() <= PROMPT_KEYS and not PROMPT_KEYS.isdisjoint(prompt):
             if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), self._checked(name, prompt["prompt_token_ids"])
+                return prompt.get("prompt"), self._checked(name, prompt["prompt_token_ids"], num_new)
             prompt = prompt.get("prompt", prompt)
         if not isinstance(prompt, str):
             raise TypeError(f"{name}={prompt!r} is not allowed; allowed: {PROMPT_FORMS}")
         if not prompt:
             raise ValueError(f"{name} is an empty string; give at least one character, or prompt_token_ids")
         check_text(name, prompt)
-        return prompt, self._checked(name, self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+        return prompt, self._checked(
+            name, self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens), num_new
+        )
 
-    def _checked(self, name: str, token_ids: Any) -> list[int]:
+    def _checked(self, name: str, token_ids: Any, num_new: int) -> list[int]:
         if not isinstance(token_ids, Sequence) or not all(type(token_id) is int for token_id in token_ids):
             raise TypeError(f"{name}: prompt_token_ids={token_ids!r} is not allowed; allowed: a list of whole numbers")
         if not token_ids:
             raise ValueError(f"{name} has 0 tokens; a prompt needs at least one")
-        if len(token_ids) >= self.max_model_len:
+        if len(token_ids) > (most := self.max_model_len - num_new):
+            also = " and at least one new token" if num_new else ""
             raise ValueError(
-                f"{name} has {len(token_ids)} tokens; max_model_len={self.max_model_len} must hold it and at least "
-                f"one new token, so at most {self.max_model_len - 1} are allowed"
+                f"{name} has {len(token_ids)} tokens; max_model_len={self.max_model_len} must hold it{also}, "
+                f"so at most {most} are allowed"
             )
         self._check_token_ids(f"{name}: prompt_token_ids", token_ids)
         return list(token_ids)

@@ -21,6 +21,7 @@ from minillm.engine.llm import LLM
 from minillm.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
 from minillm.engine.sink import OutputSink
 from minillm.engine.vllm_names import translated
+from minillm.sampling.checks import check_float
 from minillm.sampling.params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ class LLMEngine:
         `LLM.generate` would."""
         if not isinstance(request_id, str):
             raise TypeError(f"request_id={request_id!r} is not allowed; allowed: a string")
+        if arrival_time is not None:
+            check_float("arrival_time", arrival_time, 0, 2**53)
         with self.llm.lock:
             self._forget_finished()
             if request_id in self.sinks:
@@ -106,9 +109,14 @@ class LLMEngine:
         return request_id
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; an output of every request that has something to tell."""
+        """Compute one step; an output of every request that has something to tell. A step that fails raises, and ends
+        the requests in it; what another caller's function raises, that caller hears of."""
         with self.llm.lock:
-            self.llm.step()
+            try:
+                self.llm.step()
+            except Exception as error:
+                if not self.llm.engine.is_open or not self.sinks or error in [one.error for one in self.sinks.values()]:
+                    raise
             new, self._new = self._new, {}
             outputs = [self._output(name, deltas) for name, deltas in new.items()]
             self._forget_finished()

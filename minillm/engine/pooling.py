@@ -26,6 +26,7 @@ from minillm.sampling.checks import Absent, check_int, takes_names_of_vllm
 
 if TYPE_CHECKING:
     from minillm.engine.engine import Engine
+    from minillm.engine.request import Request
     from minillm.engine.vllm_names import ModelOptions
 
 CHUNK = 2048  # tokens that go through the layers together
@@ -152,15 +153,7 @@ class Pooling:
         Prompts are computed one after the other, each as one turn beside the requests of other threads."""
         check_call("encode", lora_request, others)
         self.engine.check_open()
-        requests = self.inputs.requests(prompts)
-        params = self._pooling_params(pooling_params, len(requests), pooling_task)
-        outputs = []
-        with progress_bar(len(requests), use_tqdm) as advance:
-            for request, one in zip(requests, params):
-                data, ids = self._pool(request.prompt_token_ids, one), request.prompt_token_ids
-                outputs.append(PoolingRequestOutput(request.request_id, PoolingOutput(data), ids, 0, True))
-                advance(1, len(ids))
-        return outputs
+        return self._computed(self._checked(prompts, pooling_params, pooling_task), use_tqdm)
 
     def embed(
         self,
@@ -195,11 +188,14 @@ class Pooling:
     ) -> list[ScoringRequestOutput]:
         """How near each text of `data_2` is to its partner in `data_1`, or to the only one there."""
         check_call("score", lora_request, others)
+        self.engine.check_open()
+        if not isinstance(pooling_params, PoolingParams | None):
+            raise TypeError(f"pooling_params={pooling_params!r} is not allowed; allowed: a PoolingParams for all texts")
         params = replace(pooling_params or PoolingParams(), use_activation=True)
-        options = dict(use_tqdm=use_tqdm, lora_request=lora_request, pooling_task="embed")
-        first, second = (self.encode(data, params, **options) for data in (data_1, data_2))
-        if len(first) not in (1, len(second)):
-            raise ValueError(f"data_1 has {len(first)} texts and data_2 {len(second)}; allowed: 1, or as many")
+        texts = [self._checked(data, params, "embed") for data in (data_1, data_2)]
+        if len(texts[0]) not in (1, len(texts[1])):
+            raise ValueError(f"data_1 has {len(texts[0])} texts and data_2 {len(texts[1])}; allowed: 1, or as many")
+        first, second = (self._computed(some, use_tqdm) for some in texts)
         first = first * len(second) if len(first) == 1 else first
         return [
             ScoringRequestOutput(
@@ -208,6 +204,22 @@ class Pooling:
             )
             for a, b in zip(first, second)
         ]  # fmt: skip
+
+    def _checked(self, prompts: Any, given: Any, task: str | None) -> list[tuple[Request, PoolingParams]]:
+        """The texts that are to be computed, each with its parameters."""
+        requests = self.inputs.requests(prompts, num_new=0)
+        return list(zip(requests, self._pooling_params(given, len(requests), task)))
+
+    def _computed(
+        self, texts: list[tuple[Request, PoolingParams]], use_tqdm: bool | Callable[..., Any]
+    ) -> list[PoolingRequestOutput]:
+        outputs = []
+        with progress_bar(len(texts), use_tqdm) as advance:
+            for request, params in texts:
+                data, ids = self._pool(request.prompt_token_ids, params), request.prompt_token_ids
+                outputs.append(PoolingRequestOutput(request.request_id, PoolingOutput(data), ids, 0, True))
+                advance(1, len(ids))
+        return outputs
 
     @locked
     def _pool(self, token_ids: list[int], params: PoolingParams) -> Tensor:
@@ -223,6 +235,8 @@ class Pooling:
         for one in params:
             if not isinstance(one, PoolingParams | None):
                 raise TypeError(f"pooling_params={one!r} is not allowed; allowed: a PoolingParams, or a list of them")
+            if one is not None and task is not None and one.task not in (None, task):
+                raise ValueError(f"pooling_params has task={one.task!r}, and this call computes {task!r}; leave it out")
             made.append(replace(one or PoolingParams(), task=task or (one and one.task) or "token_embed"))
             if (most := self.model.config.hidden_size) < (made[-1].dimensions or 0):
                 raise ValueError(f"dimensions={made[-1].dimensions} exceeds the model's {most}")

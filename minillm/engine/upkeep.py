@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from minillm.engine.counters import Metric
-from minillm.engine.engine import Engine
+from minillm.engine.engine import CLOSED, Engine
 from minillm.engine.inputs import InputProcessor
 from minillm.engine.lock import FairLock, locked
 from minillm.engine.vllm_names import ModelOptions, translated
@@ -77,8 +77,9 @@ class Upkeep:
         return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of a request that is given none: the model's own defaults (see `generation_config`)."""
-        return self.inputs.default_params
+        """The parameters of a request that is given none: the model's own defaults (see `generation_config`), as a
+        copy, which may be changed."""
+        return self.inputs.default_params.clone()
 
     @locked
     def save_prefix_cache(self, path: str | Path) -> int:
@@ -140,18 +141,19 @@ class Upkeep:
     @locked
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Free the KV cache, and at level 2 the weights too; requests under way are aborted. Level 1 leaves the weights
-        where they are. A disk tier keeps the prefixes. Parts of your own in `engine` are gone after `wake_up`."""
+        where they are, and level 2 frees them also of an LLM that sleeps already. A disk tier keeps the prefixes. Parts
+        of your own in `engine` are gone after `wake_up`."""
         check_int("level", level, 1, 2)
         if mode != "abort":
             raise NotImplementedError(
                 f"mode={mode!r} is not served: requests under way are aborted; wait for them first"
             )
-        if self.is_sleeping():
-            return
-        engine = self.engine
-        engine.close()
-        engine.why_closed = ASLEEP
-        engine.executor = engine.speculation = None  # the memory of the cache
+        if not self.is_sleeping():
+            engine = self.engine
+            engine.check_open()
+            engine.close()
+            engine.why_closed = ASLEEP
+            engine.executor = engine.speculation = None  # the memory of the cache
         self._asleep = set(PARTS)
         if level == 2:
             self.model = None
@@ -177,10 +179,11 @@ class Upkeep:
     @locked
     def reload_weights(self) -> None:
         """Load the weights of the folder again, in the place of dummy or changed ones. Requests under way are aborted,
-        and prefixes forgotten."""
+        and prefixes forgotten. A KV cache that sleeps goes on sleeping."""
+        awake = [part for part in PARTS if part == "weights" or part not in self._asleep]
         self.sleep(level=2)
         self.options = replace(self.options, load_format="auto")
-        self.wake_up()
+        self.wake_up(awake)
 
     def collective_rpc(
         self,
@@ -218,9 +221,12 @@ class Upkeep:
     @locked
     def close(self) -> None:
         """End what is under way ("abort"), and let the disk tier, if there is one, keep the prefixes that memory holds.
-        A second call does nothing, nor does one in a forked child; what computes raises RuntimeError from now on."""
+        A second call does nothing, nor does one in a forked child; what computes raises RuntimeError from now on, and
+        an LLM that sleeps is not woken any more."""
         if not self.engine.is_forked:
             self.engine.close()
+            self.engine.why_closed = CLOSED
+            self._asleep.clear()
 
     def __enter__(self) -> Self:
         return self

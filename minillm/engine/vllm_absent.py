@@ -114,3 +114,20 @@ def _value(text: str) -> str | int | bool:
 
 
 KEYWORDS = _parsed()
+POOLER = {
+    "tok_pooling_type": Absent("token_embed gives the vector of every token", "ALL"),
+    "dimensions": Absent("give them with each text: PoolingParams(dimensions=...)"),
+    "enable_chunked_processing": Absent("a long text is computed in chunks, up to max_model_len", False),
+    "max_embed_len": Absent("max_model_len bounds the texts"),
+}
+PROFILER = {
+    name: Absent("start_profile() and stop_profile() record the engine's steps, and nothing else", default)
+    for name, default in {
+        "torch_profiler_with_stack": True, "torch_profiler_with_flops": False, "torch_profiler_use_gzip": True,
+        "torch_profiler_dump_cuda_time_total": True, "torch_profiler_record_shapes": False,
+        "torch_profiler_with_memory": False, "ignore_frontend": False,
+    }.items()
+} | dict.fromkeys(
+    ("delay_iterations", "max_iterations", "warmup_iterations", "active_iterations", "wait_iterations"),
+    Absent("step yourself between start_profile() and stop_profile()", 0),
+)  # fmt: skip

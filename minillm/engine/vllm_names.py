@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from minillm.engine.config import EngineConfig
-from minillm.engine.vllm_absent import KEYWORDS
-from minillm.sampling.checks import check_float, refuse_absent
+from minillm.engine.vllm_absent import KEYWORDS, POOLER, PROFILER
+from minillm.sampling.checks import Absent, check_float, check_int, refuse_absent
 
 GIB = 2**30
 IN_BYTES = {"cpu_offload_gb": "cpu_offload_bytes", "kv_offloading_size": "host_kv_bytes"}  # GiB -> bytes
@@ -20,13 +20,13 @@ SPECULATIVE = {"spec_method": "method", "spec_model": "model", "spec_tokens": "n
 ONE_WAY = {
     "runner": ("auto", "generate", "pooling"),  # one LLM generates and embeds
     "convert": ("auto", "none", "embed"),
-    "max_logprobs": range(-1, 2**31),  # there is no limit to be raised
     "disable_log_stats": (True, False),  # outputs have their metrics anyway
     "enable_sleep_mode": (True, False),  # every LLM can sleep
-    "swap_space": range(0, 2**31),  # preemption_mode="swap" takes host_kv_bytes
 }
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 POOLING_TYPES = ("LAST", "MEAN")
+POOLER_FIELDS = ("pooling_type", "seq_pooling_type", "use_activation", "normalize")
+PROFILER_FIELDS = ("profiler", "torch_profiler_dir")
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,10 @@ def translated(given: Mapping[str, Any]) -> tuple[dict[str, Any], ModelOptions]:
                 raise ValueError(f"{name}={value!r} is not allowed; allowed: {', '.join(map(repr, ONE_WAY[name]))}")
         elif value is None and name in KNOWN:
             continue
+        elif name == "max_logprobs":  # there is no limit to be raised
+            check_int(name, value, -1)
+        elif name == "swap_space":  # preemption_mode="swap" takes host_kv_bytes
+            check_float(name, value, 0, 2**20)
         elif name in IN_BYTES:
             check_float(name, value, 0, 2**20)
             config[IN_BYTES[name]] = int(value * GIB)
@@ -64,13 +68,15 @@ def translated(given: Mapping[str, Any]) -> tuple[dict[str, Any], ModelOptions]:
         elif name == "pooler_config":
             options |= _pooler(value)
         elif name == "profiler_config":
-            options["profile_folder"] = Path(_fields(name, value).get("torch_profiler_dir") or "").expanduser()
+            options["profile_folder"] = _profile_folder(value)
         elif name == "override_generation_config":
             options[name] = dict(_fields(name, value))
         elif name == "load_format":
             check_choice(name, value, LOAD_FORMATS)
             options[name] = value
         elif name in ("tokenizer", "chat_template"):
+            if not isinstance(value, str | Path):
+                raise TypeError(f"{name}={value!r} is not allowed; allowed: a string or a path, or None")
             options[name] = value
         else:
             raise TypeError(_unknown(name))
@@ -79,7 +85,7 @@ def translated(given: Mapping[str, Any]) -> tuple[dict[str, Any], ModelOptions]:
 
 KNOWN = {
     *IN_BYTES, *SYNONYMS, *SPECULATIVE, "pooler_config", "profiler_config", "override_generation_config", "tokenizer",
-    "chat_template", "load_format",
+    "chat_template", "load_format", "max_logprobs", "swap_space",
 }  # fmt: skip
 
 
@@ -96,11 +102,24 @@ def merged(own: dict[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any
 
 
 def _pooler(value: Any) -> dict[str, Any]:
-    value = _fields("pooler_config", value)
+    value = _fields("pooler_config", value, POOLER_FIELDS, POOLER)
     kind = value.get("pooling_type") or value.get("seq_pooling_type") or "LAST"
     check_choice("pooler_config: pooling_type", kind, POOLING_TYPES)
+    for name in ("use_activation", "normalize"):
+        if not isinstance(value.get(name), bool | None):
+            raise TypeError(f"pooler_config: {name}={value[name]!r} is not allowed; allowed: True or False, or None")
     activate = next((value[name] for name in ("use_activation", "normalize") if value.get(name) is not None), True)
-    return {"pooling_type": kind, "normalize": bool(activate)}
+    return {"pooling_type": kind, "normalize": activate}
+
+
+def _profile_folder(value: Any) -> Path:
+    value = _fields("profiler_config", value, PROFILER_FIELDS, PROFILER)
+    if value.get("profiler") not in (None, "torch"):
+        raise ValueError(f"profiler_config: profiler={value['profiler']!r} is not allowed; allowed: 'torch', or None")
+    folder = value.get("torch_profiler_dir")
+    if not isinstance(folder, str | Path | None):
+        raise TypeError(f"profiler_config: torch_profiler_dir={folder!r} is not allowed; allowed: a folder, or None")
+    return Path(folder or "").expanduser()
 
 
 def check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
@@ -108,9 +127,20 @@ def check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{name}={value!r} is not allowed; allowed: {', '.join(allowed)}")
 
 
-def _fields(name: str, value: Any) -> Mapping[str, Any]:
+def _fields(
+    name: str, value: Any, known: tuple[str, ...] | None = None, absent: Mapping[str, Absent] | None = None
+) -> Mapping[str, Any]:
+    """A dictionary, of `known` fields where these are given; those of vLLM's that are `absent` are refused by name."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{name}={value!r} is not allowed; allowed: a dictionary, or None")
+    if known is None:
+        return value
+    try:
+        value = refuse_absent(absent or {}, dict(value))
+    except NotImplementedError as error:
+        raise NotImplementedError(f"{name}: {error}") from None
+    if unknown := [one for one in value if one not in known]:
+        raise ValueError(f"{name} has no field {unknown[0]!r}; fields: {', '.join(known)}")
     return value
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -50,7 +52,7 @@ def as_strings(name: str, given: object) -> list[str]:
 
 
 def as_token_ids(name: str, token_ids: object) -> list[int]:
-    if not isinstance(token_ids, Sequence) or not all(map(is_int, token_ids)):
+    if not isinstance(token_ids, Sequence) or isinstance(token_ids, str | bytes) or not all(map(is_int, token_ids)):
         raise TypeError(f"{name}={token_ids!r} is not allowed; allowed: a list of token ids")
     if any(token_id < 0 for token_id in token_ids):
         raise ValueError(f"{name}={token_ids!r} is not allowed; allowed: token ids from 0 on")
@@ -76,6 +78,20 @@ def as_bias(bias: object) -> dict[int, float]:
             raise ValueError(f"logit_bias has token id {token_id}; allowed: token ids from 0 on")
         check_float(f"logit_bias[{token_id}]", value, -100, 100)
     return dict(bias)
+
+
+def bias_of_json(bias: object) -> dict[int, float]:
+    """The same as JSON has it: token ids may be strings, and values are cut to -100 and 100."""
+    allowed = "allowed: a dictionary from token id, or its digits, to a number"
+    if not isinstance(bias, Mapping):
+        raise TypeError(f"logit_bias={bias!r} is not allowed; {allowed}")
+    made: dict[int, float] = {}
+    for key, value in bias.items():
+        if not is_int(key) and not (isinstance(key, str) and key.strip().isdecimal()):
+            raise ValueError(f"logit_bias has token id {key!r}; {allowed}")
+        check_float(f"logit_bias[{key!r}]", value, float("-inf"), float("inf"))
+        made[int(key)] = min(100.0, max(-100.0, value))
+    return made
 
 
 def as_callables(name: str, given: object) -> list[Callable[..., Any]]:
@@ -112,7 +128,7 @@ def takes_names_of_vllm(absent: Mapping[str, Absent], positional: Sequence[str])
     versions of vLLM share; `absent` ones are refused by name."""
 
     def decorate(cls: type) -> type:
-        initialize = cls.__init__
+        initialize, names = cls.__init__, {one.name for one in fields(cls) if one.init}
 
         @functools.wraps(initialize)
         def __init__(self, *args: Any, **given: Any) -> None:
@@ -123,7 +139,14 @@ def takes_names_of_vllm(absent: Mapping[str, Absent], positional: Sequence[str])
                 )
             if not absent.keys().isdisjoint(given):
                 given = refuse_absent(absent, given)
+            if not given.keys() <= names:
+                raise TypeError(_unknown(cls.__name__, next(name for name in given if name not in names)))
             initialize(self, *args, **given)
+
+        def _unknown(owner: str, name: str) -> str:
+            near = difflib.get_close_matches(name, sorted(names), n=1)
+            hint = f"; did you mean {near[0]}?" if near else "."
+            return f"{owner} has no argument {name}{hint} Its arguments: {', '.join(sorted(names))}"
 
         cls.__init__ = __init__
         return cls

@@ -14,6 +14,7 @@ from minillm.sampling.checks import (
     as_some_token_ids,
     as_strings,
     as_token_ids,
+    bias_of_json,
     check_flags,
     check_float,
     check_int,
@@ -99,7 +100,7 @@ class SamplingParams:
         # Lists and dictionaries of its own: a change of what was given changes nothing here.
         self.structured_outputs = StructuredOutputsParams.make(self.structured_outputs)
         self.stop, self.bad_words = as_strings("stop", self.stop), as_strings("bad_words", self.bad_words)
-        self.stop_token_ids = as_token_ids("stop_token_ids", self.stop_token_ids or [])
+        self.stop_token_ids = as_token_ids("stop_token_ids", [] if self.stop_token_ids is None else self.stop_token_ids)
         for name in ("allowed_token_ids", "logprob_token_ids"):
             setattr(self, name, as_some_token_ids(name, getattr(self, name)))
         self.logit_bias = as_bias(self.logit_bias)
@@ -161,8 +162,7 @@ class SamplingParams:
         """The parameters of a request as JSON has it: keys of `logit_bias` may be strings, and its values are cut to
         -100 and 100."""
         if given.get("logit_bias") is not None:
-            bias = given["logit_bias"].items()
-            given["logit_bias"] = {int(token): min(100.0, max(-100.0, value)) for token, value in bias}
+            given["logit_bias"] = bias_of_json(given["logit_bias"])
         return cls(**given)
 
     def clone(self) -> SamplingParams:
