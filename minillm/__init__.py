@@ -86,7 +86,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(import_module(f"minillm.{_MODULES[name]}"), name)
     if name in _ABSENT:
-        raise AttributeError(f"minillm has no {name}: {_ABSENT[name]}")
+        raise ImportError(f"minillm has no {name}: {_ABSENT[name]}")  # `from minillm import` keeps its text
     raise AttributeError(f"module 'minillm' has no attribute {name!r}")
 
 

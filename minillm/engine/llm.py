@@ -27,9 +27,9 @@ from minillm.engine.prompt_forms import refuse_later
 from minillm.engine.request import Request
 from minillm.engine.sink import OutputSink
 from minillm.engine.sizing import max_model_len_of, served_model_len
-from minillm.engine.upkeep import Upkeep
+from minillm.engine.upkeep import Upkeep, load
 from minillm.engine.vllm_names import merged
-from minillm.model.checkpoint import load_model, load_tokenizer, resolve_model
+from minillm.model.checkpoint import load_tokenizer, resolve_model
 from minillm.sampling.params import SamplingParams
 from minillm.trace import Trace
 
@@ -112,9 +112,7 @@ class LLM(Upkeep, Pooling, BeamSearching):
         default_params = default_sampling_params(
             path, config.generation_config, self.options.override_generation_config
         )
-        self.model = load_model(
-            path, config.dtype, config.device, config.quantization, config.cpu_offload_bytes, config.max_model_len
-        )
+        self.model = load(config, self.options)
         self.tokenizer = load_tokenizer(
             path if self.options.tokenizer is None else resolve_model(self.options.tokenizer)
         )

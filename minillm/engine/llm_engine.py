@@ -72,7 +72,7 @@ class LLMEngine:
     def __init__(self, llm: LLM):
         self.llm = llm
         self.sinks: dict[str, OutputSink] = {}  # under way, by the caller's id
-        self._new: dict[str, list[StreamDelta]] = {}  # of the step under way
+        self._new: dict[str, list[StreamDelta]] = {}  # what was not handed out yet, also of other callers' steps
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **options: Any) -> Self:
@@ -94,11 +94,12 @@ class LLMEngine:
         if not isinstance(request_id, str):
             raise TypeError(f"request_id={request_id!r} is not allowed; allowed: a string")
         with self.llm.lock:
+            self._forget_finished()
             if request_id in self.sinks:
                 raise ValueError(f"request_id={request_id!r} is under way; every request needs its own id")
             request = self.llm.one_request("add_request", prompt, params, priority, None, lora_request)
             if arrival_time is not None:
-                request.arrival_time = arrival_time
+                request.spec = replace(request.spec, arrival_time=arrival_time)
             self.sinks[request_id] = self.llm.outputs.add(
                 request, on_delta=self._take, streaming=True, name=request_id, on_finish=None
             )
@@ -107,11 +108,10 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Compute one step; an output of every request that has something to tell."""
         with self.llm.lock:
-            self._new = {}
             self.llm.step()
-            outputs = [self._output(name, deltas) for name, deltas in self._new.items()]
-            for name in [name for name, sink in self.sinks.items() if sink.is_finished]:
-                del self.sinks[name]
+            new, self._new = self._new, {}
+            outputs = [self._output(name, deltas) for name, deltas in new.items()]
+            self._forget_finished()
         return [output for output in outputs if output is not None]
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
@@ -124,10 +124,12 @@ class LLMEngine:
                     sink.withdraw()
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self.sinks)
+        return self.get_num_unfinished_requests() > 0
 
     def get_num_unfinished_requests(self) -> int:
-        return len(self.sinks)
+        with self.llm.lock:
+            self._forget_finished()
+            return len(self.sinks)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         return self.llm.get_tokenizer()
@@ -140,8 +142,15 @@ class LLMEngine:
             raise AttributeError(name)
         return getattr(self.llm, name)
 
+    def _forget_finished(self) -> None:
+        """Those that have ended and were handed out, or were ended by a failed step, `sleep` or the like."""
+        self.sinks = {name: sink for name, sink in self.sinks.items() if name in self._new or not sink.is_finished}
+
     def _take(self, sink: OutputSink, delta: StreamDelta) -> None:
-        self._new.setdefault(sink.name, []).append(delta)
+        if delta.finish_reason == "abort":
+            self._new.pop(sink.name, None)
+        else:
+            self._new.setdefault(sink.name, []).append(delta)
 
     def _output(self, name: str, deltas: list[StreamDelta]) -> RequestOutput | None:
         sink = self.sinks[name]

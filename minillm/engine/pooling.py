@@ -1,6 +1,6 @@
 """Pooling: a text as one vector, and how near two texts are. Built in chapter 02.
 
-    tokens -> all layers, without a cache -> hidden states behind the last norm -> last token | mean -> length 1
+    tokens -> all layers -> hidden states behind the last norm -> last token | mean -> length 1
 
 A decoder that was trained to write has no vectors that were trained to be compared. The call is that of an embedding
 model's; how well it works is the checkpoint's affair.
@@ -19,8 +19,8 @@ from minillm.engine.inputs import InputProcessor, Prompt
 from minillm.engine.lock import locked
 from minillm.engine.progress import progress_bar
 from minillm.engine.prompt_forms import refuse_later
-from minillm.model.attention import NoCacheAttention
-from minillm.model.calibration import whole_sequences
+from minillm.kv_cache.contiguous import ContiguousAttention, ContiguousKVCache
+from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
 from minillm.sampling.checks import Absent, check_int, takes_names_of_vllm
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from minillm.engine.engine import Engine
     from minillm.engine.vllm_names import ModelOptions
 
+CHUNK = 2048  # tokens that go through the layers together
 TASKS = ("embed", "token_embed")
 ABSENT = {
     "step_tag_id": Absent("the book builds no reward model"),
@@ -105,13 +106,17 @@ class ScoringRequestOutput(PoolingRequestOutput):
 
 @torch.inference_mode()
 def hidden_states(model: Decoder, token_ids: Sequence[int]) -> Tensor:
-    """Of every token, behind the last norm: [num_tokens, hidden_size] float32."""
-    batch = whole_sequences([list(token_ids)], model.device)
-    attention = NoCacheAttention(model.config.layer_windows, model.config.attention_softcap)
-    hidden, rotary = model.embed(batch.token_ids), model.rotary(batch.positions)
-    for layer in model.in_order():
-        hidden = layer(hidden, rotary, attention, batch)
-    return model.norm(hidden).float()
+    """Of every token, behind the last norm: [num_tokens, hidden_size] float32. A long text goes through in chunks."""
+    config, parts = model.config, []
+    sizes = (config.num_layers, config.num_kv_heads, config.head_dim, len(token_ids))
+    attention = ContiguousAttention(ContiguousKVCache(*sizes, model.dtype, model.device), config)
+    for start in range(0, len(token_ids), CHUNK):
+        batch = ForwardBatch.single(token_ids[start : start + CHUNK], start, device=model.device)
+        hidden, rotary = model.embed(batch.token_ids), model.rotary(batch.positions)
+        for layer in model.in_order():
+            hidden = layer(hidden, rotary, attention, batch)
+        parts.append(model.norm(hidden).float())
+    return torch.cat(parts)
 
 
 def pooled(hidden: Tensor, params: PoolingParams, pooling_type: str, normalize: bool) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -10,10 +11,11 @@ from minillm.engine.counters import Metric
 from minillm.engine.engine import Engine
 from minillm.engine.inputs import InputProcessor
 from minillm.engine.lock import FairLock, locked
-from minillm.engine.vllm_names import ModelOptions
+from minillm.engine.vllm_names import ModelOptions, translated
 from minillm.kv_cache import persist
 from minillm.model.checkpoint import load_model, resolve_model
 from minillm.model.decoder import Decoder
+from minillm.model.dummy import dummy_model
 from minillm.sampling.checks import check_int
 from minillm.sampling.params import SamplingParams
 
@@ -33,7 +35,6 @@ ABSENT = {
     "enqueue": "submit() queues one prompt and returns its sink",
     "enqueue_chat": "submit() queues one prompt and returns its sink",
     "wait_for_completion": "call step() until it returns False",
-    "collective_rpc": "an LLM is one process, and llm.model its model; sleep(2) and wake_up() load the weights again",
     "reset_mm_cache": "the book serves text",
     "release_kv_cache_memory": "sleep() frees the KV cache",
     "set_tokenizer": "give the tokenizer when the LLM is made: LLM(model, tokenizer=...)",
@@ -45,6 +46,18 @@ ABSENT = {
     ),
     "the weights are those of the folder; write another one and make a new LLM",
 )  # fmt: skip
+
+
+def load(config: EngineConfig, options: ModelOptions) -> Decoder:
+    """The model that an LLM was made for. Raises ValueError for dummy weights in few bits, or in host memory."""
+    path = resolve_model(config.model)
+    if options.load_format != "dummy":
+        how = (config.dtype, config.device, config.quantization, config.cpu_offload_bytes, config.max_model_len)
+        return load_model(path, *how)
+    for name in ("quantization", "cpu_offload_bytes"):
+        if getattr(config, name):
+            raise ValueError(f"load_format='dummy' has plain weights, {name}={getattr(config, name)!r}; leave one out")
+    return dummy_model(path, config.dtype, config.device)
 
 
 class Upkeep:
@@ -154,15 +167,43 @@ class Upkeep:
             return
         self._asleep -= set(PARTS if tags is None else tags)
         if "weights" not in self._asleep and self.model is None:
-            config = self.config
-            self.model = load_model(
-                resolve_model(config.model), config.dtype, config.device, config.quantization, config.cpu_offload_bytes
-            )
+            self.model = load(self.config, self.options)
         if not self._asleep:
             self.engine = Engine(self.model, config=self.config, trace=self.trace)
 
     def is_sleeping(self) -> bool:
         return bool(self._asleep)
+
+    @locked
+    def reload_weights(self) -> None:
+        """Load the weights of the folder again, in the place of dummy or changed ones. Requests under way are aborted,
+        and prefixes forgotten."""
+        self.sleep(level=2)
+        self.options = replace(self.options, load_format="auto")
+        self.wake_up()
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """What a function makes of this LLM, in a list of one: it is a process, and its only worker. Of vLLM's workers'
+        own methods there is reload_weights, and update_config for the load_format."""
+        if callable(method):
+            return [method(self, *args, **(kwargs or {}))]
+        if method == "reload_weights":
+            return [self.reload_weights()]
+        if method == "update_config":
+            given = dict(*args, **(kwargs or {}))
+            if given.keys() == {"load_config"} and given["load_config"].keys() == {"load_format"}:
+                _, options = translated(given["load_config"])
+                self.options = replace(self.options, load_format=options.load_format)
+                return [None]
+        raise NotImplementedError(
+            f"collective_rpc({method!r}) is not served: an LLM is one process; give a function, which gets the LLM"
+        )
 
     @locked
     def apply_model(self, func: Callable[[Decoder], Any]) -> list[Any]:

@@ -21,7 +21,7 @@ _GROUPS = {
     "download the revision and give its folder as model": """
         revision tokenizer_revision download_dir""",
     "safetensors and GGUF are read as they lie; sleep(2) and wake_up() load the weights again": """
-        load_format:auto safetensors_load_strategy:lazy safetensors_prefetch_num_threads safetensors_prefetch_block_size
+        safetensors_load_strategy:lazy safetensors_prefetch_num_threads safetensors_prefetch_block_size
         model_loader_extra_config ignore_patterns use_tqdm_on_load:True pt_load_map_location:cpu
         max_parallel_loading_workers weight_transfer_config""",
     "an LLM is one process; tensor_parallel_size and pipeline_parallel_size come with chapter 20": """

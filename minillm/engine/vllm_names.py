@@ -25,6 +25,7 @@ ONE_WAY = {
     "enable_sleep_mode": (True, False),  # every LLM can sleep
     "swap_space": range(0, 2**31),  # preemption_mode="swap" takes host_kv_bytes
 }
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 POOLING_TYPES = ("LAST", "MEAN")
 
 
@@ -38,6 +39,7 @@ class ModelOptions:
     pooling_type: str = "LAST"  # what `embed` makes of a text's hidden states
     normalize: bool = True
     profile_folder: Path = Path()  # where `stop_profile` writes
+    load_format: str = "auto"  # "dummy" has random weights, until `reload_weights`
 
 
 def translated(given: Mapping[str, Any]) -> tuple[dict[str, Any], ModelOptions]:
@@ -65,6 +67,9 @@ def translated(given: Mapping[str, Any]) -> tuple[dict[str, Any], ModelOptions]:
             options["profile_folder"] = Path(_fields(name, value).get("torch_profiler_dir") or "").expanduser()
         elif name == "override_generation_config":
             options[name] = dict(_fields(name, value))
+        elif name == "load_format":
+            check_choice(name, value, LOAD_FORMATS)
+            options[name] = value
         elif name in ("tokenizer", "chat_template"):
             options[name] = value
         else:
@@ -74,7 +79,7 @@ def translated(given: Mapping[str, Any]) -> tuple[dict[str, Any], ModelOptions]:
 
 KNOWN = {
     *IN_BYTES, *SYNONYMS, *SPECULATIVE, "pooler_config", "profiler_config", "override_generation_config", "tokenizer",
-    "chat_template",
+    "chat_template", "load_format",
 }  # fmt: skip
 
 
@@ -93,10 +98,14 @@ def merged(own: dict[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any
 def _pooler(value: Any) -> dict[str, Any]:
     value = _fields("pooler_config", value)
     kind = value.get("pooling_type") or value.get("seq_pooling_type") or "LAST"
-    if kind not in POOLING_TYPES:
-        raise ValueError(f"pooler_config: pooling_type={kind!r} is not allowed; allowed: {', '.join(POOLING_TYPES)}")
+    check_choice("pooler_config: pooling_type", kind, POOLING_TYPES)
     activate = next((value[name] for name in ("use_activation", "normalize") if value.get(name) is not None), True)
     return {"pooling_type": kind, "normalize": bool(activate)}
+
+
+def check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} is not allowed; allowed: {', '.join(allowed)}")
 
 
 def _fields(name: str, value: Any) -> Mapping[str, Any]:

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minillm.kernels.softcap import softcapped_attention
+
 if TYPE_CHECKING:
     from minillm.model.batch import ForwardBatch
     from minillm.model.config import ModelConfig
@@ -69,7 +71,7 @@ class ContiguousAttention:
 
     def __init__(self, cache: ContiguousKVCache, config: ModelConfig):
         self.cache = cache
-        self.layer_windows = config.layer_windows
+        self.layer_windows, self.softcap = config.layer_windows, config.attention_softcap
         self._masks: dict[tuple, Tensor] = {}
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
@@ -84,6 +86,10 @@ class ContiguousAttention:
             # What even the first query cannot see is not read at all.
             first = end - num_tokens + 1 - window
             keys, values = keys[first:], values[first:]
+        if self.softcap is not None:
+            seen = _seen(num_tokens, len(keys), window, q.device)
+            heads_first = (x.transpose(0, 1) for x in (q, keys, values))
+            return softcapped_attention(*heads_first, seen, head_dim**-0.5, self.softcap).transpose(0, 1)
         keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]  # [1, num_kv_heads, seq_len, head_dim]
         if num_tokens == 1:
             # The one query sees every key, so the heads that share a KV head may pose as its queries: no copy of K.
@@ -101,8 +107,13 @@ class ContiguousAttention:
             return None
         key = (num_queries, seq_len, window)
         if key not in self._masks:
-            query_position = torch.arange(seq_len - num_queries, seq_len, device=device)[:, None]
-            distance = query_position - torch.arange(seq_len, device=device)  # [num_queries, seq_len]
-            mask = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+            mask = _seen(num_queries, seq_len, window, device)
             self._masks = {key: mask} if len(self._masks) > 1 else self._masks | {key: mask}
         return self._masks[key]
+
+
+def _seen(num_queries: int, seq_len: int, window: int | None, device: torch.device) -> Tensor:
+    """True where a query may look, [num_queries, seq_len]; the queries are the last positions."""
+    query_position = torch.arange(seq_len - num_queries, seq_len, device=device)[:, None]
+    distance = query_position - torch.arange(seq_len, device=device)
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)

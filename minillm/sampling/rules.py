@@ -5,7 +5,8 @@
     logits_processors   functions of the caller's own: the output so far and the logits in, new logits out
 
 The last two read the output, so they are asked for each row and each draft token, on the host. What a function raises,
-or returns that no token can be drawn from, ends its own request.
+or returns that no token can be drawn from, ends its own request. A function is also asked about draft tokens that are
+rejected later: what it returns may depend on its arguments alone.
 """
 
 from __future__ import annotations

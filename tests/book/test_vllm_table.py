@@ -31,6 +31,7 @@ TAKEN = {
     "spec_model": "tinyworld-draft", "spec_tokens": 3, "runner": "pooling", "convert": "embed", "max_logprobs": 20,
     "disable_log_stats": True, "enable_sleep_mode": True, "pooler_config": {"pooling_type": "MEAN"},
     "profiler_config": {"torch_profiler_dir": "traces"}, "swap_space": 4,
+    "load_format": "dummy",
 }  # fmt: skip
 
 

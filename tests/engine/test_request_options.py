@@ -200,6 +200,23 @@ def test_logprobs_of_given_tokens_are_those_of_the_raw_logits(llms, name):
         assert sample.cumulative_logprob == pytest.approx(total)
 
 
+def test_a_processor_that_fails_for_one_of_several_samples_ends_that_one(llms):
+    def fails(output, logits):
+        if len(output) == 2 and output[0] != first:
+            raise RuntimeError("not this one")
+        return logits
+
+    drawn = {"n": 3, "temperature": 1.0, "seed": 5, "max_tokens": 4, "ignore_eos": True}
+    [free] = say(llms["plain"], SamplingParams(**drawn), PROMPTS[:1])
+    first = free.outputs[0].token_ids[0]
+    [output] = say(llms["plain"], SamplingParams(logits_processors=[fails], **drawn), PROMPTS[:1])
+    ended = [sample.token_ids[0] != first for sample in free.outputs]
+    assert any(ended) and not all(ended), "all samples begin alike: the test would prove nothing"
+    for sample, other, failed in zip(output.outputs, free.outputs, ended):
+        assert (sample.finish_reason, sample.error) == (("error", "not this one") if failed else ("length", None))
+        assert sample.token_ids == (other.token_ids[:2] if failed else other.token_ids)
+
+
 def test_what_a_rule_leaves_nothing_of_is_refused_when_it_is_added(llms):
     llm = llms["plain"]
     end = next(iter(llm.inputs.eos_token_ids))

@@ -10,10 +10,11 @@ import weakref
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import minillm
 from minillm import LLM, BeamSearchParams, EngineArgs, LLMEngine, PoolingParams, SamplingParams
-from minillm.engine import vllm_absent, vllm_names
+from minillm.engine import pooling, vllm_absent, vllm_names
 from minillm.sampling_params import RequestOutputKind
 from tests.helpers.tiny import byte_tokenizer, save_tiny_llama
 
@@ -23,16 +24,18 @@ PROMPT = "the cat sat"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("tiny-llama")
+    path = tmp_path_factory.mktemp("tiny-llama")
+    save_tiny_llama(path)
+    return path
 
 
 @pytest.fixture(scope="module")
 def oracle(folder):
-    return save_tiny_llama(folder)
+    return AutoModelForCausalLM.from_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
-def llm(folder, oracle) -> LLM:
+def llm(folder) -> LLM:
     return LLM(str(folder), device="cpu")
 
 
@@ -46,8 +49,9 @@ def test_every_public_name_is_there_and_others_say_what_to_use():
     for module in ("sampling_params", "outputs", "inputs", "pooling_params"):
         loaded = importlib.import_module(f"minillm.{module}")
         assert all(hasattr(loaded, name) for name in loaded.__all__)
-    with pytest.raises(AttributeError, match=r"minillm has no AsyncLLMEngine: .*EngineThread"):
-        minillm.AsyncLLMEngine  # noqa: B018
+    with pytest.raises(ImportError, match=r"minillm has no AsyncLLMEngine: .*EngineThread"):
+        from minillm import AsyncLLMEngine  # noqa: F401
+    assert not hasattr(minillm, "AsyncLLMEngin")
 
 
 def test_a_prompt_may_come_in_every_form(llm):
@@ -60,7 +64,7 @@ def test_a_prompt_may_come_in_every_form(llm):
     assert tokens(llm.generate(ids, GREEDY, use_tqdm=False)) == tokens(outputs)[:1]
 
 
-def test_synonyms_reach_the_engine_and_none_is_the_default(folder, oracle):
+def test_synonyms_reach_the_engine_and_none_is_the_default(folder):
     llm = LLM(
         str(folder), device="cpu", num_gpu_blocks_override=40, max_num_seqs=None, block_size=None, swap_space=4,
         trust_remote_code=False, data_parallel_size=1, spec_method="ngram", spec_tokens=2, max_logprobs=20,
@@ -85,8 +89,8 @@ def test_a_keyword_that_is_not_built_is_refused_with_its_reason(name):
 def test_a_keyword_that_neither_has_is_refused_with_the_nearest():
     with pytest.raises(TypeError, match=r"LLM has no argument max_num_sequences; did you mean max_num_seqs\?"):
         LLM("no model is looked for", max_num_sequences=4)
-    with pytest.raises(AttributeError, match=r"LLM\.collective_rpc is not built: .*wake_up"):
-        LLM.__getattr__(object.__new__(LLM), "collective_rpc")
+    with pytest.raises(AttributeError, match=r"LLM\.wait_for_completion is not built: .*step"):
+        LLM.__getattr__(object.__new__(LLM), "wait_for_completion")
 
 
 def test_the_engine_of_vllm_gives_what_generate_gives(folder, llm):
@@ -131,6 +135,34 @@ def test_a_request_of_the_engine_may_be_aborted(folder):
         heard += engine.step()
     assert {output.request_id for output in heard} == {"stays"}
     assert heard[-1].outputs[0].token_ids == tokens(engine.llm.generate(PROMPT, GREEDY, use_tqdm=False))[0]
+
+
+def test_a_step_that_fails_leaves_no_request_of_the_engine_behind(folder, monkeypatch):
+    engine = LLMEngine.from_engine_args(EngineArgs(str(folder), device="cpu", async_scheduling=False))
+    engine.add_request("0", PROMPT, GREEDY)
+    with monkeypatch.context() as broken:
+        broken.setattr(type(engine.llm.model), "forward", None)
+        with pytest.raises(TypeError):
+            engine.step()
+    assert not engine.has_unfinished_requests() and engine.get_num_unfinished_requests() == 0
+    engine.add_request("0", PROMPT, GREEDY)
+    engine.sleep()
+    assert not engine.has_unfinished_requests()
+    engine.wake_up()
+    engine.add_request("0", PROMPT, GREEDY)
+    assert [output.request_id for output in engine.step()] == ["0"]
+
+
+def test_tokens_that_another_caller_steps_for_are_handed_out_too(folder):
+    engine = LLMEngine.from_engine_args(EngineArgs(str(folder), device="cpu"))
+    params = GREEDY.clone()
+    params.output_kind = RequestOutputKind.DELTA
+    engine.add_request("0", PROMPT, params)
+    [expected] = engine.llm.generate(PROMPT, GREEDY, use_tqdm=False)
+    heard = []
+    while engine.has_unfinished_requests():
+        heard += [token for output in engine.step() for token in output.outputs[0].token_ids]
+    assert heard == expected.outputs[0].token_ids
 
 
 def test_engine_arguments_come_from_a_command_line():
@@ -254,7 +286,9 @@ def hidden_of(oracle, text: str) -> torch.Tensor:
         return oracle.model(torch.tensor([byte_tokenizer().encode(text)])).last_hidden_state[0]
 
 
-def test_vectors_are_the_hidden_states_of_transformers(folder, llm, oracle):
+@pytest.mark.parametrize("chunk", [2, 2048])
+def test_vectors_are_the_hidden_states_of_transformers(folder, llm, oracle, chunk, monkeypatch):
+    monkeypatch.setattr(pooling, "CHUNK", chunk)
     mean = LLM(str(folder), device="cpu", runner="pooling", pooler_config={"pooling_type": "MEAN"})
     unit = torch.nn.functional.normalize
     texts = [PROMPT, "a"]
@@ -298,3 +332,17 @@ def test_beams_have_the_shape_of_vllm_too(llm):
         llm.beam_search(PROMPT, params)
     with pytest.raises(NotImplementedError, match=r"temperature=0\.5 is not served"):
         BeamSearchParams(2, 4, temperature=0.5)
+
+
+def test_dummy_weights_are_replaced_when_they_are_loaded(folder, llm):
+    before = tokens(llm.generate(PROMPT, GREEDY, use_tqdm=False))
+    dummy = LLM(str(folder), device="cpu", load_format="dummy")
+    assert tokens(dummy.generate(PROMPT, GREEDY, use_tqdm=False)) != before
+    assert dummy.collective_rpc("update_config", args=({"load_config": {"load_format": "auto"}},)) == [None]
+    assert dummy.collective_rpc("reload_weights") == [None]
+    assert tokens(dummy.generate(PROMPT, GREEDY, use_tqdm=False)) == before
+    assert dummy.collective_rpc(lambda llm, one: (llm.max_model_len, one), args=(5,)) == [(llm.max_model_len, 5)]
+    with pytest.raises(NotImplementedError, match=r"'save_sharded_state'.*give a function"):
+        dummy.collective_rpc("save_sharded_state")
+    with pytest.raises(ValueError, match="load_format='dummy' has plain weights, quantization='int8'"):
+        LLM(str(folder), load_format="dummy", quantization="int8")

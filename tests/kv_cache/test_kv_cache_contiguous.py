@@ -63,7 +63,7 @@ def test_num_bytes_are_those_of_its_tensors():
 @pytest.mark.parametrize("num_heads, num_kv_heads", [(2, 2), (6, 2), (3, 1)])
 def test_attention_equals_the_reference(cuts, window, num_heads, num_kv_heads):
     cache = cache_of(layers=2, heads=num_kv_heads)
-    attention = ContiguousAttention(cache, SimpleNamespace(layer_windows=(None, window)))
+    attention = ContiguousAttention(cache, SimpleNamespace(layer_windows=(None, window), attention_softcap=None))
     q, (k, v) = torch.randn(12, num_heads, 6), torch.randn(2, 12, num_kv_heads, 6)
     expected = [causal_attention(q, k, v, w) for w in (None, window)]
     start = 0
@@ -78,7 +78,7 @@ def test_attention_equals_the_reference(cuts, window, num_heads, num_kv_heads):
 
 
 def test_one_sequence_only():
-    attention = ContiguousAttention(cache_of(), SimpleNamespace(layer_windows=(None, None)))
+    attention = ContiguousAttention(cache_of(), SimpleNamespace(layer_windows=(None, None), attention_softcap=None))
     batch = ForwardBatch.single([1, 2])
     batch.seq_lens = torch.tensor([1, 1])
     with pytest.raises(ValueError, match="1 sequence, the batch has 2"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from minillm import LLM, SamplingParams
+from minillm.engine import pooling
 from minillm.engine.config import EngineConfig
 from minillm.engine.parts import build_attention, retention_of
 from minillm.engine.pieces import PieceGraphs
@@ -165,8 +166,10 @@ def test_a_backend_that_caps_nothing_is_refused_by_name(tmp_path):
         model(batch_of(PROMPT, 0), attention)
 
 
-def test_hidden_states_are_those_of_transformers(tmp_path):
+@pytest.mark.parametrize("chunk", [2048, 3, 1])
+def test_hidden_states_are_those_of_transformers(chunk, tmp_path, monkeypatch):
     """Behind the last norm, as embeddings are made of them."""
+    monkeypatch.setattr(pooling, "CHUNK", chunk)
     oracle = make_model(**CAPPED)
     oracle.config._attn_implementation = "eager"
     oracle.save_pretrained(tmp_path)

@@ -118,7 +118,8 @@ def _asked(thousand: int, number: int) -> tuple[tuple[int, ...], dict[str, Any],
     if rng.random() < 0.12:
         params["prompt_logprobs"] = rng.choice((0, 3))
         start = rng.choice((0, rng.randrange(len(prompt))))
-    return prompt, params | _ends(rng, params), start
+    params |= _ends(rng, params)
+    return prompt, params | _rules(Random(f"rules {thousand} {number}"), params), start
 
 
 def _prompt(rng: Random, thousand: int) -> tuple[int, ...]:
@@ -162,6 +163,20 @@ def _ends(rng: Random, params: dict[str, Any]) -> dict[str, Any]:
     if ends and rng.random() < 0.5:
         ends["min_tokens"] = rng.randint(1, params["max_tokens"])
     return ends
+
+
+def _rules(rng: Random, params: dict[str, Any]) -> dict[str, Any]:
+    """Which tokens may come at all, which are reported, and what is shown of the text."""
+    rules: dict[str, Any] = {}
+    if rng.random() < 0.12 and "structured_outputs" not in params:
+        rules["allowed_token_ids"] = sorted({_token(rng) for _ in range(60)})
+    if rng.random() < 0.12 and "structured_outputs" not in params:
+        rules["bad_words"] = rng.choice((["e"], ["a t", "n"], ["the"]))
+    if rng.random() < 0.1 and not {"logprobs", "structured_outputs"} & params.keys():
+        rules["logprob_token_ids"] = [_token(rng), _token(rng)]
+    if rng.random() < 0.3 and {"stop", "stop_token_ids"} & params.keys():
+        rules["include_stop_str_in_output"] = True
+    return rules
 
 
 def _token(rng: Random) -> int:

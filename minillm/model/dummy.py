@@ -1,0 +1,27 @@
+"""A model of random weights, where only its shapes matter: how fast it is, how much memory it takes.
+Built in chapter 02."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from minillm.device import resolve_device, resolve_dtype
+from minillm.model.checkpoint import load_config
+from minillm.model.decoder import Decoder
+
+STANDARD_DEVIATION = 0.02  # as checkpoints are initialized before training
+
+
+def dummy_model(path: str | Path, dtype: str | torch.dtype = "auto", device: str | torch.device = "auto") -> Decoder:
+    """The decoder of a model folder with weights from a fixed seed; none of its files but config.json is read."""
+    device = resolve_device(device)
+    model = Decoder(load_config(path), resolve_dtype(dtype, device), device)
+    generator = torch.Generator().manual_seed(0)
+    for name, view in model.checkpoint_views().items():
+        if name.endswith("norm.weight"):
+            view.fill_(1.0)
+        else:
+            view.copy_(torch.randn(view.shape, generator=generator) * STANDARD_DEVIATION)
+    return model.prepare()
