@@ -95,6 +95,11 @@ class GGUFFile:
         """The types in the file that stay in few bits; what is dequantized as it is read is not among them."""
         return sorted({tensor.kind.name for tensor in self.stored.values() if tensor.kind in KEPT})
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every weight, by its name in a Hugging Face checkpoint."""
+        return {hf_name(name): stored.shape for name, stored in self.stored.items() if name != ROPE_DIVISORS}
+
     @cached_property
     def config(self) -> ModelConfig:
         config = ModelConfig.from_hf(self._raw_config())

@@ -28,10 +28,19 @@ from tests.helpers.tiny import save_tiny_llama
 SIZES = dict(hidden_size=64, intermediate_size=96)
 FAMILIES = {
     "qwen3": dict(model_type="qwen3", head_dim=16, rope_parameters=YARN),
-    "phi3": dict(model_type="phi3", original_max_position_embeddings=32, rope_parameters=LONGROPE | {
-        "partial_rotary_factor": 1.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}),
-    "gemma3": dict(model_type="gemma3_text", head_dim=16, rope_parameters=GEMMA3_ROPES, tie_word_embeddings=True,
-                   layer_types=["sliding_attention", "full_attention"], sliding_window=7),
+    "phi3": dict(
+        model_type="phi3",
+        original_max_position_embeddings=32,
+        rope_parameters=LONGROPE | {"partial_rotary_factor": 1.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+    ),
+    "gemma3": dict(
+        model_type="gemma3_text",
+        head_dim=16,
+        rope_parameters=GEMMA3_ROPES,
+        tie_word_embeddings=True,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=7,
+    ),
     "smollm3": dict(model_type="smollm3", no_rope_layers=[1, 0]),
     "granite": dict(model_type="granite", embedding_multiplier=3.0, logits_scaling=0.5),
 }
@@ -61,7 +70,12 @@ def sound_folders(root: Path) -> dict[str, Path]:
     families = {name: root / name for name in FAMILIES}
     for name, settings in FAMILIES.items():
         save_tiny_llama(families[name], **SIZES, **settings)
-    return {"plain": plain, "sharded": sharded, "minillm": own} | packed | {n: f.parent for n, f in files.items()} | families
+    return (
+        {"plain": plain, "sharded": sharded, "minillm": own}
+        | packed
+        | {n: f.parent for n, f in files.items()}
+        | families
+    )
 
 
 def _packed(source: Path, folder: Path, name: str) -> Path:
@@ -179,7 +193,9 @@ def change_value(raw: Any, random: Random) -> tuple[str, tuple, str]:
         holder["@@"] = random.choice(ODD)
         return "doubled", tuple(where), json.dumps(raw).replace('"@@"', json.dumps(str(key)), 1)
     if what == 3 and isinstance(value, int | float) and not isinstance(value, bool):
-        changed = random.choice([-value, value + 1, value - 1, value * 2, float(value), value * 10**9, str(value), [value], value // 3])
+        changed = random.choice(
+            [-value, value + 1, value - 1, value * 2, float(value), value * 10**9, str(value), [value], value // 3]
+        )
     elif what == 3 and isinstance(value, list):
         changed = random.choice([value[1:], value * 2, value[::-1], dict(enumerate(map(str, value)))])
     elif what == 3 and isinstance(value, str):
@@ -221,13 +237,53 @@ def change_header(file: Path, random: Random) -> Damage:
     data = file.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     if random.random() < 0.2:
-        length = random.choice([0, 1, 7, length - 1, length + 1, len(data), 10**8 - 1, 10**8 + 1, 2**40, 2**63, 2**64 - 1])
+        length = random.choice(
+            [0, 1, 7, length - 1, length + 1, len(data), 10**8 - 1, 10**8 + 1, 2**40, 2**63, 2**64 - 1]
+        )
         file.write_bytes(struct.pack("<Q", length) + data[8:])
         return Damage(file, f"length {length}")
-    what, where, text = change_value(json.loads(data[8 : 8 + length]), random)
+    raw = json.loads(data[8 : 8 + length])
+    if random.random() < 0.4:
+        what, where, text = _reinterpreted(raw, random)
+    else:
+        what, where, text = change_value(raw, random)
     header = text.encode("utf-8", errors="surrogatepass")
     file.write_bytes(struct.pack("<Q", len(header)) + header + data[8 + length :])
     return Damage(file, what, where)
+
+
+def _reinterpreted(header: dict[str, Any], random: Random) -> tuple[str, tuple, str]:
+    """As many bytes under another shape, type or name."""
+    name = random.choice([name for name in header if name != "__metadata__"])
+    field, shape = header[name], header[name]["shape"]
+    what = random.choice(["transposed", "flat", "deeper", "halved", "typed", "renamed"])
+    if what == "transposed":
+        field["shape"] = shape[::-1]
+    elif what == "flat":
+        field["shape"] = [int(np.prod(shape))]
+    elif what == "deeper":
+        field["shape"] = [1, *shape] if random.random() < 0.5 else [*shape, 1]
+    elif what == "halved" and shape and shape[0] % 2 == 0:
+        field["shape"] = (
+            [shape[0] // 2, *shape[1:], 2] if random.random() < 0.5 else [shape[0] // 2, 2 * int(np.prod(shape[1:]))]
+        )
+    elif what == "typed":
+        alike = {
+            "F32": ["I32", "U32"],
+            "F16": ["BF16", "I16", "U16"],
+            "BF16": ["F16"],
+            "I32": ["F32"],
+            "U8": ["I8", "BOOL", "F8_E4M3", "F8_E8M0"],
+            "I64": ["F64"],
+        }
+        field["dtype"] = random.choice(alike.get(field["dtype"], ["I8"]))
+    else:
+        header[
+            random.choice(
+                [name + "x", "x." + name, "lm_head.weight", "model.layers.7" + name[14:], name.rpartition(".")[0]]
+            )
+        ] = header.pop(name)
+    return what, (name,), json.dumps(header)
 
 
 def change_gguf(file: Path, random: Random) -> Damage:
@@ -246,7 +302,25 @@ def change_gguf(file: Path, random: Random) -> Damage:
     value = part.flat[index]
     if part.dtype.kind in "iu":
         span = 2 ** (8 * size)
-        new = random.choice([0, 1, 2, int(value) + 1, int(value) - 1, int(value) * 2, span - 1, span // 2, span // 2 - 1, 10**9, random.randrange(40), random.randrange(span)]) % span
+        new = (
+            random.choice(
+                [
+                    0,
+                    1,
+                    2,
+                    int(value) + 1,
+                    int(value) - 1,
+                    int(value) * 2,
+                    span - 1,
+                    span // 2,
+                    span // 2 - 1,
+                    10**9,
+                    random.randrange(40),
+                    random.randrange(span),
+                ]
+            )
+            % span
+        )
         data[at : at + size] = new.to_bytes(size, "little")
     elif part.dtype.kind == "f":
         new = random.choice([0.0, -1.0, float("nan"), float("inf"), 1e30, float(value) * 2])
