@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter as Tally
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -83,15 +83,14 @@ class Counters:
         self.ended: Tally[str] = Tally()  # by finish_reason
         self.ttft, self.e2e = Distribution(), Distribution()
 
-    def take(self, deltas: Iterable[TokenDelta]) -> None:
+    def take(self, deltas: Sequence[TokenDelta]) -> None:
         """What one step made, after it was handed out."""
-        ended = {}
-        for delta in deltas:
-            self.tokens["generation"] += delta.token_id is not None
-            if delta.request.is_finished:
-                ended[delta.request.request_id] = delta.request
-        for request in ended.values():
-            self._end(request)
+        self.tokens["generation"] += len(deltas)
+        ended = [delta for delta in deltas if delta.request.finish_reason is not None]
+        if ended:
+            self.tokens["generation"] -= sum(delta.token_id is None for delta in ended)
+            for request in {delta.request.request_id: delta.request for delta in ended}.values():
+                self._end(request)
 
     def _end(self, request: Request) -> None:
         self.ended[request.finish_reason] += 1

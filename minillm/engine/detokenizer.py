@@ -8,8 +8,11 @@ window before it, and text is held back while it could still change or turn into
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from os.path import commonprefix
 from typing import Protocol
+
+from minillm.sampling.logprobs import Logprob
 
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no whole character
 CONTEXT_TOKENS = 5  # tokens of the prompt that the first window begins with
@@ -172,3 +175,12 @@ def token_text(decode: Callable[[list[int]], str], token_id: int, before: Sequen
                 context.pop()
             return text[len(commonprefix([decode(context), text])) :]  # noqa: RUF071  (of texts, not of paths)
     return ""
+
+
+def with_texts(
+    row: dict[int, Logprob] | None, decode: Callable[[list[int]], str] | None, before: list[int]
+) -> dict[int, Logprob] | None:
+    """The log-probabilities of the tokens that may follow `before`, each with its text; None leaves texts out."""
+    if row is None or decode is None:
+        return row
+    return {one: replace(entry, decoded_token=token_text(decode, one, before)) for one, entry in row.items()}

@@ -116,9 +116,7 @@ def build_draft_runner(
     )
     cache = build_cache(draft, manager, config.kv_cache_dtype)
     attention = build_attention(draft, cache, config.attention_backend)
-    graphs = build_graphs(
-        draft, attention, manager, config, tokens_each=2
-    )  # two to catch up on after a full acceptance
+    graphs = build_graphs(draft, attention, manager, config, tokens_each=2)
     runner = ModelRunner(draft, cache, attention, graphs=graphs)
     if draft.device.type == "cuda" and can(attention, "graph_safe"):
         warm_up(draft, attention, runner.sampler)

@@ -13,16 +13,14 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Protocol
 
 from minillm.device import like_a_gpu
 from minillm.engine.build import build_manager, build_runner, build_scheduler
 from minillm.engine.config import EngineConfig
 from minillm.engine.deltas import TokenDelta, deltas_of, joined
 from minillm.engine.drafting import build_speculation
-from minillm.engine.executor import Executor, InProcessExecutor, Launched
+from minillm.engine.executor import Executor, InProcessExecutor, Launched, Runner
 from minillm.engine.failures import end_all, end_requests, end_steps
-from minillm.engine.input_batch import Compile
 from minillm.engine.lock import FairLock, locked
 from minillm.engine.parts import close_tiers
 from minillm.engine.request import Request
@@ -32,15 +30,10 @@ from minillm.engine.speculation import DEFAULT_LENGTH, Speculation
 from minillm.engine.stats import StepStats, note_step
 from minillm.engine.step import Announcer, SchedulerOutput, StepResult
 from minillm.model.decoder import Decoder
+from minillm.sampling.grammar.failed import Compile
 from minillm.sampling.sampler import Sampler
 from minillm.speculative.drafter import Drafter
 from minillm.trace import Trace
-
-
-class Runner(Protocol):
-    """Computes steps: a `ModelRunner`, or the simulator's."""
-
-    def execute(self, output: SchedulerOutput) -> StepResult: ...
 
 
 class Engine:
@@ -191,10 +184,8 @@ class Engine:
             return
         self.is_closed = True
         try:
-            error, kept = (
-                RuntimeError("the LLM was closed"),
-                dict.fromkeys(delta.request.group_id for delta in self.kept),
-            )
+            error = RuntimeError("the LLM was closed")
+            kept = dict.fromkeys(delta.request.group_id for delta in self.kept)
             self.kept = []
             with ExitStack() as afterwards:
                 for group in kept:

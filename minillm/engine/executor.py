@@ -20,6 +20,12 @@ class Launched(Protocol):
     def wait(self) -> StepResult: ...
 
 
+class Runner(Protocol):
+    """Computes steps: a `ModelRunner`, or the simulator's."""
+
+    def execute(self, output: SchedulerOutput) -> StepResult: ...
+
+
 class Executor(Protocol):
     """Computes steps, one after the other."""
 

@@ -180,7 +180,7 @@ class Inputs:
         self.numbers[: len(host)].copy_(host, non_blocking=True)
         num_blocks = -(-int(step.seq_lens.max()) // requests.block_size)
         slots = step.slots if alone else step.slots.repeat(step.counts)
-        self.table[:count, :num_blocks].copy_(requests.tables(slots, num_blocks)[1], non_blocking=True)
+        self.table[:count, :num_blocks].copy_(requests.blocks.rows(slots, num_blocks)[1], non_blocking=True)
 
     def pad(self, size: int) -> None:
         """A step of nothing but padding."""

@@ -11,23 +11,22 @@ whose cost hardly depends on how long the texts are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from minillm.engine.block_tables import BlockTables
 from minillm.engine.step import NewRequest, ScheduledRequest
+from minillm.sampling.grammar.failed import Compile, started
 from minillm.sampling.grammar.mask import Stuck
-from minillm.sampling.grammar.protocol import CompiledGrammar, Grammar
+from minillm.sampling.grammar.protocol import Grammar
 from minillm.sampling.noise import derive_seed
-from minillm.sampling.params import SamplingParams
-from minillm.staging import upload
 
 NO_SLOT = -1  # of a request that has ended
 NONE = np.zeros(0, np.int64)
-Compile = Callable[[SamplingParams], CompiledGrammar]  # of parameters with structured_outputs
 
 
 class RequestState:
@@ -40,11 +39,8 @@ class RequestState:
 
     def __init__(self, new: NewRequest, slot: int, grammar: Grammar | None):
         self.request_id, self.params, self.seed, self.index = new.request_id, new.params, new.seed, new.index
-        self.stop_token_ids, self.cache_salt, self.logprob_start_len = (
-            new.stop_token_ids,
-            new.cache_salt,
-            new.logprob_start_len,
-        )
+        self.stop_token_ids, self.cache_salt = new.stop_token_ids, new.cache_salt
+        self.logprob_start_len = new.logprob_start_len
         self.token_ids = new.token_ids  # prompt and output, as far as the host knows them
         self.num_prompt_tokens = new.num_prompt_tokens
         self.prompt_token_ids = new.token_ids[: new.num_prompt_tokens]
@@ -108,32 +104,6 @@ class StepInputs:
         return np.fromiter((at for some in wanted for at in some), np.int64)
 
 
-class FailedGrammar:
-    """In the place of a grammar that could not be started: its request ends with the error, and no other."""
-
-    is_terminated = False
-
-    def __init__(self, error: Exception):
-        self.error = error
-
-    def fill_mask(self, words: np.ndarray) -> None:
-        raise self.error
-
-    def copy(self) -> FailedGrammar:
-        return self
-
-
-def _started(new: NewRequest, compile_grammar: Compile) -> Grammar | FailedGrammar:
-    """The grammar of a request, behind what it has generated."""
-    try:
-        grammar = compile_grammar(new.params).start()
-        for token_id in new.token_ids[new.num_prompt_tokens :]:
-            grammar.accept(token_id)
-        return grammar
-    except Exception as error:
-        return FailedGrammar(error)
-
-
 class InputBatch:
     """One slot a request. The arrays grow with the number of requests and with the longest block table."""
 
@@ -144,16 +114,14 @@ class InputBatch:
         self.num_known = np.zeros(0, np.int64)
         self.last_token = np.zeros(0, np.int64)
         self.sampled_at = np.zeros(0, np.int64)  # where among the last step's draws the slot's own stands
-        self.block_table = np.zeros((0, num_blocks), np.int32)
-        self.on_device: Tensor | None = None  # the block table there; on a CPU it is the same memory
+        self.blocks = BlockTables(self.device, num_slots, num_blocks)
         self._numbers = np.arange(num_slots + 1)
         self.num_removed = 0  # requests
         self._ids: tuple[str, ...] = ()  # of the last step's rows, unless a request came or left since
         self._states: list[RequestState] = []  # theirs
         self._slots = NONE
         self._any_scored = False
-        self._changes: list[tuple[int, int, list[int]]] = []  # (slot, first entry, blocks) not sent yet
-        self._grow(num_slots, num_blocks)
+        self._grow(num_slots)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self.states
@@ -163,10 +131,12 @@ class InputBatch:
 
     def add(self, new: NewRequest, compile_grammar: Compile | None = None) -> RequestState:
         """Take a request in; one that is here already keeps its slot and its block table, and gets another text."""
-        grammar = None if new.params.structured_outputs is None else _started(new, compile_grammar)
+        grammar = (
+            None if new.params.structured_outputs is None else started(compile_grammar, new.params, new.output_ids)
+        )
         known = self.states.get(new.request_id)
         if known is None and not self.free_slots:
-            self._grow(2 * len(self.num_known), self.block_table.shape[1])
+            self._grow(2 * len(self.num_known))
         slot = self.free_slots.pop() if known is None else known.slot
         state = self.states[new.request_id] = RequestState(new, slot, grammar)
         self.num_known[slot], self.last_token[slot] = len(new.token_ids), new.token_ids[-1]
@@ -195,15 +165,6 @@ class InputBatch:
         self.num_known[slots] += 1
         self.last_token[slots] = token_ids
 
-    def set_blocks(self, slot: int, first: int, block_ids: Sequence[int]) -> None:
-        """Entries of a block table from `first` on."""
-        end = first + len(block_ids)
-        if end > self.block_table.shape[1]:
-            self._grow(len(self.num_known), max(end, 2 * self.block_table.shape[1]))
-        self.block_table[slot, first:end] = block_ids
-        if self.device.type != "cpu":
-            self._changes.append((slot, first, list(block_ids)))
-
     def inputs(self, rows: Sequence[ScheduledRequest]) -> StepInputs:
         """The numbers of a step, after its new blocks are in the tables.
         One that was asked for twice is the same again."""
@@ -216,7 +177,7 @@ class InputBatch:
         if any(block_ids):
             for place, new in enumerate(block_ids):
                 if new:
-                    self.set_blocks(states[place].slot, first_blocks[place], new)
+                    self.blocks.set(states[place].slot, first_blocks[place], new)
         starts = np.asarray(starts, np.int64)
         unread = self.num_known[slots] - starts  # 1: the row begins with the last token that is known; 0: behind it
         is_usual = not np.count_nonzero(unread - 1)
@@ -238,7 +199,7 @@ class InputBatch:
             late = np.flatnonzero(unread < 1)
             token_ids[query_start_loc[late]] = 0
         block, offset = np.divmod(positions, self.block_size)
-        slot_mapping = np.multiply(self.block_table[owners, block], self.block_size, dtype=np.int64)
+        slot_mapping = np.multiply(self.blocks.on_host[owners, block], self.block_size, dtype=np.int64)
         slot_mapping += offset
         return StepInputs(
             rows,
@@ -264,40 +225,12 @@ class InputBatch:
             self._numbers = np.arange(2 * count)
         return self._numbers[:count]
 
-    def tables(self, slots: np.ndarray, num_blocks: int) -> tuple[np.ndarray, Tensor]:
-        """The first entries of the block tables of `slots`, on the host and on the device:
-        int32 [len(slots), num_blocks]."""
-        on_host = self.block_table[slots, :num_blocks]
-        if self.device.type == "cpu":
-            return on_host, torch.from_numpy(on_host)
-        self.send_changes()
-        return on_host, self.on_device[:, :num_blocks].index_select(0, upload(slots, device=self.device)[0])
-
-    def send_changes(self) -> None:
-        """Write new entries to the table on the device: their places and their blocks are one copy."""
-        if not self._changes:
-            return
-        width = self.block_table.shape[1]
-        places = [
-            np.arange(slot * width + first, slot * width + first + len(ids)) for slot, first, ids in self._changes
-        ]
-        blocks = [np.asarray(ids, np.int32) for _, _, ids in self._changes]
-        # The last one wins where an entry changed twice: index_copy_ leaves the order open.
-        target, last = np.unique(np.concatenate(places)[::-1], return_index=True)
-        place, block = upload(target, np.concatenate(blocks)[::-1][last], device=self.device)
-        self.on_device.view(-1).index_copy_(0, place, block)
-        self._changes.clear()
-
-    def _grow(self, num_slots: int, num_blocks: int) -> None:
+    def _grow(self, num_slots: int) -> None:
         before = len(self.num_known)
         for name in ("num_known", "last_token", "sampled_at"):
             array = np.zeros(num_slots, np.int64)
             array[:before] = getattr(self, name)
             setattr(self, name, array)
-        table = np.zeros((num_slots, num_blocks), np.int32)
-        table[:before, : self.block_table.shape[1]] = self.block_table
-        self.block_table = table
         self.free_slots += reversed(range(before, num_slots))
-        if self.device.type != "cpu":
-            [self.on_device] = upload(table, device=self.device)
-            self._changes.clear()  # they are in it
+        if num_slots > len(self.blocks.on_host):
+            self.blocks.grow(num_slots)

@@ -99,7 +99,9 @@ class InputProcessor:
         if given is None or isinstance(given, SamplingParams):
             params = [self._own(given or self.default_params)] * num_prompts
         else:
-            params = [self._own(one) for one in (given if isinstance(given, Sequence) else [given])]
+            several = given if isinstance(given, Sequence) else [given]
+            own = {id(one): self._own(one) for one in {id(one): one for one in several}.values()}
+            params = [own[id(one)] for one in several]
         if len(params) != num_prompts:
             raise ValueError(
                 f"sampling_params has {len(params)} entries for {num_prompts} prompts; pass one for all, or one each"

@@ -36,14 +36,8 @@ class LaunchedStep:
         slots: np.ndarray = NONE,
         is_plain: bool = False,
     ):
-        self.rows, self.states, self.sampled, self.prompts, self.requests, self.trace = (
-            rows,
-            states,
-            sampled,
-            prompts,
-            requests,
-            trace,
-        )
+        self.rows, self.states, self.sampled = rows, states, sampled
+        self.prompts, self.requests, self.trace = prompts, requests, trace
         self.slots, self.is_plain, self.num_removed = slots, is_plain, requests.num_removed
         wanted = (*(sampled.tensors if sampled else ()), *chain.from_iterable(part.scores for part in prompts))
         self.download = Download(*wanted)
@@ -61,10 +55,8 @@ class LaunchedStep:
         sampled = self.sampled and self.sampled.read(*islice(tensors, len(self.sampled.tensors)))
         result = StepResult()
         for request_id, first, counts, scores in self.prompts:
-            result.prompt_logprobs[request_id] = (
-                first,
-                dictionaries(LogprobTensors(*islice(tensors, len(scores))), counts),
-            )
+            taken = LogprobTensors(*islice(tensors, len(scores)))
+            result.prompt_logprobs[request_id] = (first, dictionaries(taken, counts))
         if sampled is not None:
             self._read(*sampled, result)
         return result

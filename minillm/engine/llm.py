@@ -13,6 +13,7 @@ import torch
 
 from minillm.engine import calls
 from minillm.engine.beam_calls import BeamSearching
+from minillm.engine.chat_calls import Chatting
 from minillm.engine.config import EngineConfig
 from minillm.engine.counters import Counters
 from minillm.engine.defaults import default_sampling_params
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from minillm.engine.llm_engine import EngineArgs
 
 
-class LLM(Upkeep, Pooling, BeamSearching):
+class LLM(Chatting, BeamSearching, Pooling, Upkeep):
     """Loads a model and answers prompts.
 
     `model` is a bundled name, a folder in Hugging Face layout, a GGUF file, or a hub id. `dtype="auto"` is float32 on a
@@ -165,39 +166,6 @@ class LLM(Upkeep, Pooling, BeamSearching):
         refuse_later(lora_request=(lora_request, 23))
         self.engine.check_open()
         return calls.serve(self, self.inputs.requests(prompts, sampling_params, priority=priority, user=user), use_tqdm)
-
-    def chat(
-        self,
-        messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: Any = None,
-        *,
-        priority: int | Sequence[int] | None = None,
-        user: str | Sequence[str] | None = None,
-        chat_template: str | Path | None = None,
-        chat_template_content_format: str = "auto",
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[dict[str, Any]] | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
-    ) -> list[RequestOutput]:
-        """Answer a conversation, or several: lists of {"role": ..., "content": ...}, through the chat template, the
-        model's own or `chat_template`. See `minillm.engine.chats.render_chats`."""
-        refuse_later(lora_request=(lora_request, 23))
-        self.engine.check_open()
-        prompts = self.inputs.conversations(
-            messages,
-            chat_template=self.options.chat_template if chat_template is None else chat_template,
-            chat_template_content_format=chat_template_content_format,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            chat_template_kwargs=chat_template_kwargs,
-        )
-        # The template writes the special tokens itself.
-        requests = self.inputs.requests(prompts, sampling_params, False, priority, user)
-        return calls.serve(self, requests, use_tqdm)
 
     def stream(
         self,

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minillm.sampling.logprobs import Logprob
+
+if TYPE_CHECKING:
+    from minillm.engine.request import Request
+    from minillm.engine.sink import OutputSink
 
 
 @dataclass
@@ -42,6 +46,22 @@ class RequestMetrics:
     num_drafted_tokens: int = 0  # draft tokens (chapter 18)
     num_accepted_tokens: int = 0  # of those, how many the target model accepted
     scheduled_time: float | None = None  # when it first got tokens of a step
+
+    @classmethod
+    def of(cls, request: Request, sink: OutputSink) -> RequestMetrics:
+        """As far as the request and its samples have come."""
+        return cls(
+            request.arrival_time,
+            sink.first_token_time,
+            sink.finished_time,
+            request.num_cached_tokens,
+            sink.num_preemptions,
+            request.token_times,
+            request.cached_tokens,
+            sink.num_drafted_tokens,
+            sink.num_accepted_tokens,
+            request.scheduled_time,
+        )
 
     # vLLM's names, of its engines of both generations.
     arrival_ts = property(lambda self: self.arrival_time)

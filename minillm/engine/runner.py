@@ -15,20 +15,17 @@ from torch import Tensor
 
 from minillm.engine.following import note_failed
 from minillm.engine.graphs import DecodeGraphs
-from minillm.engine.input_batch import Compile, InputBatch, RequestState, StepInputs
+from minillm.engine.input_batch import InputBatch, RequestState, StepInputs
 from minillm.engine.launched import LaunchedStep
 from minillm.engine.pieces import PieceGraphs
 from minillm.engine.prompt_scores import ScoredPrompt, prompts_to_score, score_prompts
-from minillm.engine.step import (
-    ScheduledRequest,
-    SchedulerOutput,
-    StepResult,
-)
+from minillm.engine.step import ScheduledRequest, SchedulerOutput, StepResult
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.transfer import BlockTransfer
 from minillm.model.attention import AttentionBackend
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
+from minillm.sampling.grammar.failed import Compile
 from minillm.sampling.grammar.mask import GrammarMasks
 from minillm.sampling.metadata import SamplingMetadata, SamplingRow
 from minillm.sampling.sampler import Sampler
@@ -136,7 +133,7 @@ class ModelRunner:
             wanted = np.concatenate([wanted, *added])
         seq_lens = step.seq_lens
         longest = int(seq_lens.max())
-        on_host, block_table = self.requests.tables(step.slots, -(-longest // self.cache.block_size))
+        on_host, block_table = self.requests.blocks.rows(step.slots, -(-longest // self.cache.block_size))
         most, num_decodes = 1, len(step.rows)
         if not step.all_decode:
             most = max(step.counts)
@@ -189,12 +186,8 @@ class ModelRunner:
                 self._sampling = []
                 return LaunchedStep([], [], None, prompts, self.requests, self.trace)
             sampling = np.flatnonzero(step.samples).tolist()
-            states, rows, slots, starts = (
-                [states[at] for at in sampling],
-                [rows[at] for at in sampling],
-                slots[sampling],
-                starts[sampling],
-            )
+            states, rows = [states[at] for at in sampling], [rows[at] for at in sampling]
+            slots, starts = slots[sampling], starts[sampling]
         if most > 1:  # a prompt about to fork: one row of logits, n draws
             repeats = [repeat for row in rows for repeat in (row.samples, *[1] * len(row.draft))]
             logits = logits.index_select(0, *upload(np.arange(len(repeats)).repeat(repeats), device=logits.device))
@@ -226,11 +219,7 @@ class ModelRunner:
             drawing[index][0].stuck = stuck
 
     def _sampling_metadata(
-        self,
-        states: list[RequestState],
-        rows: Sequence[ScheduledRequest],
-        starts: np.ndarray,
-        is_plain: bool,
+        self, states: list[RequestState], rows: Sequence[ScheduledRequest], starts: np.ndarray, is_plain: bool
     ) -> SamplingMetadata:
         """Built where other requests sample than in the last step, or each more than one token further;
         `advance` keeps it up to date."""

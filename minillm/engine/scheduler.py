@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from itertools import takewhile
 
+from minillm.engine.admission import check_servable
 from minillm.engine.policies import FCFS, Policy
 from minillm.engine.request import Request, RequestStatus
 from minillm.engine.step import ScheduledRequest, SchedulerOutput, StepResult
@@ -53,19 +54,7 @@ class Scheduler:
                 raise ValueError(
                     f"request_id={name!r} is in use; every request, and every sample of one, needs its own"
                 )
-        most = request.num_prompt_tokens + request.max_tokens
-        needed = self.kv_cache.blocks_needed(most, min(most, self.max_num_batched_tokens))
-        if needed > (available := self.kv_cache.pool.num_blocks):
-            raise ValueError(
-                f"request {request.request_id}: {request.num_prompt_tokens} prompt tokens and "
-                f"max_tokens={request.max_tokens} need {needed} blocks, the cache has {available}; "
-                "raise num_kv_blocks, or ask for fewer tokens"
-            )
-        if not self.enable_chunked_prefill and most > self.max_num_batched_tokens:
-            raise ValueError(
-                f"request {request.request_id}: up to {most} tokens exceed max_num_batched_tokens="
-                f"{self.max_num_batched_tokens}, and a prompt may not be cut; set enable_chunked_prefill=True"
-            )
+        check_servable(request, self.kv_cache, self.max_num_batched_tokens, self.enable_chunked_prefill)
         self.requests[request.request_id] = request
         self.waiting.add(request)
 

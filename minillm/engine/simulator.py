@@ -154,8 +154,20 @@ class StepRecorder:
         return self.runner.launch(output)
 
     def _record(self, output: SchedulerOutput) -> None:
-        self.summaries.append(output.summary())
+        self.summaries.append(summary_of(output))
         self.features.append(features(output))
+
+
+def summary_of(output: SchedulerOutput) -> tuple:
+    """Values that two engines can be compared by."""
+    rows = tuple((row.request_id, row.start, row.num_tokens, tuple(row.block_ids)) for row in output.rows)
+    return (
+        rows,
+        tuple(output.preempted),
+        tuple(output.moves.swap_out),
+        tuple(output.moves.copies),
+        tuple(output.moves.swap_in),
+    )
 
 
 def replay(engine: Engine, requests: Iterable[Request]) -> list[Request]:

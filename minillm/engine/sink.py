@@ -15,18 +15,11 @@ where a stop string has to be found in it; otherwise when the output is asked fo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from minillm.engine.deltas import TokenDelta
-from minillm.engine.detokenizer import CHARACTER_TOKENS, Detokenizer, token_text
-from minillm.engine.outputs import (
-    CompletionOutput,
-    RequestMetrics,
-    RequestOutput,
-    StreamDelta,
-)
+from minillm.engine.detokenizer import CHARACTER_TOKENS, Detokenizer, with_texts
+from minillm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
 from minillm.engine.request import Request
-from minillm.sampling.logprobs import Logprob
 
 Decode = Callable[[list[int]], str]
 
@@ -65,6 +58,7 @@ class OutputSink:
         if params.reports_logprobs:
             for sample in self.samples:
                 sample.logprobs, sample.cumulative_logprob = [], 0.0
+        self._name = decode_all if params.detokenize else None  # for the names of tokens
         self.at_once = params.detokenize and (streaming or bool(params.stop))
         self._detokenizers = [self._detokenizer() for _ in self.samples] if self.at_once else []
         self._num_open = params.n
@@ -97,7 +91,7 @@ class OutputSink:
         named = None
         if delta.logprobs is not None:
             sample.cumulative_logprob += delta.logprobs[delta.token_id].logprob
-            named = self._named(delta.logprobs, sample.token_ids[-CHARACTER_TOKENS - 1 : -1])
+            named = with_texts(delta.logprobs, self._name, sample.token_ids[-CHARACTER_TOKENS - 1 : -1])
             sample.logprobs.append(named)
         finish_reason, text = delta.finish_reason, ""
         if self.at_once:
@@ -162,7 +156,7 @@ class OutputSink:
         request = self.request
         if self.is_finished:
             return self.collected()
-        metrics = self._metrics()
+        metrics = RequestMetrics.of(request, self)
         return RequestOutput(self.name, request.prompt, request.prompt_token_ids, None, self.samples, False, metrics)
 
     def _make_output(self) -> RequestOutput:
@@ -173,26 +167,11 @@ class OutputSink:
                 sample.text = self._detokenizer().whole(sample.token_ids[:-1] if ended else sample.token_ids)
         prompt, rows = request.prompt_token_ids, request.prompt_logprobs
         prompt_logprobs = rows and [
-            self._named(row, prompt[max(0, i - CHARACTER_TOKENS) : i]) for i, row in enumerate(rows)
+            with_texts(row, self._name, prompt[max(0, i - CHARACTER_TOKENS) : i]) for i, row in enumerate(rows)
         ]
-        metrics = self._metrics()
+        metrics = RequestMetrics.of(request, self)
         return RequestOutput(
             self.name, request.prompt, request.prompt_token_ids, prompt_logprobs, self.samples, True, metrics
-        )
-
-    def _metrics(self) -> RequestMetrics:
-        request = self.request
-        return RequestMetrics(
-            request.arrival_time,
-            self.first_token_time,
-            self.finished_time,
-            request.num_cached_tokens,
-            self.num_preemptions,
-            request.token_times,
-            request.cached_tokens,
-            self.num_drafted_tokens,
-            self.num_accepted_tokens,
-            request.scheduled_time,
         )
 
     def _text(self, sample: CompletionOutput, delta: TokenDelta) -> tuple[str, str | None]:
@@ -237,11 +216,3 @@ class OutputSink:
             params.include_stop_str_in_output,
             self.invalid_byte,
         )
-
-    def _named(self, row: dict[int, Logprob] | None, before: list[int]) -> dict[int, Logprob] | None:
-        """The log-probabilities of the tokens that may follow `before`, each with its text."""
-        if row is None or not self.request.params.detokenize:
-            return row
-        return {
-            one: replace(entry, decoded_token=token_text(self.decode_all, one, before)) for one, entry in row.items()
-        }

@@ -45,6 +45,10 @@ class NewRequest(NamedTuple):
     cache_salt: str | None = None
     logprob_start_len: int = 1
 
+    @property
+    def output_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
     @classmethod
     def of(cls, request: Request) -> NewRequest:
         return cls(
@@ -76,17 +80,6 @@ class SchedulerOutput:
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
 
-    def summary(self) -> tuple:
-        """Values that two engines can be compared by."""
-        rows = tuple((row.request_id, row.start, row.num_tokens, tuple(row.block_ids)) for row in self.rows)
-        return (
-            rows,
-            tuple(self.preempted),
-            tuple(self.moves.swap_out),
-            tuple(self.moves.copies),
-            tuple(self.moves.swap_in),
-        )
-
 
 @dataclass
 class StepResult:
@@ -97,9 +90,8 @@ class StepResult:
     """
 
     token_ids: dict[str, list[int]] = field(default_factory=dict)
-    logprobs: dict[str, list[dict[int, Logprob] | None]] = field(
-        default_factory=dict
-    )  # one entry a token, where asked for
+    # One entry a token, where asked for.
+    logprobs: dict[str, list[dict[int, Logprob] | None]] = field(default_factory=dict)
     num_accepted: dict[str, int] = field(default_factory=dict)  # of the draft tokens, of each row with a draft
     ended: set[str] = field(default_factory=set)  # the grammar is complete with the last of the tokens
     errors: dict[str, str] = field(default_factory=dict)  # the request cannot go on behind its tokens, and why

@@ -64,8 +64,10 @@ class KVCacheManager:
         Never all of it: the last token is always computed, since its logits are wanted (`prefix_cache_limit`).
         `wait` for blocks on their way from disk, or leave them out.
         """
-        if (computed := self._swapped_blocks(request)) is not None:
-            return computed
+        record = self.records.get(request.request_id)
+        if record is not None and record.swapped is not None:
+            if (blocks := self.tiers.swapped_blocks(record.swapped)) is not None:
+                return ComputedBlocks(blocks[0], request.num_computed_tokens, blocks[1])
         if not self.enable_prefix_caching:
             return ComputedBlocks()
         hashes = self._hashes(request, request.prefix_cache_limit // self.block_size)
@@ -233,25 +235,6 @@ class KVCacheManager:
         # Blocks from host memory have lost their hash; cache_blocks finds the others known already.
         record.num_cached = min(computed.from_host, default=computed.num_tokens // self.block_size)
         return table
-
-    def _swapped_blocks(self, request: Request) -> ComputedBlocks | None:
-        """All that a swapped request had computed; None if it is not swapped,
-        or a block that it shared was evicted meanwhile."""
-        record = self.records.get(request.request_id)
-        if record is None or record.swapped is None:
-            return None
-        blocks: list[int] = []
-        from_host: dict[int, int] = {}
-        for index, entry in enumerate(record.swapped):
-            block, place = None, entry
-            if isinstance(entry, bytes):
-                block, place = self.pool.lookup(entry), self.host.lookup(entry)
-                if block is None and place is None:
-                    return None
-            if block is None and place is not None:
-                from_host[index] = place
-            blocks.append(NULL_BLOCK if block is None else block)
-        return ComputedBlocks(blocks, request.num_computed_tokens, from_host)
 
     def _drop_swapped(self, record: RequestBlocks) -> None:
         self.host.free([entry for entry in record.swapped or () if isinstance(entry, int)])

@@ -12,9 +12,8 @@ class BlockMoves:
 
     to_disk: list[tuple[int, bytes]] = field(default_factory=list)  # host place -> file of that hash
     swap_out: list[tuple[int, int]] = field(default_factory=list)  # device block -> host place
-    from_disk: list[tuple[bytes, int]] = field(
-        default_factory=list
-    )  # the block of that hash, read already -> host place
+    # The block of that hash, read already -> host place.
+    from_disk: list[tuple[bytes, int]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # device block -> device block, on write
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # host place -> device block
 
@@ -41,9 +40,8 @@ class RequestBlocks:
     num_cached: int = 0  # how many leading blocks of the table the pool can find by hash
     num_writable: int = 0  # so many tokens find a KV slot in the table, in blocks that no other request reads
     num_sent: int = 0  # how many leading entries of the table earlier steps have told the runner
-    swapped: list[int | bytes | None] | None = (
-        None  # while it is swapped out: host places, hashes to look for, or neither
-    )
+    # While it is swapped out: host places, hashes to look for, or neither.
+    swapped: list[int | bytes | None] | None = None
 
 
 class Tables(Mapping[str, list[int]]):

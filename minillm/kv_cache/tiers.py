@@ -26,7 +26,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from minillm.kv_cache.block_pool import BlockPool
+from minillm.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from minillm.kv_cache.host import HostPool
 
 if TYPE_CHECKING:
@@ -116,6 +116,22 @@ class Tiers:
                 self.fetched.discard(block_hash)
         self._refresh(places)
         return blocks
+
+    def swapped_blocks(self, entries: Sequence[int | bytes | None]) -> tuple[list[int], dict[int, int]] | None:
+        """The device blocks of a request that was swapped out, and the host places of the others, by index. `entries`
+        are its host places, and the hashes of what it shared; None if a block that it shared was evicted meanwhile."""
+        blocks: list[int] = []
+        from_host: dict[int, int] = {}
+        for index, entry in enumerate(entries):
+            block, place = None, entry
+            if isinstance(entry, bytes):
+                block, place = self.pool.lookup(entry), self.host.lookup(entry)
+                if block is None and place is None:
+                    return None
+            if block is None and place is not None:
+                from_host[index] = place
+            blocks.append(NULL_BLOCK if block is None else block)
+        return blocks, from_host
 
     def found_in(self, place: int) -> str:
         """The tier to thank for what lies in a host place."""

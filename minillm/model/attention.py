@@ -27,12 +27,10 @@ class AttentionBackend(Protocol):
     """
 
     fused_layer: bool = False  # `run_layer` computes a whole DecoderLayer in one call: NativeAttention
-    fused_store: bool = (
-        False  # rotates, stores and attends from the projection on: `minillm.model.fused.FusedAttention`
-    )
-    graph_safe: bool = (
-        False  # decodes without waiting for the device, and takes padding (slot -1, length 0): CUDA graphs record it
-    )
+    # Rotates, stores and attends from the projection on: `minillm.model.fused.FusedAttention`.
+    fused_store: bool = False
+    # Decodes without waiting for the device, and takes padding (slot -1, length 0): CUDA graphs record it.
+    graph_safe: bool = False
     softcap: float | None = None  # what it caps scores at: cap * tanh(score / cap), as Gemma 2 needs
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:

@@ -16,7 +16,8 @@ import torch
 
 from minillm.model.attention import NoCacheAttention
 from minillm.model.batch import ForwardBatch
-from minillm.model.decoder import Decoder, DecoderLayer
+from minillm.model.decoder import Decoder
+from minillm.model.decoder_layer import DecoderLayer
 from minillm.quantization.statistics import InputStatistics
 from minillm.zoo import corpus
 

@@ -19,7 +19,8 @@ from minillm.kernels.norm import add_rms_norm, rms_norm
 
 if TYPE_CHECKING:
     from minillm.model.batch import ForwardBatch
-    from minillm.model.decoder import Decoder, DecoderLayer
+    from minillm.model.decoder import Decoder
+    from minillm.model.decoder_layer import DecoderLayer
 
 
 class FusedAttention(Protocol):

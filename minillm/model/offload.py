@@ -21,7 +21,7 @@ from minillm.device import pin_memory
 from minillm.rounding import round_up
 
 if TYPE_CHECKING:
-    from minillm.model.decoder import DecoderLayer
+    from minillm.model.decoder_layer import DecoderLayer
 
 ALIGNMENT = 64  # elements: where a matrix in a slot may begin
 FEWEST = 3  # layers: two of them fit into the slots anyway

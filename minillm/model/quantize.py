@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from minillm.model.calibration import CalibrationWalk
-from minillm.model.decoder import Decoder, DecoderLayer
+from minillm.model.decoder import Decoder
+from minillm.model.decoder_layer import DecoderLayer
 from minillm.model.layers import RMSNorm
 from minillm.quantization.activations import LARGEST
 from minillm.quantization.awq import round_clipped, search_scales

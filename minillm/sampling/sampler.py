@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from minillm.sampling.logprobs import (
-    Logprob,
-    LogprobTensors,
-    NamedScores,
-    dictionaries,
-    score_named,
-    score_tokens,
-)
+from minillm.sampling.logprobs import Logprob, LogprobTensors, NamedScores, dictionaries, score_named, score_tokens
 from minillm.sampling.metadata import SamplingMetadata
 from minillm.sampling.noise import gumbel_noise
 
@@ -81,10 +74,7 @@ class Sampler:
             return SamplerOutput(token_ids, named=named)
         scored, chosen = logits, token_ids
         if len(rows) < len(token_ids):
-            scored, chosen = (
-                logits.index_select(0, metadata.logprob_index),
-                token_ids.index_select(0, metadata.logprob_index),
-            )
+            scored, chosen = (part.index_select(0, metadata.logprob_index) for part in (logits, token_ids))
         return SamplerOutput(token_ids, score_tokens(scored, chosen, counts), rows, counts, named)
 
     def choose(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:

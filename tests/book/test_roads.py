@@ -96,11 +96,13 @@ def sees_too_short_a_window_in_the_prefix_cache(monkeypatch):
 def resumes_a_swapped_request_where_its_window_is_gone(monkeypatch):
     """A fault that the engine once had, and that a table of all pairs of settings missed."""
 
-    def wrong(self, request):
+    computed = KVCacheManager.get_computed_blocks
+
+    def wrong(self, request, wait=True):
         blocks, from_host = [], {}
         record = self.records.get(request.request_id)
         if record is None or record.swapped is None:
-            return None
+            return computed(self, request, wait)
         for index, entry in enumerate(record.swapped):
             if not isinstance(entry, bytes):
                 from_host |= {} if entry is None else {index: entry}
@@ -111,7 +113,7 @@ def resumes_a_swapped_request_where_its_window_is_gone(monkeypatch):
                 blocks.append(block)
         return ComputedBlocks(blocks, request.num_computed_tokens, from_host)
 
-    monkeypatch.setattr(KVCacheManager, "_swapped_blocks", wrong)
+    monkeypatch.setattr(KVCacheManager, "get_computed_blocks", wrong)
 
 
 def keeps_the_hashes_of_finished_requests(monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from minillm import LLM, SamplingParams
-from minillm.engine import build, input_batch
+from minillm.engine import block_tables, build
 from minillm.engine.graphs import DecodeGraphs, Inputs
 from minillm.engine.input_batch import InputBatch
 from minillm.engine.pieces import PIECE_SIZES, PieceGraphs, piece_sizes
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 def test_only_what_changed_of_the_tables_is_sent(monkeypatch):
     sent = []
     monkeypatch.setattr(
-        input_batch,
+        block_tables,
         "upload",
         lambda *columns, device: sent.append(len(columns[0])) or [torch.from_numpy(c.copy()) for c in columns],
     )
@@ -32,16 +32,16 @@ def test_only_what_changed_of_the_tables_is_sent(monkeypatch):
     rows = rows_of(9, 3, 14)  # tables of 3, 1 and 4 blocks
     announce(requests, rows)
     slots = requests.inputs(rows).slots
-    assert requests.tables(slots, 4)[1][:, :3].tolist()[0] == rows[0].block_ids and sent[0] == 3 + 1 + 4
+    assert requests.blocks.rows(slots, 4)[1][:, :3].tolist()[0] == rows[0].block_ids and sent[0] == 3 + 1 + 4
     sent.clear()
     later = [row._replace(block_ids=[], first_block=len(row.block_ids)) for row in rows]
     later[1] = later[1]._replace(block_ids=[11])
     requests.inputs(later)
-    on_host, on_device = requests.tables(slots, 4)
+    on_host, on_device = requests.blocks.rows(slots, 4)
     assert sent == [1, 3] and on_device.tolist() == on_host.tolist()  # one entry, and the slots of the three rows
     assert on_host[1, :2].tolist() == [4, 11]
-    requests.set_blocks(slots[0], 1, [30, 31]), requests.set_blocks(slots[0], 2, [32])  # the last one wins
-    assert requests.tables(slots, 3)[1][0].tolist() == [1, 30, 32]
+    requests.blocks.set(slots[0], 1, [30, 31]), requests.blocks.set(slots[0], 2, [32])  # the last one wins
+    assert requests.blocks.rows(slots, 3)[1][0].tolist() == [1, 30, 32]
 
 
 def test_the_tables_on_the_device_are_those_of_the_rows_whatever_happened_before():

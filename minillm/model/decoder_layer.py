@@ -1,0 +1,169 @@
+"""A layer of the decoder: attention, then MLP. Built in chapter 02."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from minillm.kernels import native
+from minillm.model.attention import AttentionBackend, can
+from minillm.model.batch import ForwardBatch
+from minillm.model.config import ModelConfig
+from minillm.model.layers import (
+    CosSin,
+    Linear,
+    RMSNorm,
+    SwiGLU,
+    WholeNorm,
+    apply_rotary,
+)
+from minillm.model.rope import RopeConfig
+
+WHOLE_UP_TO = 256  # tokens; with more the calls cost nothing beside the work, and the memory between them would grow
+# What a checkpoint calls the norms of a layer, where it is not what we do.
+NORM_NAMES = {
+    "before": {},
+    "after": {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"},
+    "both": {
+        "attention_out_norm": "post_attention_layernorm",
+        "post_attention_layernorm": "pre_feedforward_layernorm",
+        "mlp_out_norm": "post_feedforward_layernorm",
+    },
+}
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then MLP, each on a normed copy and added back to the residual stream.
+
+    Some families norm what each of the two gives instead, or both; some multiply it.
+    """
+
+    def __init__(
+        self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device, matrices: torch.device
+    ):
+        super().__init__()
+        norm = partial(RMSNorm, config.hidden_size, config.rms_norm_eps, dtype, device)
+        before, after = config.norms in ("before", "both"), config.norms in ("after", "both")
+        self.input_layernorm = norm() if before else nn.Identity()
+        self.self_attn = SelfAttention(config, index, dtype, device, matrices)
+        self.attention_out_norm = norm() if after else nn.Identity()
+        self.post_attention_layernorm = norm() if before else nn.Identity()
+        sizes = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.mlp = SwiGLU(*sizes, dtype, device, matrices, config.activation)
+        self.mlp_out_norm = norm() if after else nn.Identity()
+        self.residual_scale, self.norm_names = config.residual_scale, NORM_NAMES[config.norms]
+        kinds = kinds_of(config)
+        self.kind = kinds.index(config.layer_ropes[index]) if len(kinds) > 1 else None  # of its rotation
+        self.softcap = config.attention_softcap
+        self.whole: native.Layer | None = None
+
+    def prepare(self, config: ModelConfig) -> None:
+        """After the weights are packed: where the CPU's kernels have them all, the layer can run as a whole."""
+        if not config.is_plain:
+            return
+        attn, linears = self.self_attn, dict(zip(native.Layer.MATRICES, self.linears().values()))
+        matrices = {name: _matrix(linear) for name, linear in linears.items()}
+        if any(matrix is None or matrix.in_features != linears[name].in_features for name, matrix in matrices.items()):
+            return
+        weights = {f"{name}_bias": linear.bias for name, linear in linears.items()}
+        weights |= {"input_norm": self.input_layernorm.weight, "post_norm": self.post_attention_layernorm.weight}
+        weights |= {name: norm and norm.weight for name, norm in (("q_norm", attn.q_norm), ("k_norm", attn.k_norm))}
+        sizes = dict(
+            hidden=config.hidden_size,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            dim=config.head_dim,
+            intermediate=config.intermediate_size,
+        )
+        self.whole = native.Layer.of(matrices, weights, sizes, config.rms_norm_eps)
+
+    def forward(self, hidden: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
+        """[num_tokens, hidden_size] in and out; the input may be overwritten."""
+        rotary = self.angles(rotary)
+        if (softcap := can(attention, "softcap")) != self.softcap:
+            raise ValueError(
+                f"{type(attention).__name__} caps scores at {softcap}, this model at {self.softcap}; TorchAttention can"
+            )
+        if self.whole is not None and hidden.shape[0] <= WHOLE_UP_TO and can(attention, "fused_layer"):
+            # The same, in one call: chapter 14.
+            attention.run_layer(self.whole, hidden, rotary, self.self_attn.index, batch)
+            return hidden
+        attended = self.self_attn(self.input_layernorm(hidden), rotary, attention, batch)
+        hidden = self._add(hidden, self.attention_out_norm(attended))
+        return self._add(hidden, self.mlp_out_norm(self.mlp(self.post_attention_layernorm(hidden))))
+
+    def angles(self, rotary: CosSin) -> CosSin:
+        """Its own among those of all kinds of layers."""
+        return rotary if self.kind is None else (rotary[0][self.kind], rotary[1][self.kind])
+
+    def _add(self, hidden: Tensor, change: Tensor) -> Tensor:
+        return hidden + (change if self.residual_scale == 1.0 else change * self.residual_scale)
+
+    def linears(self) -> dict[str, Linear]:
+        """The four matrices by their places, in the order in which they compute. Whatever goes through a layer's
+        weights (loading, quantizing, streaming, packing) goes through these;
+        `Linear.checkpoint_rows` names what a checkpoint has."""
+        attn, mlp = self.self_attn, self.mlp
+        return {
+            "self_attn.qkv_proj": attn.qkv_proj,
+            "self_attn.o_proj": attn.o_proj,
+            "mlp.gate_up_proj": mlp.gate_up_proj,
+            "mlp.down_proj": mlp.down_proj,
+        }
+
+    def checkpoint_views(self) -> dict[str, Tensor]:
+        norms = {name: norm for name, norm in self.named_modules() if isinstance(norm, RMSNorm)}
+        views = {f"{self.norm_names.get(name, name)}.weight": norm.weight for name, norm in norms.items()}
+        for place, linear in self.linears().items():
+            views |= linear.checkpoint_views(place)
+        return views
+
+
+def _matrix(linear: Linear) -> native.Matrix | None:
+    """A linear layer as the CPU's kernels take it; None where it takes another road,
+    or has more to it than a product."""
+    quantized = linear.quantized
+    if quantized is None:
+        return None if linear.panels is None else native.Matrix.of(linear.panels, linear.out_features)
+    if quantized.road != "native" or quantized.outliers is not None or quantized.order is not None:
+        return None
+    return quantized.matrix.struct
+
+
+class SelfAttention(nn.Module):
+    """Project to queries, keys and values, rotate, let the backend attend, project back."""
+
+    def __init__(
+        self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device, matrices: torch.device
+    ):
+        super().__init__()
+        self.index, self.head_dim = index, config.head_dim
+        self.heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]  # of q, k and v
+        parts = {name: heads * self.head_dim for name, heads in zip(("q_proj", "k_proj", "v_proj"), self.heads)}
+        self.qkv_proj = Linear(config.hidden_size, sum(parts.values()), config.qkv_bias, dtype, device, matrices, parts)
+        self.o_proj = Linear(
+            config.num_heads * self.head_dim, config.hidden_size, config.o_bias, dtype, device, matrices
+        )
+        self.q_norm = self.k_norm = None
+        if config.qk_norm:
+            norm, whole = (WholeNorm, True) if config.qk_norm_whole else (RMSNorm, False)
+            sizes = [self.head_dim * (heads if whole else 1) for heads in self.heads[:2]]
+            self.q_norm, self.k_norm = (norm(size, config.rms_norm_eps, dtype, device) for size in sizes)
+
+    def forward(self, x: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
+        qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)  # [num_tokens, heads of q, k and v, head_dim]
+        q, k, v = qkv.split_with_sizes(self.heads, dim=1)
+        if self.q_norm is not None:
+            qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
+        else:
+            qk = qkv[:, : -self.heads[2]]
+        q, k = apply_rotary(qk, *rotary).split_with_sizes(self.heads[:2], dim=1)  # both at once: half the kernels
+        out = attention.attend(q, k, v, self.index, batch)  # [num_tokens, num_heads, head_dim]
+        return self.o_proj(out.flatten(1))
+
+
+def kinds_of(config: ModelConfig) -> list[RopeConfig | None]:
+    """The different rotations of the layers, mostly one."""
+    return list(dict.fromkeys(config.layer_ropes)) or [config.rope]
