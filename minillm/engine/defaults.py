@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from minillm.model.checkpoint import GENERATION, load_sampling_defaults
+from minillm.model.errors import CheckpointError
 from minillm.sampling.params import SamplingParams
 
 
 def default_sampling_params(
     path: Path, generation_config: str, override: Mapping[str, Any] | None = None
 ) -> SamplingParams:
-    """The model's defaults, or ("vllm") the library's; `override` is laid over them. Raises TypeError or ValueError
-    naming the file of a wrong one."""
+    """The model's defaults, or ("vllm") the library's; `override` is laid over them. Raises CheckpointError
+    naming the file of a wrong one, and TypeError or ValueError where `override` is laid over it."""
     given = (load_sampling_defaults(path) if generation_config == "auto" else {}) | dict(override or {})
     if "max_new_tokens" in given:
         given["max_tokens"] = given.pop("max_new_tokens")
@@ -22,4 +23,5 @@ def default_sampling_params(
         return SamplingParams(**given)
     except (TypeError, ValueError) as error:
         way_out = "mend the file, or pass generation_config='vllm'"
-        raise type(error)(f"{path / GENERATION}: {error}; {way_out}") from None
+        kind = type(error) if override else CheckpointError
+        raise kind(f"{path / GENERATION}: {error}; {way_out}") from None

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-
 # What reading a value of another kind than expected ends in; neither a lack of memory nor torch's own errors.
 DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, OSError, re.error)
 

@@ -35,7 +35,7 @@ def check_file(file: Path) -> None:
             f"{file} cannot be read ({error.strerror}); check its owner and permissions, or fetch it again"
         ) from error
     if not beginning:
-        raise CheckpointError(f"{file} is empty; fetch it again")
+        raise CheckpointError(f"{file} has 0 bytes, it is empty; fetch it again")
     if beginning == GIT_LFS:
         raise CheckpointError(
             f"{file} is a pointer of git-lfs, not the file itself; run `git lfs pull` in {file.parent}"

@@ -35,8 +35,8 @@ def check_fit(path: Path, config: ModelConfig, in_few_bits: bool) -> None:
         tensors[EMBEDDING] = tensors.pop(HEAD)
     layers = [int(layer) for name in tensors for layer in re.findall(r"^(?:model\.)?layers\.(\d{1,9})\.", name)]
     if layers and config.num_layers > max(layers) + 1:
-        held = f"num_hidden_layers={config.num_layers}, but the last layer that they hold is {max(layers)}"
-        _refuse(path, f"{held}, counted from 0; fetch both again")
+        held = f"num_hidden_layers={config.num_layers}, and the last layer that they hold is {max(layers)}"
+        _refuse(path, f"Layers missing: model.layers.{max(layers) + 1} and what follows ({held}); fetch both again")
     with naming(path):
         views = Decoder(config, torch.float32, "meta").checkpoint_views()
     named = list(tensors.items() if path.suffix == GGUF else adapted(config, tensors.items()))

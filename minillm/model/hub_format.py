@@ -77,7 +77,7 @@ class HubFormat:
     def _check_pieces(self, module: str, pieces: Pieces) -> None:
         """What is beside the codes is numbers of the kinds that it can be, in rows."""
         for piece, tensor in pieces.items():
-            if piece in SCALES and (tensor.dim() > 2 or tensor.dtype in INTEGERS and tensor.dtype is not torch.uint8):
+            if piece in SCALES and (tensor.dim() > 2 or (tensor.dtype in INTEGERS and tensor.dtype is not torch.uint8)):
                 raise ValueError(
                     f"{module}.{piece} is {told(tensor)}; it must be numbers, for the whole, rows or groups"
                 )

@@ -88,7 +88,7 @@ def _raise_unless_of_file(error: BaseException) -> None:
 
 def _what_is_wrong(path: Path, error: BaseException) -> str:
     """The file that cannot be read, or else what the library said."""
-    readers = {name: read_json for name in SETTINGS} | {TEMPLATE: read_text, WRITTEN: _read_written}
+    readers = dict.fromkeys(SETTINGS, read_json) | {TEMPLATE: read_text, WRITTEN: _read_written}
     for name, read in readers.items():
         file = path / name
         try:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -17,7 +16,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
-from minillm.model.checkpoint import load_model, read_model
+from minillm.model.checkpoint import read_model
 from minillm.model.quantized_folder import save_quantized
 from minillm.quantization.config import resolve
 from tests.helpers.gguf_writer import write
@@ -25,6 +24,7 @@ from tests.helpers.model_zoo import GEMMA3_ROPES, LONGROPE, YARN
 from tests.helpers.packed_weights import compressed, gptq, round_weight, save_folders
 from tests.helpers.tiny import save_tiny_llama
 
+DEFAULTS = {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1, "max_new_tokens": 9}
 SIZES = dict(hidden_size=64, intermediate_size=96)
 FAMILIES = {
     "qwen3": dict(model_type="qwen3", head_dim=16, rope_parameters=YARN),
@@ -64,18 +64,17 @@ def sound_folders(root: Path) -> dict[str, Path]:
     packed = {name: _packed(plain, root / name, name) for name in ("gptq", "compressed")}
     own = save_quantized(read_model(plain, "float32", "cpu", "int8"), resolve("int8"), plain, root / "minillm")
     files = {name: root / name / "model.gguf" for name in ("q8_0", "f16")}
-    for (name, file), kind in zip(files.items(), (Type.Q8_0, Type.F16)):
+    for file, kind in zip(files.values(), (Type.Q8_0, Type.F16)):
         file.parent.mkdir()
         write(file, model, kind)
     families = {name: root / name for name in FAMILIES}
     for name, settings in FAMILIES.items():
         save_tiny_llama(families[name], **SIZES, **settings)
-    return (
-        {"plain": plain, "sharded": sharded, "minillm": own}
-        | packed
-        | {n: f.parent for n, f in files.items()}
-        | families
-    )
+    folders = {"plain": plain, "sharded": sharded, "minillm": own, **packed, **families}
+    for folder in folders.values():
+        file = folder / "generation_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | DEFAULTS))
+    return folders | {name: file.parent for name, file in files.items()}
 
 
 def _packed(source: Path, folder: Path, name: str) -> Path:
@@ -91,12 +90,15 @@ def _packed(source: Path, folder: Path, name: str) -> Path:
 
 
 ODD = (
-    None, True, False, 0, -1, 1, 2, 3, 7, 0.5, -2.5, 1e-320, float("nan"), float("inf"), 10**9, 2**31, 2**63, -(2**63), 10**30,
-    "", "x", "7", "\x00", "../model.safetensors", "/etc/passwd", ".", "é\udc80", [], [1], ["x"], [None], [[]], [True, 2.0], {}, {"a": 1},
-)  # fmt: skip
+    *(None, True, False, 0, -1, 1, 2, 3, 7, 0.5, -2.5, 1e-320, float("nan"), float("inf")),
+    *(10**9, 2**31, 2**63, -(2**63), 10**30, "", "x", "7", "\x00", "../model.safetensors", "/etc/passwd", "."),
+    *("é\udc80", [], [1], ["x"], [None], [[]], [True, 2.0], {}, {"a": 1}),
+)
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 123456789\n"
-CONTENTS = (b"", b"\n", POINTER, b"<!DOCTYPE html><html>404</html>", b"\x80\x04\x95pickle", b"PK\x03\x04", b"null", b"[]", b"7",
-            b'{"a": 1}', b"{}", b"\xff\xfe{\x00}\x00", b"[" * 100_000, b'{"a":' * 100_000, b"\x00" * 4096)  # fmt: skip
+CONTENTS = (
+    *(b"", b"\n", POINTER, b"<!DOCTYPE html><html>404</html>", b"\x80\x04\x95pickle", b"PK\x03\x04", b"null", b"[]"),
+    *(b"7", b'{"a": 1}', b"{}", b"\xff\xfe{\x00}\x00", b"[" * 100_000, b'{"a":' * 100_000, b"\x00" * 4096),
+)
 
 
 @dataclass

@@ -196,7 +196,7 @@ def test_a_type_that_is_not_known_is_named(path):
     at = data.index(name) + len(name) + 4 + 16  # the number of dimensions, two of them, then the type
     assert data[at : at + 4] == struct.pack("<I", Type.Q8_0)
     path.write_bytes(data[:at] + struct.pack("<I", 99) + data[at + 4 :])
-    with pytest.raises(CheckpointError, match="attn_k.weight is of type 99, which the gguf library does not know"):
+    with pytest.raises(CheckpointError, match=r"attn_k\.weight is of type 99, which the gguf library does not know"):
         load_model(path, "float32", "cpu")
 
 

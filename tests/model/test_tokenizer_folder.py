@@ -127,7 +127,7 @@ def without(text: str, *keys: str) -> str:
 FRAMED = changed(post_processor=FRAME)
 DAMAGED = {
     "cut off": ("tokenizer.json", lambda text: text[: len(text) // 2], "tokenizer.json cannot be read"),
-    "empty": ("tokenizer.json", lambda text: "", "tokenizer.json cannot be read"),
+    "empty": ("tokenizer.json", lambda text: "", "tokenizer.json has 0 bytes"),
     "no object": ("tokenizer.json", lambda text: "[1, 2]", "tokenizer.json cannot be read"),
     "no model": ("tokenizer.json", lambda text: without(text, "model"), "tokenizer.json cannot be read"),
     "a wrong type": (
@@ -140,7 +140,7 @@ DAMAGED = {
         lambda text: without(text, "post_processor", "special_tokens", "<s>"),
         "no tokenizer could be loaded from .*tokenizer.json",
     ),
-    "settings cut off": ("tokenizer_config.json", lambda text: text[:-9], "tokenizer_config.json cannot be read"),
+    "settings cut off": ("tokenizer_config.json", lambda text: text[:-9], "tokenizer_config.json is not valid JSON"),
     "settings of no object": (
         "tokenizer_config.json",
         lambda text: "null",
@@ -169,6 +169,8 @@ def test_a_damaged_file_is_named_with_the_way_out(name, damage, said, tmp_path):
     folder = save(tmp_path, FRAMED)
     file = folder / name
     file.write_text(damage(file.read_text() if file.exists() else ""))
-    with pytest.raises(CheckpointError, match=f"{re.escape(str(folder))}.*; fetch (the file|it) again, or write") as raised:
+    with pytest.raises(
+        CheckpointError, match=f"{re.escape(str(folder))}.*; fetch (the file|it) again, or write"
+    ) as raised:
         load_tokenizer(folder)
     assert re.search(said, str(raised.value)) and "\n" not in str(raised.value)
