@@ -21,10 +21,9 @@ def check_file(file: Path) -> None:
     """Raise CheckpointError unless `file` is one, can be read, and holds more than a pointer of git-lfs."""
     try:
         if not file.exists():
-            link = " (it is a link to a file that is missing)" if file.is_symlink() else ""
-            raise CheckpointError(
-                f"{file.parent} has no {file.name}{link}; a model folder is what `save_pretrained` writes"
-            )
+            if file.is_symlink():
+                raise CheckpointError(f"{file} is a link to a file that is missing; fetch it again")
+            raise CheckpointError(f"{file.parent} has no {file.name}; a model folder is what `save_pretrained` writes")
         if not file.is_file():
             kind = "a folder" if file.is_dir() else "a device or a pipe"
             raise CheckpointError(f"{file} is {kind}, and should be a file; remove it and fetch the file again")
