@@ -96,8 +96,10 @@ class EngineConfig:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not allowed; allowed: {', '.join(allowed)}")
         resolve_quantization(self.quantization)
-        spec = SpeculativeConfig.of(self.speculative_config)
-        policy = RetentionPolicy.of(self.kv_retention)
+        # What was given as a dictionary is parsed here, once.
+        object.__setattr__(self, "speculative_config", SpeculativeConfig.of(self.speculative_config))
+        object.__setattr__(self, "kv_retention", RetentionPolicy.of(self.kv_retention))
+        spec, policy = self.speculative_config, self.kv_retention
         if policy is not None and self.disk_kv_path is not None:
             raise ValueError("disk_kv_path keeps prefixes, and a cache with kv_retention has none to keep; drop either")
         if policy is not None and spec is not None and spec.method == "draft_model":
@@ -131,9 +133,8 @@ class EngineConfig:
 
     @property
     def tokens_each(self) -> int:
-        """Tokens that a decoding request brings to a step at most: its last one, and the guesses behind it."""
-        spec = SpeculativeConfig.of(self.speculative_config)
-        return 1 if spec is None else 1 + spec.num_speculative_tokens
+        """The most tokens of a decoding request in one step: its last one, and the draft tokens behind it."""
+        return 1 if self.speculative_config is None else 1 + self.speculative_config.num_speculative_tokens
 
     def _check_disk(self) -> None:
         if self.disk_kv_path is None:

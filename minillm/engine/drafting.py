@@ -80,7 +80,7 @@ def build_speculation(
     model: Decoder, runner: ModelRunner, kv_cache: KVCacheManager, config: EngineConfig, trace: Trace
 ) -> Speculation | None:
     """What `speculative_config` asks for. Raises ValueError for a draft model with another vocabulary."""
-    spec = SpeculativeConfig.of(config.speculative_config)
+    spec = config.speculative_config
     if spec is None:
         return None
     draft_cost = None

@@ -120,7 +120,7 @@ def close_tiers(manager: KVCacheManager, transfer: BlockTransfer | None) -> None
 
 def retention_of(config: EngineConfig, model: Decoder) -> RetentionPolicy | None:
     """What is kept of a text, if not all. Raises ValueError for a model that was not made for it."""
-    policy = RetentionPolicy.of(config.kv_retention)
+    policy = config.kv_retention
     limit, windows = model.config.max_position_embeddings, set(model.config.layer_windows) - {None}
     if policy is None:
         return None

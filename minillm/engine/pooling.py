@@ -18,7 +18,7 @@ from torch import Tensor
 from minillm.engine.inputs import InputProcessor, Prompt
 from minillm.engine.lock import locked
 from minillm.engine.progress import progress_bar
-from minillm.engine.prompt_forms import refuse_later
+from minillm.engine.prompt_forms import check_call
 from minillm.kv_cache.contiguous import ContiguousAttention, ContiguousKVCache
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
@@ -146,10 +146,11 @@ class Pooling:
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: Any = None,
         pooling_task: str | None = None,
+        **others: Any,
     ) -> list[PoolingRequestOutput]:
         """The hidden states of each prompt: one vector ("embed"), or by default one for each token ("token_embed").
         Prompts are computed one after the other, each as one turn beside the requests of other threads."""
-        refuse_later(lora_request=(lora_request, 23))
+        check_call("encode", lora_request, others)
         self.engine.check_open()
         requests = self.inputs.requests(prompts)
         params = self._pooling_params(pooling_params, len(requests), pooling_task)
@@ -168,9 +169,11 @@ class Pooling:
         use_tqdm: bool | Callable[..., Any] = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         lora_request: Any = None,
+        **others: Any,
     ) -> list[EmbeddingRequestOutput]:
         """Each prompt as one vector of length 1: of its last token, or with `pooler_config={"pooling_type": "MEAN"}`
         the mean of all."""
+        check_call("embed", lora_request, others)
         options = dict(use_tqdm=use_tqdm, lora_request=lora_request, pooling_task="embed")
         return [
             EmbeddingRequestOutput(
@@ -188,8 +191,10 @@ class Pooling:
         use_tqdm: bool | Callable[..., Any] = True,
         pooling_params: PoolingParams | None = None,
         lora_request: Any = None,
+        **others: Any,
     ) -> list[ScoringRequestOutput]:
         """How near each text of `data_2` is to its partner in `data_1`, or to the only one there."""
+        check_call("score", lora_request, others)
         params = replace(pooling_params or PoolingParams(), use_activation=True)
         options = dict(use_tqdm=use_tqdm, lora_request=lora_request, pooling_task="embed")
         first, second = (self.encode(data, params, **options) for data in (data_1, data_2))

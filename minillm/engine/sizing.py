@@ -25,7 +25,6 @@ from minillm.model.batch import ForwardBatch
 from minillm.model.checkpoint import load_config, resolve_model
 from minillm.model.config import ModelConfig
 from minillm.model.decoder import Decoder
-from minillm.speculative.config import SpeculativeConfig
 
 CPU_CACHE_BYTES = 4 * 2**30  # at most, where the user does not say; and at most a quarter of what is free
 
@@ -86,7 +85,7 @@ def fitting_blocks(model: Decoder, config: EngineConfig, block_bytes: int) -> in
     else:
         num_bytes = min(CPU_CACHE_BYTES, available_memory() // 4)
         way_out = "set num_kv_blocks yourself"
-    spec = SpeculativeConfig.of(config.speculative_config)
+    spec = config.speculative_config
     if spec is not None and spec.method == "draft_model":  # as many blocks again, of a smaller model, and its weights
         draft = load_config(resolve_model(spec.model))
         block_bytes += block_bytes_of(model, config.block_size, config.kv_cache_dtype, draft)

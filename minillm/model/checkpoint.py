@@ -33,6 +33,7 @@ from minillm.model.weights import (
     WHY_NO_PICKLE,
     as_tied,
     read_tensors,
+    refuse_adapter,
     some,
 )
 from minillm.quantization.config import QuantizationConfig, resolve as resolve_quantization
@@ -83,6 +84,7 @@ def load_config(path: str | Path) -> ModelConfig:
     if path.suffix == GGUF:
         with naming(path):
             return GGUFFile(path).config
+    refuse_adapter(path)
     raw = read_json(path / "config.json")
     if stored_quantization(path) is not None:
         raw.pop("quantization_config", None)  # the decoder's shape is the same
@@ -164,6 +166,7 @@ def stored_quantization(path: Path, asked: QuantizationConfig | None = None) -> 
             kept = GGUFFile(path).kept_types
         settings = kept and {"quant_method": "gguf", "weights": " and ".join(kept)}
     else:
+        refuse_adapter(path)
         raw = read_json(path / "config.json")
         with naming(path / "config.json"):
             check_config(raw)

@@ -62,13 +62,14 @@ def read_layer_types(raw: dict[str, Any]) -> list[str]:
     """What each layer attends to: everything, or its `sliding_window`. As transformers has it, Mistral and Phi-3 slide
     everywhere if there is a window, Llama, OLMo 2, Granite and the first Gemma never. For the others `layer_types`
     decides, where it is written; else Qwen slides from `max_window_layers` on, SmolLM3 where it does not rotate, and
-    Gemma in all layers but every second or sixth.
+    Gemma in all layers but every second or sixth. Qwen's window must be switched on, SmolLM3's if it writes no types.
     """
     num_layers, model_type = required(raw, "num_hidden_layers"), raw["model_type"]
     written, window = raw.get("layer_types"), raw.get("sliding_window")
     if written is not None:
         _check_layer_types(raw, written, num_layers)
-    switched_off = model_type not in (*SLIDES_EVERYWHERE, *GEMMAS) and not raw.get("use_sliding_window")
+    follows = model_type in (*SLIDES_EVERYWHERE, *GEMMAS) or (model_type == "smollm3" and written is not None)
+    switched_off = not follows and not raw.get("use_sliding_window")
     if window is None or switched_off or model_type in NEVER_SLIDES:
         return [FULL] * num_layers
     if model_type in SLIDES_EVERYWHERE:

@@ -39,7 +39,7 @@ def check_fit(path: Path, config: ModelConfig, in_few_bits: bool) -> None:
         _refuse(path, f"Layers missing: model.layers.{max(layers) + 1} and what follows ({held}); fetch both again")
     with naming(path):
         views = Decoder(config, torch.float32, "meta").checkpoint_views()
-    named = list(tensors.items() if path.suffix == GGUF else adapted(config, tensors.items()))
+    named = list(adapted(config, tensors.items()))
     if path.suffix == GGUF or not in_few_bits:
         return fill(views, named, path)
     lacking = {name for name in views if not name.endswith(MATRIX)}

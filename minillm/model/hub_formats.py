@@ -111,8 +111,10 @@ class AWQ(HubFormat):
 
 
 def auto_round(settings: dict[str, Any]) -> HubFormat:
-    """AutoRound rounds better and packs as GPTQ or AWQ do; `packing_format` says which."""
+    """AutoRound rounds better and packs as GPTQ or AWQ do; `packing_format` says which. Its own is for zero points as
+    they are."""
     packings = {"auto_round:auto_gptq": "gptq", "auto_round:gptqmodel": "gptq_v2", "auto_round:auto_awq": "awq"}
+    packings["auto_round"] = "gptq_v2"
     form = settings.get("packing_format") or settings.get("backend") or "auto_round:auto_gptq"
     reader = HubFormat(settings)
     packing = packings[reader.one_of("packing_format", form, tuple(packings))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,8 @@ from minillm.model.parts import EMBEDDING, QuantizedPart
 
 GGUF = ".gguf"
 HEAD = "lm_head.weight"
+BASE = "model."
+ADAPTER = "adapter_config.json"
 # The types that safetensors writes, and torch computes with or unpacks.
 DTYPE_NAMES = {
     "F64": torch.float64,
@@ -79,10 +81,19 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Tensor | QuantizedPart]]:
     files: dict[Path, list[str]] = {}
     for name, file in tensor_places(path).items():
         files.setdefault(file, []).append(name)
+    as_decoder = decoder_names([name for names in files.values() for name in names])
     for file, names in files.items():
         with _opened(file) as tensors:
             for name in names:
-                yield name, tensors.get_tensor(name)
+                yield as_decoder(name), tensors.get_tensor(name)
+
+
+def decoder_names(stored: list[str]) -> Callable[[str], str]:
+    """From the names of a folder to those of a decoder with a head. `AutoModel`, which has none, writes its own
+    without "model." before them."""
+    if EMBEDDING.removeprefix(BASE) in stored and not any(name.startswith(BASE) for name in stored):
+        return lambda name: name if name.startswith("lm_head.") else BASE + name
+    return lambda name: name
 
 
 def tensor_places(path: Path) -> dict[str, Path]:
@@ -114,7 +125,8 @@ def described(path: Path) -> dict[str, Tensor]:
                         f"{name} in {file} is of type {header.get_dtype()}; readable are {', '.join(DTYPE_NAMES)}"
                     )
                 found[name] = on_meta(header.get_shape(), dtype)
-    return found
+    as_decoder = decoder_names(list(found))
+    return {as_decoder(name): tensor for name, tensor in found.items()}
 
 
 def on_meta(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -166,6 +178,16 @@ def _shard_names(index: Path) -> list[str]:
             why = WHY_NO_PICKLE if name.endswith(PICKLE_SUFFIXES) else "allowed are *.safetensors; fetch it again"
             raise CheckpointError(f"{index} names the file {shown(name)}; {why}")
     return sorted(set(names.values()))
+
+
+def refuse_adapter(path: Path) -> None:
+    """Raise CheckpointError for the folder of an adapter, whatever else it has."""
+    if os.path.lexists(path / ADAPTER):
+        base = read_json(path / ADAPTER).get("base_model_name_or_path")
+        raise CheckpointError(
+            f"{path} has {ADAPTER}: it is an adapter for {base!r}, not a model; peft makes a model of the two: "
+            "PeftModel.from_pretrained(model, folder).merge_and_unload().save_pretrained(new_folder)"
+        )
 
 
 def some(names: list[str], limit: int = 5) -> str:

@@ -198,7 +198,7 @@ def after(data: bytes, key: bytes, skip: int) -> int:
         (lambda data: after(data, b"token_embd.weight", 4), 2**40, "would end after its"),
         (lambda data: after(data, b"token_embd.weight", 4), 0, "blocks of"),
         (lambda data: after(data, b"output_norm.weight", 16), 2**63, "overlap|would end after its|should begin at"),
-        (lambda data: after(data, b"llama.block_count", 4), 10**9, "num_hidden_layers=1000000000 is not allowed"),
+        (lambda data: after(data, b"llama.block_count", 4), 10**9, r"llama\.block_count=1000000000 is not allowed"),
         (lambda data: after(data, b"llama.embedding_length", 4), 2**30, "the configuration says|head_dim"),
     ],
 )

@@ -204,6 +204,7 @@ FOLDERS = {
     "gptq, biases of zeros": (GPTQ4, pack_gptq_with_biases),
     "auto-round as gptq": (AUTO | {"packing_format": "auto_round:auto_gptq"}, pack_gptq()),
     "auto-round as gptq 2": (AUTO | {"packing_format": "auto_round:gptqmodel"}, pack_gptq(version=2)),
+    "auto-round's own": (AUTO | {"packing_format": "auto_round"}, pack_gptq(version=2)),
     "auto-round as awq": (AUTO | {"packing_format": "auto_round:auto_awq"}, pack_awq),
 }
 FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {"head_dim": 16}}
@@ -294,7 +295,7 @@ def folder(families, tmp_path):
         (AUTO | {"data_type": "mx_fp"}, "data_type='mx_fp'; readable"),
         (AWQ4 | {"version": "gemv"}, "version='gemv'; readable with quant_method='awq' are 'gemm'"),
         (AWQ4 | {"bits": 8}, "bits=8; readable with quant_method='awq' are 4"),
-        (PACKED4 | {"format": "mxfp8-quantized"}, "format='mxfp8-quantized'; readable"),
+        (PACKED4 | {"format": "marlin-24"}, "format='marlin-24'; readable"),
     ],
     ids=str,
 )

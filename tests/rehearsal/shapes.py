@@ -101,11 +101,11 @@ def private(gpu: Device) -> int:
 def start(config):
     from minillm.device import resolve_dtype
     from minillm.engine.engine import Engine
+    from minillm.model import decoder
     from minillm.model.config import ModelConfig
-    from minillm.model.decoder import Decoder
 
-    model = Decoder(ModelConfig.from_hf(QWEN3), resolve_dtype("auto", "cuda"), torch.device("cuda"))
-    model._fingerprint = lambda: "rehearsal"  # the real one samples 200 tensors, one after the other
+    model = decoder.Decoder(ModelConfig.from_hf(QWEN3), resolve_dtype("auto", "cuda"), torch.device("cuda"))
+    decoder.fingerprint = lambda model: "rehearsal"  # the real one samples 200 tensors, one after the other
     return Engine(model.prepare(), config=config)
 
 
