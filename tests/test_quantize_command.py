@@ -160,7 +160,7 @@ def test_a_folder_holds_every_kind_of_tensor(tmp_path, family, quantization):
         ),
         (
             lambda tensors: tensors.update({"layers.0.self_attn.o_proj.codes": torch.zeros(48, 7, dtype=torch.uint8)}),
-            r"o_proj.codes is \[48, 7\]",
+            r"o_proj.codes is uint8 \[48, 7\]; int4 of 48 x 48 is \[48, 24\]",
         ),
         (lambda tensors: tensors.pop("model.norm.weight"), "1 missing: model.norm.weight"),
     ],

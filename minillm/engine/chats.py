@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateError
+
 from minillm.engine.prompt_forms import check_text
+from minillm.model.errors import DAMAGE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,7 +59,14 @@ def render_chats(
         checked = _conversation(
             "messages" if is_one else f"messages[{index}]", conversation, chat_template_content_format == "openai"
         )
-        texts.append(tokenizer.apply_chat_template(checked, tokenize=False, **options))
+        try:
+            texts.append(tokenizer.apply_chat_template(checked, tokenize=False, **options))
+        except (TemplateError, *DAMAGE) as error:
+            of = "given" if template is not None else f"of {tokenizer.name_or_path or 'the model'}"
+            raise ValueError(
+                f"the chat template {of} cannot be applied to the messages ({type(error).__name__}: {error}); "
+                "pass another as chat_template=..., or write the prompt yourself and use generate()"
+            ) from error
     return texts
 
 

@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from minillm.model.checkpoint import GENERATION, load_sampling_defaults
+from minillm.model.errors import CheckpointError
 from minillm.sampling.params import SamplingParams
 
 
 def default_sampling_params(
     path: Path, generation_config: str, override: Mapping[str, Any] | None = None
 ) -> SamplingParams:
-    """The model's defaults, or ("vllm") the library's; `override` is laid over them. Raises TypeError or ValueError
-    naming the file, or override_generation_config, that has a wrong one."""
+    """The model's defaults, or ("vllm") the library's; `override` is laid over them. Raises CheckpointError
+    naming the file that has a wrong one, TypeError or ValueError naming override_generation_config."""
     given = _renamed(load_sampling_defaults(path) if generation_config == "auto" else {})
     try:
         params = SamplingParams(**given)
     except (TypeError, ValueError) as error:
         way_out = "mend the file, or pass generation_config='vllm'"
-        raise type(error)(f"{path / GENERATION}: {error}; {way_out}") from None
+        raise CheckpointError(f"{path / GENERATION}: {error}; {way_out}") from None
     if not override:
         return params
     try:

@@ -40,7 +40,7 @@ def _apart(config: ModelConfig, name: str, tensor: Tensor | QuantizedPart) -> It
         "qkv_proj": {"q_proj": q, "k_proj": kv, "v_proj": kv},
         "gate_up_proj": {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size},
     }.get(fused, {})
-    if not parts or sum(parts.values()) != tensor.shape[0]:
+    if not parts or tensor.shape[:1] != (sum(parts.values()),):
         yield name, tensor
         return
     start = 0
@@ -52,7 +52,7 @@ def _apart(config: ModelConfig, name: str, tensor: Tensor | QuantizedPart) -> It
 def _turning_beside(config: ModelConfig, tensor: Tensor | QuantizedPart) -> Tensor | QuantizedPart:
     """Rows, or a norm's weights, of whole heads in our order."""
     head_dim, rotated = config.head_dim, rotated_dims(config.rope, config.head_dim)
-    if rotated == head_dim or tensor.shape[0] % head_dim:
+    if rotated == head_dim or not tensor.shape or tensor.shape[0] % head_dim:
         return tensor
     first, second, others = torch.arange(head_dim).split([rotated // 2, rotated // 2, head_dim - rotated])
     ours = torch.cat([first, others[: len(others) // 2], second, others[len(others) // 2 :]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -11,13 +12,16 @@ import torch
 from torch import Tensor
 
 from minillm import zoo
-from minillm.device import DTYPES, resolve_device, resolve_dtype
+from minillm.device import resolve_device, resolve_dtype
 from minillm.model.adapted import adapted
 from minillm.model.calibration import calibration_sequences
 from minillm.model.config import ModelConfig, as_token_ids
 from minillm.model.decoder import Decoder
 from minillm.model.errors import CheckpointError, naming
 from minillm.model.families import text_of
+from minillm.model.fields import check_config
+from minillm.model.files import read_json
+from minillm.model.fitting import check_fit, fill
 from minillm.model.gguf import GGUFFile, read_gguf
 from minillm.model.hub import download
 from minillm.model.hub_formats import READERS
@@ -29,7 +33,6 @@ from minillm.model.weights import (
     PICKLE_SUFFIXES,
     WHY_NO_PICKLE,
     as_tied,
-    read_json,
     read_tensors,
     refuse_adapter,
     some,
@@ -86,9 +89,12 @@ def load_config(path: str | Path) -> ModelConfig:
     raw = text_of(read_json(path / "config.json"))
     if stored_quantization(path) is not None:
         raw.pop("quantization_config", None)  # the decoder's shape is the same
-    with naming(path):
-        ids = as_token_ids(raw.get("eos_token_id")) + as_token_ids(_read_generation(path).get("eos_token_id"))
-    return ModelConfig.from_hf(raw | {"eos_token_id": list(dict.fromkeys(ids))})
+    ids: tuple[int, ...] = ()
+    for file, fields in ((path / "config.json", raw), (path / GENERATION, _read_generation(path))):
+        with naming(file):
+            ids += as_token_ids(fields.get("eos_token_id"))
+    with naming(path / "config.json"):
+        return ModelConfig.from_hf(raw | {"eos_token_id": list(dict.fromkeys(ids))})
 
 
 def load_sampling_defaults(path: str | Path) -> dict[str, Any]:
@@ -128,6 +134,7 @@ def read_model(
     """`load_model`, not prepared yet; `on_layer` hears of each layer that is quantized.
     `on_host` leaves the matrices there."""
     path, device, quantization = Path(path), resolve_device(device), resolve_quantization(quantization)
+    dtype = resolve_dtype(dtype, device)
     stored = stored_quantization(path, quantization)
     waits = "meta" if stored else "cpu" if quantization or on_host else None
     config, tensors = load_config(path).for_texts_of(max_model_len), read_tensors(path)
@@ -135,7 +142,8 @@ def read_model(
         config, tensors = as_tied(path, config)
     if stored is None and path.suffix != GGUF:
         tensors = adapted(config, tensors)
-    model = Decoder(config, resolve_dtype(dtype, device), device, linear_device=waits)
+    check_fit(path, config, in_few_bits=stored is not None)
+    model = Decoder(config, dtype, device, linear_device=waits)
     if stored is not None:
         with naming(path):
             tensors = QUANTIZED_READERS[stored["quant_method"]](model, tensors, stored)
@@ -160,12 +168,15 @@ def stored_quantization(path: Path, asked: QuantizationConfig | None = None) -> 
         settings = kept and {"quant_method": "gguf", "weights": " and ".join(kept)}
     else:
         refuse_adapter(path)
-        settings = read_json(path / "config.json").get("quantization_config")
+        raw = read_json(path / "config.json")
+        with naming(path / "config.json"):
+            check_config(raw)
+        settings = raw.get("quantization_config")
         if not settings and (path / AUTO_GPTQ).exists():
             settings = {"quant_method": "gptq"} | read_json(path / AUTO_GPTQ)
     if not settings:
         return None
-    method = settings.get("quant_method", "unknown")
+    method = str(settings.get("quant_method", "unknown"))
     if method not in QUANTIZED_READERS:
         raise CheckpointError(
             f"the checkpoint in {path} is quantized ({method}), which is not read; read are "
@@ -181,28 +192,6 @@ def stored_quantization(path: Path, asked: QuantizationConfig | None = None) -> 
     return settings
 
 
-def fill(views: dict[str, Tensor], tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
-    """Copy each checkpoint tensor into the view of the model it belongs to, and account for every one."""
-    missing, surplus, misshapen = set(views), [], []
-    for name, tensor in tensors:
-        view = views.get(name)
-        if view is None:
-            if not _harmless(name, tensor, views):
-                surplus.append(name)
-            continue
-        missing.discard(name)
-        if view.shape != tensor.shape:
-            misshapen.append(f"{name} is {list(tensor.shape)}, the configuration says {list(view.shape)}")
-        elif tensor.dtype not in DTYPES.values():
-            misshapen.append(f"{name} is {tensor.dtype}, readable are {', '.join(DTYPES)}")
-        else:
-            view.copy_(tensor)
-    problems = {"missing": sorted(missing), "surplus": sorted(surplus), "misshapen": misshapen}
-    if any(problems.values()):
-        told = [f"{len(names)} {kind}: {some(names)}" for kind, names in problems.items() if names]
-        raise CheckpointError(f"the weights in {path} do not fit their config.json. {'. '.join(told)}")
-
-
 def _only_gguf(folder: Path) -> Path | None:
     files = sorted(folder.glob(f"*{GGUF}"))
     if len(files) > 1:
@@ -212,12 +201,4 @@ def _only_gguf(folder: Path) -> Path | None:
 
 
 def _read_generation(path: Path) -> dict[str, Any]:
-    return read_json(path / GENERATION) if (path / GENERATION).exists() else {}
-
-
-def _harmless(name: str, tensor: Tensor, views: dict[str, Tensor]) -> bool:
-    """Old checkpoints store rotary frequencies, which we compute; tied ones may store the embedding twice; and some
-    quantizers give every product a bias, of zeros where the model has none."""
-    if name.endswith(("_proj.bias", "lm_head.bias")):
-        return not tensor.any()
-    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and name not in views)
+    return read_json(path / GENERATION) if os.path.lexists(path / GENERATION) else {}

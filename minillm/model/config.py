@@ -20,6 +20,7 @@ from minillm.model.families import (
     read_layer_types,
     with_defaults,
 )
+from minillm.model.fields import HEADS, check_config
 from minillm.model.rope import RopeConfig, read_layer_ropes, read_rope, required
 
 
@@ -64,6 +65,8 @@ class ModelConfig:
     logit_softcap: float | None = None
 
     def __post_init__(self):
+        if not HEADS.takes(self.head_dim):
+            raise ValueError(f"head_dim={self.head_dim} is not allowed; allowed: {HEADS}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_attention_heads={self.num_heads} is not a multiple of num_key_value_heads={self.num_kv_heads}"
@@ -72,6 +75,10 @@ class ModelConfig:
             raise ValueError(f"head_dim={self.head_dim} is odd; rotary embeddings turn pairs, so it must be even")
         if len(self.layer_windows) != self.num_layers:
             raise ValueError(f"{len(self.layer_windows)} layer_types for num_hidden_layers={self.num_layers}")
+        if 0 in self.layer_windows:
+            raise ValueError(
+                "sliding_window=0 lets a token attend to nothing; allowed: numbers from 1, or null for none"
+            )
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> ModelConfig:
@@ -79,6 +86,7 @@ class ModelConfig:
 
         Raises ValueError naming the field for whatever the decoder would compute wrongly.
         """
+        check_config(raw)
         raw = with_defaults(raw)
         model_type, num_layers = raw["model_type"], required(raw, "num_hidden_layers")
         _refuse_what_we_do_not_compute(raw)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+# What reading a value of another kind than expected ends in; neither a lack of memory nor torch's own errors.
+DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, OSError, re.error)
 
 
 class CheckpointError(ValueError):
@@ -18,5 +22,6 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except CheckpointError:
         raise
-    except ValueError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    except DAMAGE as error:
+        said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path} cannot be read: {said}") from error

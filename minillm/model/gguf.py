@@ -28,6 +28,7 @@ from torch import Tensor
 from minillm.model.adapted import adapted
 from minillm.model.config import ModelConfig
 from minillm.model.decoder import Decoder
+from minillm.model.fields import HEADS, LAYERS, SIZE, check_fields
 from minillm.model.gguf_families import ARCHITECTURES, INTERLEAVED, WINDOWED, gemma3_ropes, hf_name, of_family
 from minillm.model.gguf_file import Container, StoredTensor
 from minillm.model.gguf_tokenizer import end_token_ids, special_id
@@ -40,6 +41,7 @@ KEPT = {Kind.Q8_0: 8, Kind.Q4_0: 4}  # types that stay in few bits, and how many
 BLOCK = 32  # weights that share a scale
 ROPE_DIVISORS = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"  # divisors of Phi-3, for long texts and short
+OF_ROTATION = (ROPE_DIVISORS, LONG, SHORT)
 ROPE_TYPES = ("none", "linear", "yarn")  # of a file; what it has of Llama 3's scaling are the divisors
 ROPE_KEYS = (
     "dimension_count",
@@ -81,6 +83,12 @@ class GGUFFile:
         """The types in the file that stay in few bits; what is dequantized as it is read is not among them."""
         return sorted({tensor.kind.name for tensor in self.stored.values() if tensor.kind in KEPT})
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every weight, by its name in a Hugging Face checkpoint."""
+        named = {name: stored for name, stored in self.stored.items() if name not in OF_ROTATION}
+        return {hf_name(name, self.architecture): stored.shape for name, stored in named.items()}
+
     @cached_property
     def config(self) -> ModelConfig:
         config = ModelConfig.from_hf(self._raw_config())
@@ -102,6 +110,8 @@ class GGUFFile:
 
     def _raw_config(self) -> dict[str, Any]:
         """What a config.json would say."""
+        sizes = {"block_count": LAYERS, "attention.head_count": HEADS, "embedding_length": SIZE}
+        check_fields({key: self._number(key) for key in sizes}, sizes, f"{self.architecture}.")
         num_heads, head_dim = self._number("attention.head_count"), self._head_dim
         rotated = self._of_model("rope.dimension_count", head_dim)
         if rotated != head_dim and self.architecture != "phi3":
@@ -137,7 +147,7 @@ class GGUFFile:
 
     def _renamed(self) -> Iterator[tuple[str, Tensor | QuantizedPart]]:
         for name, stored in self.stored.items():
-            if name in (ROPE_DIVISORS, LONG, SHORT):  # part of the configuration here
+            if name in OF_ROTATION:  # part of the configuration here
                 continue
             tensor = self._read(stored)
             if self.architecture in INTERLEAVED and re.search(r"\.attn_[qk]\.", name):

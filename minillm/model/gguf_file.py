@@ -15,14 +15,18 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any
 
 import gguf  # the library, for the sizes of its types
 import numpy as np
 
+from minillm.model.files import check_file
 from minillm.rounding import round_up
 
 VERSIONS = (2, 3)
+MOST_SIZES = 4  # dimensions of a tensor, in ggml
+MOST_VALUES = 2**24  # of an array, or bytes of a text: the largest tokenizers have under 2**20 tokens
 STRING, ARRAY = 8, 9  # types of values
 NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 
@@ -44,6 +48,7 @@ class Container:
     """
 
     def __init__(self, path: Path):
+        check_file(path)
         with open(path, "rb") as file:
             if (magic := file.read(4)) != b"GGUF":
                 raise ValueError(f"it is not a GGUF file: it begins with {magic!r}, not b'GGUF'")
@@ -69,6 +74,10 @@ class Container:
             self.reading = f"the name of tensor {index + 1} of {num_tensors}"
             found.append(self._tensor_info())
         alignment = self.metadata.get("general.alignment", 32)
+        if type(alignment) is not int or not 1 <= alignment <= 2**20:
+            raise ValueError(
+                f"general.alignment={shown(alignment)} is not allowed; allowed: 1 to {2**20:,}; fetch it again"
+            )
         start = round_up(self.at, alignment)
         self.tensors: dict[str, StoredTensor] = {}
         end, before = start, None
@@ -77,12 +86,24 @@ class Container:
                 raise ValueError(f"{name} stands in it twice; fetch it again")
             if start + offset < end:
                 raise ValueError(f"it is damaged: the data of {before} and {name} overlap; fetch it again")
+            if start + offset > end:
+                raise ValueError(
+                    f"it is damaged: the data of {name} should begin at byte {end - start:,} of all data, not at "
+                    f"{offset:,}; fetch it again"
+                )
             self.tensors[name] = self._tensor(name, shape, kind, start + offset)
-            end, before = self.at, name
+            end, before = round_up(self.at, alignment), name
+        if len(self.buffer) > end:
+            raise ValueError(
+                f"it is damaged: it has {len(self.buffer):,} bytes, the data of its tensors ends after {end:,}; "
+                "fetch it again"
+            )
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
-        name = self._string()
-        sizes = [self._number("<Q") for _ in range(self._number("<I"))]
+        name, num_sizes = self._string(), self._number("<I")
+        if not 1 <= num_sizes <= MOST_SIZES:
+            raise ValueError(f"it is damaged: {shown(name)} has {num_sizes} sizes; allowed: 1 to {MOST_SIZES}")
+        sizes = [self._number("<Q") for _ in range(num_sizes)]
         return name, tuple(reversed(sizes)), self._number("<I"), self._number("<Q")
 
     def _tensor(self, name: str, shape: tuple[int, ...], number: int, start: int) -> StoredTensor:
@@ -93,7 +114,7 @@ class Container:
             raise ValueError(
                 f"{name} is of type {number}, which the gguf library does not know; a newer one may"
             ) from error
-        if not shape or shape[-1] % block:
+        if 0 in shape or shape[-1] % block:
             raise ValueError(f"{name} is {list(shape)}, but {kind.name} is written in blocks of {block}")
         row_bytes = shape[-1] // block * block_bytes
         rows = int(np.prod(shape[:-1], dtype=object))
@@ -109,13 +130,25 @@ class Container:
         if kind != ARRAY:
             raise ValueError(f"{self.reading} is of type {kind}, which is not known")
         inner, count = self._number("<I"), self._number("<Q")
+        if inner not in NUMBERS and inner != STRING:
+            raise ValueError(f"{self.reading} is an array of type {inner}; readable are numbers and texts")
+        self._check_count(count)
         if inner in NUMBERS:
             form = NUMBERS[inner]
             return np.frombuffer(self._take(count * struct.calcsize(form)), form).tolist()
         return [self._value(inner) for _ in range(count)]
 
     def _string(self) -> str:
-        return bytes(self._take(self._number("<Q"))).decode("utf-8", errors="replace")
+        count = self._number("<Q")
+        self._check_count(count)
+        return bytes(self._take(count)).decode("utf-8", errors="replace")
+
+    def _check_count(self, count: int) -> None:
+        """Whether so many values or bytes can be there, before room is made for them."""
+        if count > len(self.buffer) - self.at:
+            self._take(count)  # which names what is cut off
+        if count > MOST_VALUES:
+            raise ValueError(f"it is damaged: {self.reading} has a length of {count:,}; allowed: up to {MOST_VALUES:,}")
 
     def _number(self, form: str) -> Any:
         return struct.unpack(form, self._take(struct.calcsize(form)))[0]

@@ -16,6 +16,8 @@ from minillm.quantization.formats import Format, QuantizedWeight, group_size_of,
 IGNORED = ("input_scale", "input_zero_point", "input_global_scale", "activation_scale", "k_scale", "v_scale", "q_scale")
 ZERO_POINTS = ("k_zero_point", "v_zero_point", "q_zero_point")
 Pieces = dict[str, Tensor]
+SCALES, ZEROS, ORDER = ("scales", "weight_scale", "weight_scale_inv"), ("weight_zero_point",), ("g_idx", "weight_g_idx")
+INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
 
 
 class HubFormat:
@@ -41,6 +43,7 @@ class HubFormat:
                 if lacking := [piece for piece in self.needs if piece not in pieces]:
                     raise ValueError(f"{module} has {', '.join(sorted(pieces))}, but no {', '.join(lacking)}")
                 known = {*self.marks, *self.needs, *self.may_have}
+                self._check_pieces(module, pieces)
                 weight = self.part(module, {piece: pieces.pop(piece) for piece in list(pieces) if piece in known})
                 (parts if isinstance(weight, QuantizedPart) else plain)[f"{module}.weight"] = weight
             plain |= {
@@ -70,6 +73,20 @@ class HubFormat:
         for piece in words:
             if piece in pieces and (pieces[piece].dtype is not torch.int32 or pieces[piece].dim() != 2):
                 raise ValueError(f"{module}.{piece} is {told(pieces[piece])}; it must be a matrix of int32 words")
+
+    def _check_pieces(self, module: str, pieces: Pieces) -> None:
+        """What is beside the codes is numbers of the kinds that it can be, in rows."""
+        for piece, tensor in pieces.items():
+            if piece in SCALES and (tensor.dim() > 2 or (tensor.dtype in INTEGERS and tensor.dtype is not torch.uint8)):
+                raise ValueError(
+                    f"{module}.{piece} is {told(tensor)}; it must be numbers, for the whole, rows or groups"
+                )
+            if piece in ZEROS and (tensor.dim() > 2 or tensor.dtype not in INTEGERS):
+                raise ValueError(
+                    f"{module}.{piece} is {told(tensor)}; it must be whole numbers, for the whole, rows or groups"
+                )
+            if piece in ORDER and (tensor.dim() != 1 or tensor.dtype not in INTEGERS or not tensor.numel()):
+                raise ValueError(f"{module}.{piece} is {told(tensor)}; it must be whole numbers, one for each input")
 
     def check_shapes(
         self, module: str, pieces: Pieces, bits: int, group_size: int, in_features: int, **shapes: list[int]
@@ -102,6 +119,8 @@ def grouped(
     """
     (_, in_features), num_groups = codes.shape, scales.shape[1]
     if zeros is not None:
+        if zeros.shape != scales.shape:
+            raise ValueError(f"zero points {list(zeros.shape)} do not fit scales {list(scales.shape)}")
         zeros = zeros.int() - 2 ** (format.bits - 1)
     even = torch.arange(in_features) // group_size_of(in_features, num_groups)
     order = None

@@ -24,6 +24,7 @@ from torch import Tensor
 from minillm.model.adapted import adapted
 from minillm.model.compressed_tensors import FP8, CompressedTensors
 from minillm.model.decoder import Decoder
+from minillm.model.fitting import check_parts
 from minillm.model.hub_format import HubFormat, Pieces, grouped, told, unpack_words
 from minillm.model.parts import QuantizedPart, install
 from minillm.quantization.formats import FORMATS, group_size_of
@@ -140,6 +141,7 @@ def read_hub(
     parts, plain = {}, {}
     for name, tensor in found:
         (parts if isinstance(tensor, QuantizedPart) else plain)[name] = tensor
+    check_parts(decoder.checkpoint_views(), plain | parts)  # before room is made for them
     return chain(plain.items(), install(decoder, parts))
 
 

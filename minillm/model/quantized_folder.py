@@ -22,8 +22,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from minillm.device import DTYPES
 from minillm.model.decoder import Decoder
 from minillm.model.families import text_of
+from minillm.model.hub_format import told
 from minillm.model.layers import Linear
 from minillm.quantization.config import QuantizationConfig, resolve
 from minillm.quantization.formats import FORMATS, QuantizedWeight, pack_codes, unpack_codes
@@ -131,14 +133,7 @@ def assemble(
 ) -> QuantizedLinear:
     """One matrix from its stored parts."""
     bits, (out, width) = FORMATS[format].bits, (linear.out_features, linear.in_features)
-    shape = [out, ceil_div(width * bits, 8)]
-    if not {"codes", "scales"} <= parts.keys():
-        raise ValueError(f"{name}.codes or {name}.scales is missing, which {format} weights need")
-    if list(parts["codes"].shape) != shape or parts["scales"].shape[0] != out:
-        raise ValueError(
-            f"{name}.codes is {list(parts['codes'].shape)} with scales {list(parts['scales'].shape)}; {format} of "
-            f"{out} x {width} is {shape}"
-        )
+    _check_parts(name, parts, format, out, width)
     zeros = None
     if "zeros" in parts:
         codes = unpack_codes(parts["zeros"], bits, parts["scales"].shape[1])
@@ -150,3 +145,29 @@ def assemble(
     if "outlier_columns" in parts:
         outliers = (parts["outlier_columns"], parts["outlier_weights"].to(linear.dtype))
     return QuantizedLinear(weight, config.activations, parts.get("activation_scale"), outliers)
+
+
+def _check_parts(name: str, parts: dict[str, Tensor], format: str, out: int, width: int) -> None:
+    """Raise ValueError naming the part that is missing, or of another shape or type than `save_quantized` writes."""
+    if not {"codes", "scales"} <= parts.keys():
+        raise ValueError(f"{name}.codes or {name}.scales is missing, which {format} weights need")
+    bits, scales, columns = FORMATS[format].bits, parts["scales"], parts.get("outlier_columns")
+    num_groups = scales.shape[1] if scales.dim() == 2 and 0 < scales.shape[1] <= width else 1
+    of_bytes, of_numbers = (torch.uint8,), tuple(DTYPES.values())
+    needed = {
+        "codes": (of_bytes, [out, ceil_div(width * bits, 8)]),
+        "scales": (of_numbers, [out, num_groups]),
+        "zeros": (of_bytes, [out, ceil_div(num_groups * bits, 8)]),
+        "activation_scale": (of_numbers, []),
+        "outlier_columns": ((torch.int64,), [0 if columns is None else columns.numel()]),
+        "outlier_weights": (of_numbers, [out, 0 if columns is None else columns.numel()]),
+    }
+    for part, tensor in parts.items():
+        dtypes, shape = needed[part]
+        if tensor.dtype not in dtypes or list(tensor.shape) != shape:
+            raise ValueError(
+                f"{name}.{part} is {told(tensor)}; {format} of {out} x {width} is {shape}, "
+                f"{' or '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}"
+            )
+    if columns is not None and ("outlier_weights" not in parts or not ((columns >= 0) & (columns < width)).all()):
+        raise ValueError(f"{name}.outlier_columns must name columns below {width}, with their outlier_weights")

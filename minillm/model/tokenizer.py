@@ -10,23 +10,25 @@ than the vocabulary and the merges from it, and write the rest as it is in most 
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from minillm.model.errors import CheckpointError
+from minillm.model.files import check_file, read_json, read_text
 from minillm.model.gguf_file import Container
 from minillm.model.gguf_tokenizer import gguf_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-WRITTEN, CONFIG = "tokenizer.json", "tokenizer_config.json"
+WRITTEN, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 SETTINGS = (CONFIG, "special_tokens_map.json", "added_tokens.json", "config.json")
 PROBE = "a"
-WAY_OUT = "fetch the file again, or write it with `tokenizer.save_pretrained(folder)`"
+WRITE = "or write it with `tokenizer.save_pretrained(folder)`"
+WAY_OUT = f"fetch the file again, {WRITE}"
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
@@ -38,9 +40,16 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 
 def _of_gguf(path: Path) -> PreTrainedTokenizerBase:
     try:
-        return gguf_tokenizer(Container(path).metadata)
-    except ValueError as error:
-        raise CheckpointError(f"no tokenizer could be loaded from the metadata of {path}: {error}") from error
+        tokenizer = gguf_tokenizer(Container(path).metadata)
+        tokenizer.decode(tokenizer.encode(PROBE))
+        return tokenizer
+    except CheckpointError:
+        raise
+    except BaseException as error:
+        _raise_unless_of_file(error)
+        raise CheckpointError(
+            f"no tokenizer could be loaded from the metadata of {path}: {_first_line(error)}"
+        ) from error
 
 
 def _of_folder(path: Path) -> PreTrainedTokenizerBase:
@@ -51,8 +60,7 @@ def _of_folder(path: Path) -> PreTrainedTokenizerBase:
         tokenizer.decode(tokenizer.encode(PROBE))  # some files are found damaged by their first use
         return tokenizer
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # tokenizers' Rust core
-            raise
+        _raise_unless_of_file(error)
         raise CheckpointError(_what_is_wrong(path, error)) from error
 
 
@@ -60,7 +68,7 @@ def _as_written(path: Path) -> PreTrainedTokenizerBase:
     from transformers import PreTrainedTokenizerFast
 
     # The tokens that tokenizer_config.json adds are those of tokenizer.json again, in some folders with other rules.
-    settings = _settings(path / CONFIG) if (path / CONFIG).exists() else {}
+    settings = read_json(path / CONFIG) if (path / CONFIG).exists() else {}
     again: dict[str, Any] = {"added_tokens_decoder": {}} if "added_tokens_decoder" in settings else {}
     return PreTrainedTokenizerFast.from_pretrained(path, **again)
 
@@ -71,14 +79,25 @@ def _by_class(path: Path) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
 
 
+def _raise_unless_of_file(error: BaseException) -> None:
+    """Raise what no file is to blame for: an interrupt, or a lack of memory."""
+    is_panic = type(error).__name__ == "PanicException"  # of the Rust core of tokenizers, and no Exception
+    if isinstance(error, MemoryError) or not (isinstance(error, Exception) or is_panic):
+        raise error
+
+
 def _what_is_wrong(path: Path, error: BaseException) -> str:
     """The file that cannot be read, or else what the library said."""
-    for name, read in ((WRITTEN, Tokenizer.from_file), *((name, _settings) for name in SETTINGS)):
+    readers = dict.fromkeys(SETTINGS, read_json) | {TEMPLATE: read_text, WRITTEN: _read_written}
+    for name, read in readers.items():
         file = path / name
         try:
-            if file.exists():
-                read(str(file))
-        except Exception as found:
+            if os.path.lexists(file):
+                read(file)
+        except CheckpointError as found:
+            return f"{found}, {WRITE}"
+        except BaseException as found:
+            _raise_unless_of_file(found)
             return f"{file} cannot be read ({_first_line(found)}); {WAY_OUT}"
     if (path / WRITTEN).exists():
         return f"no tokenizer could be loaded from {path / WRITTEN} and {CONFIG} ({_first_line(error)}); {WAY_OUT}"
@@ -88,11 +107,9 @@ def _what_is_wrong(path: Path, error: BaseException) -> str:
     )
 
 
-def _settings(file: str | Path) -> dict[str, Any]:
-    settings = json.loads(Path(file).read_text(encoding="utf-8"))
-    if not isinstance(settings, dict):
-        raise TypeError(f"it holds {settings!r:.80}, not an object")
-    return settings
+def _read_written(file: Path) -> None:
+    check_file(file)
+    Tokenizer.from_file(str(file))
 
 
 def _first_line(error: BaseException) -> str:

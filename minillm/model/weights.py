@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from minillm.model.config import ModelConfig
 from minillm.model.errors import CheckpointError, naming
+from minillm.model.files import check_file, read_json
 from minillm.model.gguf import GGUFFile
 from minillm.model.parts import EMBEDDING, QuantizedPart
 
@@ -25,6 +27,22 @@ BASE = "model."
 TEXT, NEWER_TEXT = "language_model.", "model.language_model."
 SEEING = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 ADAPTER = "adapter_config.json"
+# The types that safetensors writes, and torch computes with or unpacks.
+DTYPE_NAMES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 WHY_NO_PICKLE = (
     "a pickle file can run any code when it is read, so minillm reads safetensors only; "
@@ -108,12 +126,37 @@ def tensor_places(path: Path) -> dict[str, Path]:
     return places
 
 
+def described(path: Path) -> dict[str, Tensor]:
+    """Every tensor by its name, on the device "meta": the shape that the files' headers say, and no memory."""
+    if path.suffix == GGUF:
+        with naming(path):
+            return {name: on_meta(shape) for name, shape in GGUFFile(path).shapes.items()}
+    found = {}
+    for file in weight_files(path):
+        with _opened(file) as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (a file, not a dict)
+                header = tensors.get_slice(name)
+                if (dtype := DTYPE_NAMES.get(header.get_dtype())) is None:
+                    raise CheckpointError(
+                        f"{name} in {file} is of type {header.get_dtype()}; readable are {', '.join(DTYPE_NAMES)}"
+                    )
+                found[name] = on_meta(header.get_shape(), dtype)
+    base = _is_base(found)
+    named = {decoder_name(name, base): tensor for name, tensor in found.items()}
+    return {name: tensor for name, tensor in named.items() if name is not None}
+
+
+def on_meta(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(tuple(shape), dtype=dtype, device="meta")
+
+
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
+    check_file(file)
     try:
         with safe_open(file, framework="pt") as tensors:
             yield tensors
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{file} is damaged or cut off ({error}); it has {file.stat().st_size:,} bytes: fetch it again"
         ) from error
@@ -121,12 +164,12 @@ def _opened(file: Path) -> Iterator[Any]:
 
 def weight_files(path: Path) -> list[Path]:
     """model.safetensors, or the shards its index names, or whatever safetensors there are."""
-    if (path / "model.safetensors").exists():
-        return [path / "model.safetensors"]
-    index = path / "model.safetensors.index.json"
-    if index.exists():
-        files = [path / name for name in sorted(set(read_json(index)["weight_map"].values()))]
-        absent = [file.name for file in files if not file.exists()]
+    whole, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    if os.path.lexists(whole):
+        return [whole]
+    if os.path.lexists(index):
+        files = [path / name for name in _shard_names(index)]
+        absent = [file.name for file in files if not os.path.exists(file)]
         if absent:
             raise CheckpointError(f"{path} lacks {some(absent)} of the {len(files)} files that {index.name} names")
         return files
@@ -138,25 +181,25 @@ def weight_files(path: Path) -> list[Path]:
     return files
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        raise CheckpointError(f"{file.parent} has no {file.name}; a model folder is what `save_pretrained` writes")
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not valid JSON ({error}); fetch it again") from error
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read ({error.strerror}); fetch it again") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(
-            f"{file} holds {json.dumps(value)[:50]}, not an object of names and values; fetch it again"
-        )
-    return value
+def _shard_names(index: Path) -> list[str]:
+    """The files that an index names: safetensors, all of them beside it."""
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise CheckpointError(f"{index} has no weight_map, which says the file of each tensor; fetch it again")
+    for name in names.values():
+        if not isinstance(name, str) or not name.isprintable() or Path(name).name != name:
+            raise CheckpointError(
+                f"{index} names the file {shown(name)}; allowed are names of files in its own folder; fetch it again"
+            )
+        if not name.endswith(".safetensors"):
+            why = WHY_NO_PICKLE if name.endswith(PICKLE_SUFFIXES) else "allowed are *.safetensors; fetch it again"
+            raise CheckpointError(f"{index} names the file {shown(name)}; {why}")
+    return sorted(set(names.values()))
 
 
 def refuse_adapter(path: Path) -> None:
     """Raise CheckpointError for the folder of an adapter, whatever else it has."""
-    if (path / ADAPTER).exists():
+    if os.path.lexists(path / ADAPTER):
         base = read_json(path / ADAPTER).get("base_model_name_or_path")
         raise CheckpointError(
             f"{path} has {ADAPTER}: it is an adapter for {base!r}, not a model; peft makes a model of the two: "

@@ -70,8 +70,10 @@ def test_a_file_of_a_hub_repository(monkeypatch, path):
 def test_a_truncated_file_is_named(path, keep):
     path.write_bytes(path.read_bytes()[:keep])
     said = (
-        "is not a GGUF file"
-        if 0 <= keep < 4
+        "is empty; fetch it again"
+        if keep == 0
+        else "is not a GGUF file"
+        if 0 < keep < 4
         else r"is damaged or cut off: .* would end after its [\d,]+ bytes; fetch it again"
     )
     for load in (load_config, load_model):
@@ -188,21 +190,21 @@ def test_an_unknown_architecture_is_named(path):
         load_model(path)
 
 
-@pytest.mark.parametrize(
-    "number, said",
-    [
-        (99, "blk.0.attn_k.weight is of type 99, which the gguf library does not know"),
-        (24, "blk.0.attn_k.weight is of type I8, which the gguf library cannot dequantize"),
-    ],
-)
-def test_a_type_that_cannot_be_read_is_named(path, number, said):
+def test_a_type_that_is_not_known_is_named(path):
     data = path.read_bytes()
     name = b"blk.0.attn_k.weight"
     at = data.index(name) + len(name) + 4 + 16  # the number of dimensions, two of them, then the type
     assert data[at : at + 4] == struct.pack("<I", Type.Q8_0)
-    path.write_bytes(data[:at] + struct.pack("<I", number) + data[at + 4 :])
-    with pytest.raises(CheckpointError, match=said):
+    path.write_bytes(data[:at] + struct.pack("<I", 99) + data[at + 4 :])
+    with pytest.raises(CheckpointError, match=r"attn_k\.weight is of type 99, which the gguf library does not know"):
         load_model(path, "float32", "cpu")
+
+
+def test_a_type_that_cannot_be_dequantized_is_named(model, tmp_path):
+    name = "blk.0.attn_k.weight"
+    how = dict(kinds={name: Type.I8}, change={name: np.zeros((32, 64), np.int8)})
+    with pytest.raises(CheckpointError, match=f"{name} is of type I8, which the gguf library cannot dequantize"):
+        load_model(write(tmp_path / "m.gguf", model, **how), "float32", "cpu")
 
 
 def test_a_file_without_a_vocabulary_has_no_tokenizer(model, tmp_path):
