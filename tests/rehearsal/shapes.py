@@ -101,8 +101,8 @@ def private(gpu: Device) -> int:
 def start(config):
     from minillm.device import resolve_dtype
     from minillm.engine.engine import Engine
-    from minillm.model.config import ModelConfig
     from minillm.model import decoder
+    from minillm.model.config import ModelConfig
 
     model = decoder.Decoder(ModelConfig.from_hf(QWEN3), resolve_dtype("auto", "cuda"), torch.device("cuda"))
     decoder.fingerprint = lambda model: "rehearsal"  # the real one samples 200 tensors, one after the other
