@@ -89,7 +89,7 @@ _THERE: dict[str, dict[str, str]] = {
     },
     "LLM's methods": {
         "get_tokenizer get_default_sampling_params get_metrics from_engine_args apply_model get_world_size": "",
-        "generate": "differs: with user=; without tokenization_kwargs and mm_processor_kwargs",
+        "generate": "differs: with user=; tokenization_kwargs and mm_processor_kwargs are refused",
         "chat": "differs: from priority on by name; content in parts is text",
         "beam_search": "differs: one prompt after the other; the fields of BeamSearchParams may be given by name",
         "encode": "differs: token_embed unless pooling_task says embed; one prompt after the other",

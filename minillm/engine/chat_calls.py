@@ -10,7 +10,7 @@ from minillm.engine import calls
 from minillm.engine.engine import Engine
 from minillm.engine.inputs import InputProcessor
 from minillm.engine.outputs import RequestOutput
-from minillm.engine.prompt_forms import refuse_later
+from minillm.engine.prompt_forms import check_call
 from minillm.engine.vllm_names import ModelOptions
 from minillm.sampling.params import SamplingParams
 
@@ -37,10 +37,11 @@ class Chatting:
         continue_final_message: bool = False,
         tools: Sequence[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several: lists of {"role": ..., "content": ...}, through the chat template, the
         model's own or `chat_template`. See `minillm.engine.chats.render_chats`."""
-        refuse_later(lora_request=(lora_request, 23))
+        check_call("chat", lora_request, others)
         self.engine.check_open()
         prompts = self.inputs.conversations(
             messages,

@@ -24,7 +24,7 @@ from minillm.engine.lock import FairLock, locked
 from minillm.engine.output_processor import OutputProcessor
 from minillm.engine.outputs import RequestOutput, StreamDelta
 from minillm.engine.pooling import Pooling
-from minillm.engine.prompt_forms import check_callback, refuse_later
+from minillm.engine.prompt_forms import check_call, check_callback, refuse_later
 from minillm.engine.request import Request
 from minillm.engine.sink import OutputSink
 from minillm.engine.sizing import max_model_len_of, served_model_len
@@ -155,6 +155,7 @@ class LLM(Chatting, BeamSearching, Pooling, Upkeep):
         lora_request: Any = None,
         priority: int | Sequence[int] | None = None,
         user: str | Sequence[str] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Continue each prompt; results in the order of the prompts.
 
@@ -163,7 +164,7 @@ class LLM(Chatting, BeamSearching, Pooling, Upkeep):
         make one, as `tqdm` is. Every prompt is checked before the first is computed; see `InputProcessor` for what is
         raised.
         """
-        refuse_later(lora_request=(lora_request, 23))
+        check_call("generate", lora_request, others)
         self.engine.check_open()
         return calls.serve(self, self.inputs.requests(prompts, sampling_params, priority=priority, user=user), use_tqdm)
 

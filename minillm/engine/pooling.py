@@ -18,7 +18,7 @@ from torch import Tensor
 from minillm.engine.inputs import InputProcessor, Prompt
 from minillm.engine.lock import locked
 from minillm.engine.progress import progress_bar
-from minillm.engine.prompt_forms import refuse_later
+from minillm.engine.prompt_forms import check_call
 from minillm.kv_cache.contiguous import ContiguousAttention, ContiguousKVCache
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
@@ -147,10 +147,11 @@ class Pooling:
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: Any = None,
         pooling_task: str | None = None,
+        **others: Any,
     ) -> list[PoolingRequestOutput]:
         """The hidden states of each prompt: one vector ("embed"), or by default one for each token ("token_embed").
         Prompts are computed one after the other, each as one turn beside the requests of other threads."""
-        refuse_later(lora_request=(lora_request, 23))
+        check_call("encode", lora_request, others)
         self.engine.check_open()
         return self._computed(self._checked(prompts, pooling_params, pooling_task), use_tqdm)
 
@@ -161,9 +162,11 @@ class Pooling:
         use_tqdm: bool | Callable[..., Any] = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         lora_request: Any = None,
+        **others: Any,
     ) -> list[EmbeddingRequestOutput]:
         """Each prompt as one vector of length 1: of its last token, or with `pooler_config={"pooling_type": "MEAN"}`
         the mean of all."""
+        check_call("embed", lora_request, others)
         options = dict(use_tqdm=use_tqdm, lora_request=lora_request, pooling_task="embed")
         return [
             EmbeddingRequestOutput(
@@ -181,9 +184,10 @@ class Pooling:
         use_tqdm: bool | Callable[..., Any] = True,
         pooling_params: PoolingParams | None = None,
         lora_request: Any = None,
+        **others: Any,
     ) -> list[ScoringRequestOutput]:
         """How near each text of `data_2` is to its partner in `data_1`, or to the only one there."""
-        refuse_later(lora_request=(lora_request, 23))
+        check_call("score", lora_request, others)
         self.engine.check_open()
         if not isinstance(pooling_params, PoolingParams | None):
             raise TypeError(f"pooling_params={pooling_params!r} is not allowed; allowed: a PoolingParams for all texts")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
 
+from minillm.sampling.checks import Absent, refuse_absent
 from minillm.sampling.params import SamplingParams, check_int
 
 
@@ -123,3 +124,17 @@ def refuse_later(**arguments: tuple[Any, int]) -> None:
     for name, (value, chapter) in arguments.items():
         if value is not None:
             raise NotImplementedError(f"{name}={value!r} comes with chapter {chapter:02}; leave it out until then")
+
+
+# Keywords of calls that vLLM has and the book does not build.
+ABSENT_KEYWORDS = {
+    "tokenization_kwargs": Absent("encode the prompt with llm.get_tokenizer(), and give its token ids"),
+    "mm_processor_kwargs": Absent("the book serves text"),
+}
+
+
+def check_call(method: str, lora_request: Any, others: dict[str, Any]) -> None:
+    """Raise NotImplementedError for a keyword of vLLM that asks for what is not built, TypeError for any other."""
+    refuse_later(lora_request=(lora_request, 23))
+    if unknown := list(refuse_absent(ABSENT_KEYWORDS, others)):
+        raise TypeError(f"LLM.{method}() has no keyword {unknown[0]!r}; see help(LLM.{method})")

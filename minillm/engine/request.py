@@ -76,7 +76,7 @@ class Request:
 
     # Slots keep the state of hundreds of requests, which a step passes through twice, close together in memory.
     __slots__ = (
-        "cached_tokens", "error", "finish_reason", "max_computed_tokens", "max_tokens", "needs_host",
+        "arrival_time", "cached_tokens", "error", "finish_reason", "max_computed_tokens", "max_tokens", "needs_host",
         "num_accepted_tokens", "num_cached_tokens", "num_computed_tokens", "num_drafted_tokens", "num_forks",
         "num_in_flight", "num_preemptions", "output_token_ids", "prompt_logprobs", "request_id", "scheduled_time",
         "spec", "spec_token_ids", "status", "steps_in_flight", "stop_reason", "stop_token_ids", "takes_drafts",
@@ -85,7 +85,7 @@ class Request:
 
     group_id, index, prompt, prompt_token_ids = map(_asked, ("group_id", "index", "prompt", "prompt_token_ids"))
     params, seed, logprob_start_len, cache_salt = map(_asked, ("params", "seed", "logprob_start_len", "cache_salt"))
-    priority, user, arrival_time = map(_asked, ("priority", "user", "arrival_time"))
+    priority, user = map(_asked, ("priority", "user"))
 
     def __init__(self, *args: Any, **fields: Any):
         self._begin(RequestSpec(*args, **fields))
@@ -113,6 +113,7 @@ class Request:
         )
         if params.has_rules:
             check_rules(params, self.stop_token_ids)
+        self.arrival_time = spec.arrival_time  # seconds; a simulation may move it
         self.takes_drafts = True
         self.token_ids = list(spec.prompt_token_ids)
         self.output_token_ids: list[int] = []
@@ -213,7 +214,7 @@ class Request:
         child.output_token_ids += self.output_token_ids
         child.num_forks, child.takes_drafts = 0, self.takes_drafts
         child.num_cached_tokens, child.cached_tokens = self.num_cached_tokens, self.cached_tokens
-        child.scheduled_time = self.scheduled_time
+        child.arrival_time, child.scheduled_time = self.arrival_time, self.scheduled_time
         child.num_computed_tokens = child.max_computed_tokens = self.num_computed_tokens
         return child
 

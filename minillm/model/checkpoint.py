@@ -17,6 +17,7 @@ from minillm.model.calibration import calibration_sequences
 from minillm.model.config import ModelConfig, as_token_ids
 from minillm.model.decoder import Decoder
 from minillm.model.errors import CheckpointError, naming
+from minillm.model.families import text_of
 from minillm.model.gguf import GGUFFile, read_gguf
 from minillm.model.hub import download
 from minillm.model.hub_formats import READERS
@@ -30,6 +31,7 @@ from minillm.model.weights import (
     as_tied,
     read_json,
     read_tensors,
+    refuse_adapter,
     some,
 )
 from minillm.quantization.config import QuantizationConfig, resolve as resolve_quantization
@@ -80,7 +82,8 @@ def load_config(path: str | Path) -> ModelConfig:
     if path.suffix == GGUF:
         with naming(path):
             return GGUFFile(path).config
-    raw = read_json(path / "config.json")
+    refuse_adapter(path)
+    raw = text_of(read_json(path / "config.json"))
     if stored_quantization(path) is not None:
         raw.pop("quantization_config", None)  # the decoder's shape is the same
     with naming(path):
@@ -156,6 +159,7 @@ def stored_quantization(path: Path, asked: QuantizationConfig | None = None) -> 
             kept = GGUFFile(path).kept_types
         settings = kept and {"quant_method": "gguf", "weights": " and ".join(kept)}
     else:
+        refuse_adapter(path)
         settings = read_json(path / "config.json").get("quantization_config")
         if not settings and (path / AUTO_GPTQ).exists():
             settings = {"quant_method": "gptq"} | read_json(path / AUTO_GPTQ)

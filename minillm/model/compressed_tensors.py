@@ -45,6 +45,7 @@ class FP8(HubFormat):
         out_features, in_features = codes.shape
         scales = scales.reshape(-1, 1) if scales.dim() < 2 else scales
         if scales.numel() == 1:
+            zeros = None if zeros is None else zeros.reshape(1, 1).expand(out_features, 1)
             return grouped(format, codes, scales.expand(out_features, 1), zeros)
         rows, columns = block or (1, group_size_of(in_features, scales.shape[1]))
         expected = [ceil_div(out_features, rows), ceil_div(in_features, columns)]
@@ -67,7 +68,7 @@ class CompressedTensors(FP8):
     def __init__(self, settings: dict[str, Any]):
         HubFormat.__init__(self, settings)
         integers, floats = ("pack-quantized", "int-quantized"), ("float-quantized", *FOUR_BITS)
-        formats = (*integers, *floats, "naive-quantized", "mixed-precision")
+        formats = (*integers, *floats, "mxfp8-quantized", "naive-quantized", "mixed-precision", "dense")
         self.one_of("format", settings.get("format"), formats)
         self.one_of(
             "sparsity_config.format", (settings.get("sparsity_config") or {}).get("format", "dense"), ("dense",)
@@ -86,6 +87,8 @@ class CompressedTensors(FP8):
             raise ValueError(f"{module} has weight_scale, but neither weight nor weight_packed")
         if weight.dtype is not torch.int8 or weight.dim() != 2:
             self._check(module, weight, scheme, "float", (8,))
+            if scales.dtype is torch.uint8:  # MXFP8
+                pieces = pieces | {"weight_scale": _powers(scales)}
             return super().part(module, pieces, _block(scheme))
         self._check(module, weight, scheme, "int", tuple(range(2, 9)))
         zeros = None if zeros is None else zeros.reshape(scales.shape).int() + 128
@@ -94,11 +97,11 @@ class CompressedTensors(FP8):
 
     def _scheme(self, module: str) -> dict[str, Any]:
         """The weights of the group whose targets name this module best: by its name, a pattern, or its class."""
-        ranks = {}
+        ranks, kind = {}, "Embedding" if module.endswith("embed_tokens") else "Linear"
         for group in self.groups:
             for target in group.get("targets") or ():
                 pattern = target.removeprefix("re:")
-                if target == module or (pattern != target and re.match(pattern, module)) or target == "Linear":
+                if target in (module, kind) or (pattern != target and re.match(pattern, module)):
                     rank = 0 if target == module else 1 if pattern != target else 2
                     ranks.setdefault(rank, group.get("weights") or {})
         return ranks[min(ranks)] if ranks else {}
@@ -120,7 +123,7 @@ class CompressedTensors(FP8):
         if scales.dtype is torch.float8_e4m3fn and whole is not None and whole.numel() == 1:
             scales = scales.float() / whole.float()
         elif scales.dtype is torch.uint8 and whole is None:
-            scales = torch.exp2(scales.float() - 127)
+            scales = _powers(scales)
         else:
             beside = "no weight_global_scale" if whole is None else f"weight_global_scale {told(whole)}"
             raise ValueError(
@@ -158,6 +161,11 @@ def _block(scheme: dict[str, Any]) -> list[int] | None:
     if scheme.get("strategy") in ("group", "tensor_group") and scheme.get("group_size"):
         return [1, scheme["group_size"]]
     return scheme.get("block_structure")
+
+
+def _powers(exponents: Tensor) -> Tensor:
+    """Scales of which a byte holds the exponent alone."""
+    return torch.exp2(exponents.float() - 127)
 
 
 def _unpack(words: Tensor, bits: int, count: int) -> Tensor:

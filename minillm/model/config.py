@@ -131,7 +131,9 @@ class ModelConfig:
         rope = self.rope
         if max_len is None or max_len > rope.original_max_position_embeddings or not rope.short_divisors:
             return self
-        return replace(self, rope=replace(rope, divisors=rope.short_divisors))
+        short = replace(rope, divisors=rope.short_divisors)
+        layer_ropes = tuple(short if one == rope else one for one in self.layer_ropes)
+        return replace(self, rope=short, layer_ropes=layer_ropes)
 
     def num_parameters(self) -> int:
         """Weights of the whole model; a tied embedding counts once."""

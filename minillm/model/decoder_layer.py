@@ -81,6 +81,7 @@ class DecoderLayer(nn.Module):
 
     def forward(self, hidden: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
         """[num_tokens, hidden_size] in and out; the input may be overwritten."""
+        rotary = self.angles(rotary)
         if self.whole is not None and hidden.shape[0] <= WHOLE_UP_TO and can(attention, "fused_layer"):
             # The same, in one call: chapter 14.
             attention.run_layer(self.whole, hidden, rotary, self.self_attn.index, batch)
@@ -89,7 +90,6 @@ class DecoderLayer(nn.Module):
             raise ValueError(
                 f"{type(attention).__name__} caps scores at {softcap}, this model at {self.softcap}; TorchAttention can"
             )
-        rotary = self.angles(rotary)
         attended = self.self_attn(self.input_layernorm(hidden), rotary, attention, batch)
         hidden = self._add(hidden, self.attention_out_norm(attended))
         return self._add(hidden, self.mlp_out_norm(self.mlp(self.post_attention_layernorm(hidden))))

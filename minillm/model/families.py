@@ -30,9 +30,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": GEMMA
     | {"norms": "both", "sliding_window": 4096, "query_pre_attn_scalar": 256, "sliding_window_pattern": 6}
     | dict.fromkeys(SOFTCAPS)
-    | {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+    | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "max_position_embeddings": 131072}
+    | {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4},
     "granite": LLAMA | dict.fromkeys(MULTIPLIERS, 1.0),
 }
+# Models of images and text, of which the text model is served: what it is where its text_config does not say.
+WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral", "llava": "llama"}
 GEMMAS = ("gemma", "gemma2", "gemma3_text")
 # Where the configuration's attention_bias is read, and where its mlp_bias.
 WITH_BIASES = ("llama", "qwen3", "smollm3", "olmo2", "granite", *GEMMAS)
@@ -40,6 +43,15 @@ WITH_MLP_BIASES = ("llama", "smollm3", "granite")
 SLIDES_EVERYWHERE, NEVER_SLIDES = ("mistral", "phi3"), ("llama", "olmo2", "granite", "gemma")
 NULLABLE = ("sliding_window", *SOFTCAPS)  # null is none, not the default
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_pytorch_tanh"}
+
+
+def text_of(raw: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the text model. Whether its head is its embedding, the files say."""
+    wrapper = raw.get("model_type")
+    if wrapper not in WRAPPERS or not isinstance(raw.get("text_config"), dict):
+        return raw
+    ids = {key: raw[key] for key in ("eos_token_id", "bos_token_id") if raw.get(key) is not None}
+    return {"model_type": WRAPPERS[wrapper]} | raw["text_config"] | ids | {"tie_word_embeddings": True}
 
 
 def with_defaults(raw: dict[str, Any]) -> dict[str, Any]:
@@ -62,13 +74,14 @@ def read_layer_types(raw: dict[str, Any]) -> list[str]:
     """What each layer attends to: everything, or its `sliding_window`. As transformers has it, Mistral and Phi-3 slide
     everywhere if there is a window, Llama, OLMo 2, Granite and the first Gemma never. For the others `layer_types`
     decides, where it is written; else Qwen slides from `max_window_layers` on, SmolLM3 where it does not rotate, and
-    Gemma in all layers but every second or sixth.
+    Gemma in all layers but every second or sixth. Qwen's window must be switched on, SmolLM3's if it writes no types.
     """
     num_layers, model_type = required(raw, "num_hidden_layers"), raw["model_type"]
     written, window = raw.get("layer_types"), raw.get("sliding_window")
     if written is not None:
         _check_layer_types(raw, written, num_layers)
-    switched_off = model_type not in (*SLIDES_EVERYWHERE, *GEMMAS) and not raw.get("use_sliding_window")
+    follows = model_type in (*SLIDES_EVERYWHERE, *GEMMAS) or (model_type == "smollm3" and written is not None)
+    switched_off = not follows and not raw.get("use_sliding_window")
     if window is None or switched_off or model_type in NEVER_SLIDES:
         return [FULL] * num_layers
     if model_type in SLIDES_EVERYWHERE:

@@ -25,19 +25,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from minillm.model.adapted import adapted
 from minillm.model.config import ModelConfig
 from minillm.model.decoder import Decoder
+from minillm.model.gguf_families import ARCHITECTURES, INTERLEAVED, WINDOWED, gemma3_ropes, hf_name, of_family
 from minillm.model.gguf_file import Container, StoredTensor
 from minillm.model.gguf_tokenizer import end_token_ids, special_id
 from minillm.model.parts import QuantizedPart, install
 from minillm.quantization.formats import FORMATS, QuantizedWeight
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
 Kind = gguf.GGMLQuantizationType
 PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
 KEPT = {Kind.Q8_0: 8, Kind.Q4_0: 4}  # types that stay in few bits, and how many
 BLOCK = 32  # weights that share a scale
 ROPE_DIVISORS = "rope_freqs.weight"
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"  # divisors of Phi-3, for long texts and short
 ROPE_TYPES = ("none", "linear", "yarn")  # of a file; what it has of Llama 3's scaling are the divisors
 ROPE_KEYS = (
     "dimension_count",
@@ -50,26 +52,10 @@ ROPE_KEYS = (
     "scaling.yarn_beta_fast",
     "scaling.yarn_beta_slow",
 )
-NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 
 class GGUFFile:
-    """A GGUF file of a Llama or Qwen model, by the names of a Hugging Face checkpoint.
+    """A GGUF file of a model of ARCHITECTURES, by the names of a Hugging Face checkpoint.
 
     Raises ValueError for a file that is something else, cut off, one of several, or of another architecture.
     """
@@ -111,13 +97,14 @@ class GGUFFile:
                 f"{ROPE_DIVISORS} has {len(divisors)} divisors; a head of {config.head_dim} dimensions needs "
                 f"{config.head_dim // 2}"
             )
-        return replace(config, rope=replace(config.rope, type="divided", divisors=tuple(divisors)))
+        rope = replace(config.rope, type="divided", divisors=tuple(divisors))
+        return replace(config, rope=rope, layer_ropes=tuple(one and rope for one in config.layer_ropes))
 
     def _raw_config(self) -> dict[str, Any]:
         """What a config.json would say."""
         num_heads, head_dim = self._number("attention.head_count"), self._head_dim
         rotated = self._of_model("rope.dimension_count", head_dim)
-        if rotated != head_dim:
+        if rotated != head_dim and self.architecture != "phi3":
             raise ValueError(
                 f"{self.architecture}.rope.dimension_count={rotated} of head size {head_dim} is not supported; "
                 "all must be rotated"
@@ -126,7 +113,7 @@ class GGUFFile:
             raise ValueError("it has no tensor token_embd.weight; a vocabulary or an adapter alone is not a model")
         self._refuse_what_we_do_not_compute(head_dim)
         return {
-            "model_type": self.architecture,
+            "model_type": ARCHITECTURES[self.architecture],
             "vocab_size": self.stored["token_embd.weight"].shape[0],
             "hidden_size": self._number("embedding_length"),
             "intermediate_size": self._number("feed_forward_length"),
@@ -139,20 +126,23 @@ class GGUFFile:
             "tie_word_embeddings": "output.weight" not in self.stored,
             "attention_bias": self.architecture != "qwen2" and "blk.0.attn_q.bias" in self.stored,
             "mlp_bias": "blk.0.ffn_gate.bias" in self.stored,
-            "rope_parameters": self._rope(),
+            "rope_parameters": self._rope_parameters(rotated / head_dim),
             "eos_token_id": end_token_ids(self.metadata),
             "bos_token_id": special_id(self.metadata, "bos"),
-        }
+        } | of_family(self.architecture, self._of_model, head_dim)
 
     def tensors(self) -> Iterator[tuple[str, Tensor | QuantizedPart]]:
         """Every weight, one at a time. A name that is not known keeps its own."""
+        return adapted(self.config, self._renamed()) if self.architecture == "phi3" else self._renamed()
+
+    def _renamed(self) -> Iterator[tuple[str, Tensor | QuantizedPart]]:
         for name, stored in self.stored.items():
-            if name == ROPE_DIVISORS:  # part of the configuration here
+            if name in (ROPE_DIVISORS, LONG, SHORT):  # part of the configuration here
                 continue
             tensor = self._read(stored)
-            if self.architecture == "llama" and re.search(r"\.attn_[qk]\.", name):
+            if self.architecture in INTERLEAVED and re.search(r"\.attn_[qk]\.", name):
                 tensor = tensor[_halves(stored.shape[0], self._head_dim)]
-            yield hf_name(name), tensor
+            yield hf_name(name, self.architecture), tensor
 
     def _read(self, stored: StoredTensor) -> Tensor | QuantizedPart:
         if stored.kind in PLAIN:
@@ -173,17 +163,34 @@ class GGUFFile:
                 f"{self.architecture}.attention.causal=False is not supported: an encoder generates no text"
             )
         scale = self._of_model("attention.scale", 0.0)
-        if scale and abs(scale * head_dim**0.5 - 1) > 1e-5:
+        if scale and self.architecture != "granite" and abs(scale * head_dim**0.5 - 1) > 1e-5:
             raise ValueError(
                 f"{self.architecture}.attention.scale={scale:g} is not supported; supported: "
                 f"{head_dim**-0.5:g}, which is 1 / sqrt of the head size {head_dim}"
             )
         window, context = self._number("attention.sliding_window", 0), self._number("context_length")
-        if 0 < window < context:
+        if 0 < window < context and self.architecture not in WINDOWED:
+            why = "llama.cpp ignores it, the model was trained with it; use its safetensors folder"
             raise ValueError(
                 f"{self.architecture}.attention.sliding_window={window} is not supported where it is less than the "
-                f"context of {context}: llama.cpp ignores it, the model was trained with it; use its safetensors folder"
+                f"context of {context}: {'OLMo 3 is not read' if self.architecture == 'olmo2' else why}"
             )
+
+    def _rope_parameters(self, partial: float) -> dict[str, Any]:
+        if self.architecture == "gemma3":
+            return gemma3_ropes(self._of_model, self._rope())
+        if self.architecture != "phi3":
+            return self._rope()
+        if LONG not in self.stored or SHORT not in self.stored:
+            return self._rope() | {"partial_rotary_factor": partial}
+        return {
+            "rope_type": "longrope",
+            "rope_theta": self._of_model("rope.freq_base", 10000.0),
+            "long_factor": self._read(self.stored[LONG]).flatten().tolist(),
+            "short_factor": self._read(self.stored[SHORT]).flatten().tolist(),
+            "attention_factor": self._of_model("rope.scaling.attn_factor", 1.0),
+            "partial_rotary_factor": partial,
+        }
 
     def _rope(self) -> dict[str, Any]:
         """As llama.cpp reads it: a factor without a type is linear, 0 is none, and `scale_linear` is its old name."""
@@ -215,9 +222,10 @@ class GGUFFile:
             "scaling.yarn_log_multiplier": (0.0,),
         }
         prefix = f"{self.architecture}.rope."
+        known = (*ROPE_KEYS, "freq_base_swa") if self.architecture == "gemma3" else ROPE_KEYS
         for key, value in self.metadata.items():
             name = key.removeprefix(prefix)
-            if key.startswith(prefix) and name not in ROPE_KEYS and value not in neutral.get(name, ()):
+            if key.startswith(prefix) and name not in known and value not in neutral.get(name, ()):
                 allowed = " or ".join(f"{one:g}" for one in neutral.get(name, ())) or "a file without it"
                 raise ValueError(f"{key}={value} is not supported; supported: {allowed}")
 
@@ -269,15 +277,6 @@ def read_blocks(data: np.ndarray, bits: int) -> QuantizedWeight:
     else:
         codes = codes ^ 128  # int8 q to the code q + 128
     return QuantizedWeight(FORMATS[f"int{bits}"], codes.flatten(1).contiguous(), scales.contiguous())
-
-
-def hf_name(name: str) -> str:
-    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
-    parts = re.fullmatch(r"(?:blk\.(?P<layer>\d+)\.)?(?P<what>\w+)\.(?P<kind>weight|bias)", name)
-    if parts is None or parts["what"] not in NAMES:
-        return name
-    layer = f"model.layers.{parts['layer']}." if parts["layer"] else ""
-    return f"{layer}{NAMES[parts['what']]}.{parts['kind']}"
 
 
 def _halves(rows: int, head_dim: int) -> Tensor:

@@ -110,12 +110,19 @@ class AWQ(HubFormat):
 
 
 def auto_round(settings: dict[str, Any]) -> HubFormat:
-    """AutoRound rounds better and packs as GPTQ or AWQ do; `packing_format` says which."""
+    """AutoRound rounds better and packs as GPTQ or AWQ do; `packing_format` says which. Its own is for zero points as
+    they are."""
     packings = {"auto_round:auto_gptq": "gptq", "auto_round:gptqmodel": "gptq_v2", "auto_round:auto_awq": "awq"}
+    packings["auto_round"] = "gptq_v2"
     form = settings.get("packing_format") or settings.get("backend") or "auto_round:auto_gptq"
     reader = HubFormat(settings)
     packing = packings[reader.one_of("packing_format", form, tuple(packings))]
     reader.one_of("data_type", settings.get("data_type", "int"), ("int",))
+    if form == "auto_round" and settings.get("model_free"):
+        raise ValueError(
+            "quantization_config says packing_format='auto_round' and model_free=True, with which AutoRound writes "
+            "zero points less one and reads them as they are; quantize again with sym=True, or with iters above 0"
+        )
     return AWQ(settings) if packing == "awq" else GPTQ(settings | {"checkpoint_format": packing})
 
 

@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from minillm.model.decoder import Decoder
+from minillm.model.families import text_of
 from minillm.model.layers import Linear
 from minillm.quantization.config import QuantizationConfig, resolve
 from minillm.quantization.formats import FORMATS, QuantizedWeight, pack_codes, unpack_codes
@@ -48,7 +49,7 @@ def save_quantized(decoder: Decoder, config: QuantizationConfig, source: str | P
     for file in source.iterdir():
         if file.is_file() and file.name != "config.json" and not file.name.endswith(NOT_COPIED):
             shutil.copy2(file, folder / file.name)
-    raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    raw = text_of(json.loads((source / "config.json").read_text(encoding="utf-8")))
     # Which the source's files decide, not its config.json.
     raw["tie_word_embeddings"] = decoder.config.tie_word_embeddings
     raw["quantization_config"] = {"quant_method": QUANT_METHOD, **config.as_dict()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,11 @@ from minillm.model.parts import EMBEDDING, QuantizedPart
 
 GGUF = ".gguf"
 HEAD = "lm_head.weight"
+BASE = "model."
+# Of a model of images and text: where its text model is, and what is not of it.
+TEXT, NEWER_TEXT = "language_model.", "model.language_model."
+SEEING = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+ADAPTER = "adapter_config.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 WHY_NO_PICKLE = (
     "a pickle file can run any code when it is read, so minillm reads safetensors only; "
@@ -35,12 +40,19 @@ def as_tied(path: Path, config: ModelConfig) -> tuple[ModelConfig, Iterator[tupl
     if not config.tie_word_embeddings or path.suffix == GGUF:
         return config, tensors
     places = tensor_places(path)
-    heads = [name for name in places if name.startswith("lm_head.") and not name.endswith(".bias")]
-    if heads == [HEAD] and EMBEDDING not in places:
+    stored = {decoder_name(name, _is_base(places)): name for name in places}
+    heads = [name for name in stored if name and name.startswith("lm_head.") and not name.endswith(".bias")]
+    if heads == [HEAD] and EMBEDDING not in stored:
         return config, ((EMBEDDING if name == HEAD else name, tensor) for name, tensor in tensors)
-    if heads and (heads != [HEAD] or not _equal(places, EMBEDDING, HEAD)):  # others than HEAD are in few bits
+    if heads and (
+        heads != [HEAD] or not _equal(places, stored[EMBEDDING], stored[HEAD])
+    ):  # others than HEAD are in few bits
         config = replace(config, tie_word_embeddings=False)
     return config, tensors
+
+
+def _is_base(places: Iterable[str]) -> bool:
+    return EMBEDDING.removeprefix(BASE) in places and not any(name.startswith((BASE, "lm_head.")) for name in places)
 
 
 def _equal(places: dict[str, Path], *names: str) -> bool:
@@ -59,12 +71,27 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Tensor | QuantizedPart]]:
             yield from GGUFFile(path).tensors()
         return
     files: dict[Path, list[str]] = {}
-    for name, file in tensor_places(path).items():
+    places = tensor_places(path)
+    for name, file in places.items():
         files.setdefault(file, []).append(name)
+    is_base = _is_base(places)
     for file, names in files.items():
         with _opened(file) as tensors:
-            for name in names:
-                yield name, tensors.get_tensor(name)
+            for stored in names:
+                if (name := decoder_name(stored, is_base)) is not None:
+                    yield name, tensors.get_tensor(stored)
+
+
+def decoder_name(name: str, is_base: bool) -> str | None:
+    """The name in a decoder with a head of a tensor of a folder; None for what only sees images. `AutoModel`, which
+    has no head, writes its tensors without "model." before them (`is_base`)."""
+    if name.startswith(SEEING):
+        return None
+    if is_base:
+        return BASE + name
+    if name.startswith(NEWER_TEXT):
+        return BASE + name.removeprefix(NEWER_TEXT)
+    return name.removeprefix(TEXT)
 
 
 def tensor_places(path: Path) -> dict[str, Path]:
@@ -125,6 +152,16 @@ def read_json(file: Path) -> dict[str, Any]:
             f"{file} holds {json.dumps(value)[:50]}, not an object of names and values; fetch it again"
         )
     return value
+
+
+def refuse_adapter(path: Path) -> None:
+    """Raise CheckpointError for the folder of an adapter, whatever else it has."""
+    if (path / ADAPTER).exists():
+        base = read_json(path / ADAPTER).get("base_model_name_or_path")
+        raise CheckpointError(
+            f"{path} has {ADAPTER}: it is an adapter for {base!r}, not a model; peft makes a model of the two: "
+            "PeftModel.from_pretrained(model, folder).merge_and_unload().save_pretrained(new_folder)"
+        )
 
 
 def some(names: list[str], limit: int = 5) -> str:

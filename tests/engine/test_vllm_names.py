@@ -7,6 +7,7 @@ import gc
 import importlib
 import json
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -346,3 +347,18 @@ def test_dummy_weights_are_replaced_when_they_are_loaded(folder, llm):
         dummy.collective_rpc("save_sharded_state")
     with pytest.raises(ValueError, match="load_format='dummy' has plain weights, quantization='int8'"):
         LLM(str(folder), load_format="dummy", quantization="int8")
+
+
+@pytest.mark.parametrize("method", ["generate", "chat", "encode", "embed", "score"])
+def test_keywords_of_calls_that_are_not_built_are_refused_by_name(llm, method):
+    call = partial(getattr(llm, method), *(["a", "b"] if method == "score" else ["a"]), use_tqdm=False)
+    with pytest.raises(NotImplementedError, match=r"tokenization_kwargs=.* is not served: encode the prompt with"):
+        call(tokenization_kwargs={"truncation": True})
+    with pytest.raises(NotImplementedError, match=r"mm_processor_kwargs=.* is not served: the book serves text"):
+        call(mm_processor_kwargs={"crops": 4})
+    with pytest.raises(TypeError, match=rf"LLM.{method}\(\) has no keyword 'sampling'; see help\(LLM.{method}\)"):
+        call(sampling=1)
+
+
+def test_keywords_of_calls_that_ask_for_nothing_are_taken(llm):
+    assert llm.embed("a", use_tqdm=False, tokenization_kwargs=None)

@@ -22,8 +22,9 @@ def write(
     `drop` are metadata keys to leave out, `change` tensors to replace, `extra` (method, *values) of the writer to call.
     """
     config = model.config
-    arch = config.model_type
+    arch = config.model_type.removesuffix("_text")
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer = gguf.GGUFWriter(str(path), arch)
     values = {
         "block_count": config.num_hidden_layers,
@@ -35,26 +36,33 @@ def write(
         "key_length": head_dim,
         "value_length": head_dim,
         "layer_norm_rms_eps": config.rms_norm_eps,
-        "rope_freq_base": config.rope_parameters["rope_theta"],
+        "rope_freq_base": rope["rope_theta"],
     }
     for key, value in values.items():
         if key not in drop:
             getattr(writer, f"add_{key}")(value)
-    if config.rope_parameters["rope_type"] == "yarn":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
-        writer.add_rope_scaling_orig_ctx_len(config.rope_parameters["original_max_position_embeddings"])
+    if rope["rope_type"] in ("yarn", "linear"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType[rope["rope_type"].upper()])
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if arch in OF_FAMILY and "family" not in drop:
+        OF_FAMILY[arch](writer, config, rope)
     for method, *values in extra:
         getattr(writer, method)(*values)
     if "tokenizer" not in drop:
         write_tokenizer(writer)
-    if config.rope_parameters["rope_type"] == "llama3":
-        writer.add_tensor("rope_freqs.weight", llama3_divisors(config.rope_parameters, head_dim))
+    if rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, head_dim))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        if arch == "llama" and re.search(r"\.[qk]_proj\.", name):  # dimension i of a head goes beside i + head_dim / 2
+        if arch.startswith("gemma") and name.endswith("norm.weight"):
+            tensor = tensor + 1
+        if arch in ("llama", "smollm3", "granite") and re.search(
+            r"\.[qk]_proj\.", name
+        ):  # dimension i of a head goes beside i + head_dim / 2
             tensor = tensor.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         used = (kinds or {}).get(target, kind) if tensor.dim() == 2 else Type.F32
@@ -66,6 +74,40 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def of_granite(writer, config, rope) -> None:
+    writer.add_attention_scale(config.attention_multiplier)
+    writer.add_embedding_scale(config.embedding_multiplier)
+    writer.add_residual_scale(config.residual_multiplier)
+    writer.add_logit_scale(config.logits_scaling)
+
+
+def of_phi3(writer, config, rope) -> None:
+    head_dim = config.hidden_size // config.num_attention_heads
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+    writer.add_sliding_window(config.sliding_window or 0)
+    if rope["rope_type"] == "longrope":
+        original = config.original_max_position_embeddings
+        scale = config.max_position_embeddings / original
+        writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(scale) / np.log(original)))
+        for length in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], np.float32))
+
+
+def of_gemma(writer, config, rope) -> None:
+    if config.model_type != "gemma":
+        writer.add_sliding_window(config.sliding_window)
+        if config.final_logit_softcapping:
+            writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    if config.model_type == "gemma3_text":
+        writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+
+
+OF_FAMILY = {"granite": of_granite, "phi3": of_phi3, **dict.fromkeys(("gemma", "gemma2", "gemma3"), of_gemma)}
 
 
 def write_tokenizer(writer) -> None:

@@ -150,6 +150,29 @@ def test_a_tied_head_alone_is_the_embedding(tmp_path):
     assert torch.equal(logits(tmp_path), expected)
 
 
+def test_what_automodel_writes_is_read_where_the_head_is_the_embedding(tmp_path):
+    """Without a head its names lack "model."; one that is not tied is missed by name."""
+    model = save_checkpoint(tmp_path / "whole", "qwen3-wide-heads")
+    model.model.save_pretrained(tmp_path / "base")
+    assert torch.equal(logits(tmp_path / "base"), logits(tmp_path / "whole"))
+    save_checkpoint(tmp_path / "two", NAME).model.save_pretrained(tmp_path / "headless")
+    with pytest.raises(CheckpointError, match=r"do not fit their config.json. 1 missing: lm_head.weight$"):
+        load_model(tmp_path / "headless")
+
+
+@pytest.mark.parametrize("with_model", [True, False])
+def test_an_adapter_is_not_taken_for_a_model(folder, with_model):
+    """transformers would load what it was trained on, and apply it."""
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "org/model"}')
+    if not with_model:
+        (folder / "config.json").unlink()
+        (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"adapter_config.json: .*'org/model'.*merge_and_unload\(\).save_pretrained"
+    ):
+        load_model(folder)
+
+
 @pytest.mark.parametrize("indexed", [True, False])
 def test_a_tensor_in_two_files_is_refused_with_both(tmp_path, indexed):
     save_checkpoint(tmp_path, NAME, max_shard_size="40KB")

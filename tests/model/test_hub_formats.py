@@ -204,6 +204,7 @@ FOLDERS = {
     "gptq, biases of zeros": (GPTQ4, pack_gptq_with_biases),
     "auto-round as gptq": (AUTO | {"packing_format": "auto_round:auto_gptq"}, pack_gptq()),
     "auto-round as gptq 2": (AUTO | {"packing_format": "auto_round:gptqmodel"}, pack_gptq(version=2)),
+    "auto-round's own": (AUTO | {"packing_format": "auto_round"}, pack_gptq(version=2)),
     "auto-round as awq": (AUTO | {"packing_format": "auto_round:auto_awq"}, pack_awq),
 }
 FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {"head_dim": 16}}
@@ -290,11 +291,15 @@ def folder(families, tmp_path):
         ({"format": "marlin"}, "format='marlin'; readable .* 'gptq', 'gptq_v2'"),
         ({"is_marlin_format": True}, "is_marlin_format=True; readable"),
         ({"format": "gptq_v2", "checkpoint_format": "gptq"}, "'gptq', 'format': 'gptq_v2'}, which disagree"),
+        (
+            AUTO | {"packing_format": "auto_round", "model_free": True},
+            "model_free=True, .* quantize again with sym=True",
+        ),
         (AUTO | {"packing_format": "auto_round:fake"}, "packing_format='auto_round:fake'; readable .*auto_gptq"),
         (AUTO | {"data_type": "mx_fp"}, "data_type='mx_fp'; readable"),
         (AWQ4 | {"version": "gemv"}, "version='gemv'; readable with quant_method='awq' are 'gemm'"),
         (AWQ4 | {"bits": 8}, "bits=8; readable with quant_method='awq' are 4"),
-        (PACKED4 | {"format": "mxfp8-quantized"}, "format='mxfp8-quantized'; readable"),
+        (PACKED4 | {"format": "marlin-24"}, "format='marlin-24'; readable"),
     ],
     ids=str,
 )

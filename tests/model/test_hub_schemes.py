@@ -111,6 +111,49 @@ def test_floats_of_four_bits(name, size):
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("packed", [True, False], ids=["words", "bytes"])
+def test_a_scale_and_a_zero_point_for_the_whole_tensor(bits, packed, weight):
+    """llm-compressor's "tensor" strategy: of every row alike, so the rows of q, k and v can be joined."""
+    codes = np.random.default_rng(2).integers(0, 2**bits, (32, 96))
+    pieces = {"weight_scale": torch.tensor([0.02]), "weight_zero_point": torch.tensor([5 - 2 ** (bits - 1)]).char()}
+    if packed:
+        pieces |= {"weight_packed": words(codes, bits, True), "weight_shape": torch.tensor([32, 96])}
+    else:
+        pieces["weight"] = torch.from_numpy(codes - 2 ** (bits - 1)).char()
+    settings = PACKED if packed else PACKED | {"format": "int-quantized"}
+    settings |= {"config_groups": {"group_0": scheme(bits, strategy="tensor", symmetric=False)}}
+    found, _ = CompressedTensors(settings).read((f"layer.{name}", tensor) for name, tensor in pieces.items())
+    part = found["layer.weight"]
+    assert part.weight.scales.shape == part.weight.zeros.shape == (32, 1)
+    assert torch.equal(part.dequantize(), torch.from_numpy(codes - 5).float() * torch.tensor(0.02))
+
+
+def test_floats_of_eight_bits_with_powers_of_two(weight):
+    """MXFP8: a group's scale is the exponent alone, in a byte."""
+    codes, exponents = weight.to(torch.float8_e4m3fn), torch.randint(118, 130, (32, 3), dtype=torch.uint8)
+    groups = [scheme(8, "float", strategy="group", group_size=32)]
+    found = read(PACKED | {"format": "mxfp8-quantized"}, groups, {"weight": codes, "weight_scale": exponents})
+    expected = codes.double() * 2.0 ** (exponents.double() - 127).repeat_interleave(32, 1)
+    assert torch.equal(found.double(), expected)
+
+
+def test_an_embedding_is_no_linear_module(weight):
+    """Each takes the group of its own class."""
+    rounded = pw.round_weight(weight, 8, 32)
+    groups = [scheme(8, targets=["Embedding"]), scheme(4)]
+    found = read(PACKED, groups, pack(rounded, 8), "model.embed_tokens")
+    assert torch.equal(found, rounded.dequantize())
+
+
+def test_weights_that_are_plain_beside_a_cache_in_few_bits(weight):
+    """kv_cache_scheme alone: the weights are as they were, the scales of the cache are not followed."""
+    settings = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}}
+    tensors = {"layer.self_attn.k_proj.weight": weight, "layer.self_attn.k_scale": torch.ones(1)}
+    parts, plain = CompressedTensors(settings).read(tensors.items())
+    assert not parts and plain.keys() == {"layer.self_attn.k_proj.weight"}
+
+
 @pytest.mark.parametrize(
     "settings, group, pieces, said",
     [

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from minillm.model.checkpoint import load_config
 from minillm.model.config import ModelConfig, RopeConfig
 from minillm.model.families import FAMILIES, OF_SOME
-from tests.helpers.model_zoo import ALL, BASE, LLAMA3, YARN, make_model
+from tests.helpers.model_zoo import ALL, BASE, LLAMA3, LONGROPE, YARN, make_model
 
 LLAMA = {
     "model_type": "llama",
@@ -100,11 +100,18 @@ def test_swish_is_another_name_of_silu():
     assert read(hidden_act="swish") == read()
 
 
+ROPE6 = {"rope_parameters": {key: value for key, value in LONGROPE.items() if key != "partial_rotary_factor"}}
+
+
 def test_a_longrope_turns_otherwise_where_texts_stay_short():
     raw = written_by_transformers("phi3-longrope")
     config = ModelConfig.from_hf(raw)
     assert config.rope.divisors == (1.0, 2.0, 3.5) and config.for_texts_of(33) == config.for_texts_of(None) == config
     assert config.for_texts_of(32).rope.divisors == (1.0, 1.1, 1.3)
+    some = ModelConfig.from_hf(raw | {"model_type": "smollm3", "head_dim": 6, "no_rope_layers": [1, 0, 1]} | ROPE6)
+    short = some.for_texts_of(32)
+    assert [rope and rope.divisors for rope in short.layer_ropes] == [short.rope.divisors, None, short.rope.divisors]
+    assert short.rope.divisors == (1.0, 1.1, 1.3)
     for name in ("su", "yarn"):  # as its first files have it
         assert ModelConfig.from_hf(raw | {"rope_parameters": raw["rope_parameters"] | {"rope_type": name}}) == config
 
@@ -114,6 +121,9 @@ def test_switches_of_the_families():
     assert read(model_type="qwen3").qk_norm and read(model_type="qwen3").head_dim == 128
     biased = read(attention_bias=True, mlp_bias=True)
     assert biased.qkv_bias and biased.o_bias and biased.mlp_bias
+
+
+MIXED = ["full_attention", "sliding_attention"] * 2
 
 
 @pytest.mark.parametrize(
@@ -133,6 +143,8 @@ def test_switches_of_the_families():
             (None, None, None, 8),
         ),
         ({"model_type": "qwen3", "sliding_window": 8, "use_sliding_window": True}, (None,) * 4),
+        # transformers' mask follows layer_types here, whatever use_sliding_window says.
+        ({"model_type": "smollm3", "sliding_window": 8, "layer_types": MIXED}, (None, 8, None, 8)),
         ({"model_type": "gemma2", "sliding_window": 8}, (8, None, 8, None)),
         ({"model_type": "gemma3_text", "sliding_window": 8, "sliding_window_pattern": 3}, (8, 8, None, 8)),
         (
@@ -140,7 +152,7 @@ def test_switches_of_the_families():
                 "model_type": "qwen3",
                 "sliding_window": 8,
                 "use_sliding_window": True,
-                "layer_types": ["full_attention", "sliding_attention"] * 2,
+                "layer_types": MIXED,
             },
             (None, 8, None, 8),
         ),
