@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORMATS = ("auto", "string", "openai")
+# Of apply_chat_template, which has to give the text of these very messages.
+NO_KWARGS = ("conversation", "tokenize", "return_dict", "return_tensors", "return_assistant_tokens_mask")
 
 
 def render_chats(
@@ -41,13 +43,20 @@ def render_chats(
         raise ValueError(
             f"chat_template_content_format={chat_template_content_format!r} is not allowed; allowed: {allowed}"
         )
+    for name, value in (
+        ("add_generation_prompt", add_generation_prompt),
+        ("continue_final_message", continue_final_message),
+    ):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}={value!r} is not allowed; allowed: True or False")
+    _check_kwargs(chat_template_kwargs)
     if add_generation_prompt and continue_final_message:
         raise ValueError(
             "continue_final_message=True goes on with the last message, add_generation_prompt=True begins another one; "
             "set add_generation_prompt=False"
         )
     is_one = isinstance(messages[0], dict)
-    options = {"add_generation_prompt": bool(add_generation_prompt), **(chat_template_kwargs or {})}
+    options = {"add_generation_prompt": add_generation_prompt, **(chat_template_kwargs or {})}
     if continue_final_message:
         options["continue_final_message"] = True
     if template is not None:
@@ -68,6 +77,17 @@ def render_chats(
                 "pass another as chat_template=..., or write the prompt yourself and use generate()"
             ) from error
     return texts
+
+
+def _check_kwargs(given: Any) -> None:
+    if not isinstance(given, Mapping | None):
+        raise TypeError(f"chat_template_kwargs={given!r} is not allowed; allowed: a dictionary, or None")
+    for name in NO_KWARGS:
+        if name in (given or {}):
+            raise ValueError(
+                f"chat_template_kwargs has {name}={given[name]!r}, which is not for the template; "
+                "allowed: what the template reads"
+            )
 
 
 def _template(given: str | Path | None) -> str | None:

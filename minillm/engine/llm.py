@@ -24,7 +24,7 @@ from minillm.engine.lock import FairLock, locked
 from minillm.engine.output_processor import OutputProcessor
 from minillm.engine.outputs import RequestOutput, StreamDelta
 from minillm.engine.pooling import Pooling
-from minillm.engine.prompt_forms import check_call, refuse_later
+from minillm.engine.prompt_forms import check_call, check_callback, refuse_later
 from minillm.engine.request import Request
 from minillm.engine.sink import OutputSink
 from minillm.engine.sizing import max_model_len_of, served_model_len
@@ -198,6 +198,7 @@ class LLM(Chatting, BeamSearching, Pooling, Upkeep):
 
         `on_delta` is called for each token; only `streaming` makes text of each at once. See `OutputSink`.
         """
+        check_callback(on_delta)
         request = self.one_request("submit", prompt, sampling_params, priority, user, lora_request)
         return self.outputs.add(request, on_delta=on_delta, streaming=streaming)
 

@@ -10,6 +10,7 @@ while engine.has_unfinished_requests():
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
@@ -47,9 +48,11 @@ class EngineArgs:
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """An option for each argument whose value is text, a number or yes or no: --max-num-seqs 8."""
+        """An option for each argument whose value is text, a number, yes or no (--max-num-seqs 8), or a dictionary as
+        JSON: --speculative-config '{"method": "ngram"}'."""
         for one in fields(EngineConfig):
-            kind = {"int": int, "float": float, "bool": bool}.get(str(one.type).split(" | ")[0], str)
+            first = str(one.type).split(" | ")[0].split("[")[0]
+            kind = {"int": int, "float": float, "bool": bool, "dict": json.loads}.get(first, str)
             option = "--" + one.name.replace("_", "-")
             default = "tinyworld" if one.name == "model" else one.default
             if kind is bool:

@@ -232,12 +232,15 @@ class Pooling:
         if len(params) != num_prompts:
             raise ValueError(f"pooling_params has {len(params)} entries for {num_prompts} prompts; pass one for all")
         made = []
+        with self.engine.lock:  # another thread may have put the model to sleep
+            self.engine.check_open()
+            most = self.model.config.hidden_size
         for one in params:
             if not isinstance(one, PoolingParams | None):
                 raise TypeError(f"pooling_params={one!r} is not allowed; allowed: a PoolingParams, or a list of them")
             if one is not None and task is not None and one.task not in (None, task):
                 raise ValueError(f"pooling_params has task={one.task!r}, and this call computes {task!r}; leave it out")
             made.append(replace(one or PoolingParams(), task=task or (one and one.task) or "token_embed"))
-            if (most := self.model.config.hidden_size) < (made[-1].dimensions or 0):
+            if most < (made[-1].dimensions or 0):
                 raise ValueError(f"dimensions={made[-1].dimensions} exceeds the model's {most}")
         return made

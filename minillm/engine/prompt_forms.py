@@ -114,6 +114,11 @@ def one_each(name: str, given: Any, kind: type, default: Any, num_prompts: int) 
     return list(given)
 
 
+def check_callback(on_delta: object) -> None:
+    if on_delta is not None and not callable(on_delta):
+        raise TypeError(f"on_delta={on_delta!r} is not allowed; allowed: a function, or None")
+
+
 def refuse_later(**arguments: tuple[Any, int]) -> None:
     """Raise NotImplementedError, with its chapter, for an argument that is served later and was given."""
     for name, (value, chapter) in arguments.items():

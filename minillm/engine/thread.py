@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from minillm.engine.deltas import TokenDelta
 from minillm.engine.inputs import Prompt
 from minillm.engine.outputs import StreamDelta
+from minillm.engine.prompt_forms import check_callback
 from minillm.engine.request import Request
 from minillm.engine.stream import Stream
 from minillm.sampling.params import SamplingParams
@@ -85,6 +86,7 @@ class EngineThread:
 
         Raises ValueError for an id that is under way, RuntimeError when the thread is not running, or drains.
         """
+        check_callback(on_delta)
         request = self.llm.one_request("submit", prompt, sampling_params, priority, user, lora_request)
         stream = Stream(request.group_id if request_id is None else request_id, self, on_delta)
         stream.sink = self.llm.outputs.sink(request, streaming=True, name=stream.request_id)

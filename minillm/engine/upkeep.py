@@ -171,7 +171,9 @@ class Upkeep:
         if "weights" not in self._asleep and self.model is None:
             self.model = load(self.config, self.options)
         if not self._asleep:
-            self.engine = Engine(self.model, config=self.config, trace=self.trace)
+            engine = Engine(self.model, config=self.config, trace=self.trace)
+            engine.lock = self.engine.lock  # threads may wait for it
+            self.engine = engine
 
     def is_sleeping(self) -> bool:
         return bool(self._asleep)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 import torch
 
-from minillm import LLM, LLMEngine, PoolingParams, SamplingParams
+from minillm import LLM, EngineArgs, LLMEngine, PoolingParams, SamplingParams
 from minillm.engine import pooling
+from minillm.engine.thread import EngineThread
 from minillm.engine.vllm_names import translated
 from tests.helpers.tiny import save_tiny_llama
 
@@ -177,3 +180,48 @@ def test_another_callers_function_that_fails_is_not_heard_of_in_the_engine(folde
     while engine.has_unfinished_requests():
         outputs += engine.step()
     assert outputs[-1].outputs[0].token_ids == tokens(llm) and isinstance(sink.error, KeyError)
+
+
+def test_a_sleep_of_another_thread_is_named_where_a_text_was_to_be_embedded(folder, monkeypatch):
+    llm = LLM(folder, device="cpu")
+    requests = llm.inputs.requests
+
+    def fall_asleep(*args, **options):
+        llm.sleep(2)
+        return requests(*args, **options)
+
+    monkeypatch.setattr(llm.inputs, "requests", fall_asleep)
+    with pytest.raises(RuntimeError, match="asleep"):
+        llm.embed(PROMPT, use_tqdm=False)
+
+
+def test_threads_go_on_taking_turns_at_an_llm_that_has_slept(folder):
+    llm = LLM(folder, device="cpu")
+    lock = llm.lock
+    llm.sleep()
+    llm.wake_up()
+    assert llm.lock is lock and llm.engine.lock is lock
+
+
+@pytest.mark.parametrize("options", [
+    {"add_generation_prompt": "no"}, {"continue_final_message": 0, "add_generation_prompt": False},
+    {"chat_template_kwargs": 5}, {"chat_template_kwargs": {"tokenize": True}},
+])  # fmt: skip
+def test_an_option_of_a_chat_that_is_no_value_of_it_is_refused_by_name(llm, options):
+    with pytest.raises((TypeError, ValueError), match=rf"{next(iter(options))}.* allowed"):
+        llm.chat([{"role": "user", "content": PROMPT}], GREEDY, use_tqdm=False, **options)
+
+
+def test_what_cannot_be_called_is_refused_before_a_request_is_added(llm):
+    with pytest.raises(TypeError, match="on_delta=5 is not allowed"):
+        llm.submit(PROMPT, GREEDY, on_delta=5)
+    assert not llm.engine.has_unfinished
+    with EngineThread(llm) as thread, pytest.raises(TypeError, match="on_delta=5 is not allowed"):
+        thread.submit(PROMPT, GREEDY, on_delta=5)
+
+
+def test_a_dictionary_comes_from_the_command_line_as_json(folder):
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    args = parser.parse_args(["--model", folder, "--speculative-config", '{"method": "ngram"}'])
+    llm = LLM.from_engine_args(EngineArgs.from_cli_args(args))
+    assert llm.config.speculative_config.method == "ngram"
