@@ -34,7 +34,8 @@ AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # output j of eight is at this place of i
 
 
 class GPTQ(HubFormat):
-    """AutoGPTQ, GPTQModel and transformers. Version 1 stores each zero point less one (a 0 as the largest code).
+    """AutoGPTQ, GPTQModel and transformers. Version 1 stores each zero point less one (a 0 as the largest code);
+    GPTQModel takes the ones from whole words, so that a 0 borrows from the next zero point.
 
     `g_idx` is the group of every input. With `desc_act` the inputs were quantized in the order of their activations,
     and a group's inputs lie scattered: the columns are gathered by group, and the inputs will be.
@@ -55,6 +56,7 @@ class GPTQ(HubFormat):
                 f"quantization_config says {forms}, which disagree; keep the one that the zero points are in"
             )
         self.zero_offset = 0 if "gptq_v2" in forms.values() else 1
+        self.by_words = "gptqmodel" in str(settings.get("meta"))
         # Bits and group size differ by module: then the shapes tell.
         self.varies = bool(settings.get("dynamic") or settings.get("extra_config"))
 
@@ -77,8 +79,11 @@ class GPTQ(HubFormat):
                 f"it must name one of {num_groups} groups for each of {in_features} inputs"
             )
         codes = unpack_words(qweight.t(), bits, in_features)
+        offset = self.zero_offset
+        if offset and self.by_words and 8 % bits == 0:
+            qzeros, offset = qzeros + sum(1 << place for place in range(0, 32, bits)), 0
         zeros = unpack_words(qzeros, bits, out_features).t().int()  # [out_features, num_groups]
-        zeros = (zeros + self.zero_offset) % 2**bits
+        zeros = (zeros + offset) % 2**bits
         return grouped(FORMATS[f"int{bits}"], codes, scales.t(), zeros, groups.long())
 
 

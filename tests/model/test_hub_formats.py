@@ -64,6 +64,18 @@ def test_gptq_means_what_its_bits_say(bits, version, form, weight):
         assert torch.equal(part.dequantize(), rounded.dequantize())
 
 
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_gptqmodel_subtracts_from_whole_words(bits, weight):
+    """A zero point of 0 borrows from its neighbour in the word, which adding gives back."""
+    rounded = pw.round_weight(weight[:32], bits, 32)
+    rounded.zeros[:, ::3] = 0
+    pieces = pw.gptq(rounded, bits, 2)
+    ones = torch.tensor(sum(1 << place for place in range(0, 32, bits)), dtype=torch.int32)
+    pieces["qzeros"] = pieces["qzeros"] - ones
+    settings = {"bits": bits, "group_size": 32, "meta": {"quantizer": ["gptqmodel:7.6.0"]}}
+    assert torch.equal(part_of(GPTQ, settings, pieces).dequantize(), rounded.dequantize())
+
+
 def test_a_symmetric_grid_has_no_zero_points_and_g_idx_may_be_absent(weight):
     rounded = pw.round_weight(weight, 4, 32, symmetric=True)
     part = part_of(GPTQ, GPTQ4, pw.gptq(rounded, 4, with_groups=False))
