@@ -9,8 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from minillm.engine.async_llm import AsyncLLM, AsyncLLMEngine
     from minillm.engine.llm import LLM
-    from minillm.engine.llm_engine import EngineArgs, LLMEngine
+    from minillm.engine.llm_engine import AsyncEngineArgs, EngineArgs, LLMEngine
     from minillm.inputs import PromptType, TextPrompt, TokensPrompt
     from minillm.outputs import (
         CompletionOutput,
@@ -48,12 +49,12 @@ _MODULES = {
     "TokensPrompt": "inputs",
     "LLMEngine": "engine.llm_engine",
     "EngineArgs": "engine.llm_engine",
+    "AsyncLLM": "engine.async_llm",
+    "AsyncLLMEngine": "engine.async_llm",
+    "AsyncEngineArgs": "engine.llm_engine",
 }
 # vLLM's names that the book does not build.
 _ABSENT = {
-    "AsyncLLM": "minillm.engine.thread.EngineThread steps an LLM in a thread of its own",
-    "AsyncLLMEngine": "minillm.engine.thread.EngineThread steps an LLM in a thread of its own",
-    "AsyncEngineArgs": "use EngineArgs",
     "ModelRegistry": "one decoder serves every family; minillm.model.config says which",
     "ClassificationOutput": "the bundled decoders have no classifier",
     "ClassificationRequestOutput": "the bundled decoders have no classifier",
@@ -61,6 +62,9 @@ _ABSENT = {
 }
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
     "BeamSearchParams",
     "CompletionOutput",
     "EmbeddingOutput",

@@ -70,6 +70,9 @@ class EngineArgs:
         return f"EngineArgs({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
 
 
+AsyncEngineArgs = EngineArgs  # vLLM's name of them for AsyncLLM
+
+
 class LLMEngine:
     """An `LLM` stepped by its caller. A request's `output_kind` says what each step hands out of it."""
 

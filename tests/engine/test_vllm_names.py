@@ -50,8 +50,8 @@ def test_every_public_name_is_there_and_others_say_what_to_use():
     for module in ("sampling_params", "outputs", "inputs", "pooling_params"):
         loaded = importlib.import_module(f"minillm.{module}")
         assert all(hasattr(loaded, name) for name in loaded.__all__)
-    with pytest.raises(ImportError, match=r"minillm has no AsyncLLMEngine: .*EngineThread"):
-        from minillm import AsyncLLMEngine  # noqa: F401
+    with pytest.raises(ImportError, match=r"minillm has no ModelRegistry: one decoder serves every family"):
+        from minillm import ModelRegistry  # noqa: F401
     assert not hasattr(minillm, "AsyncLLMEngin")
 
 

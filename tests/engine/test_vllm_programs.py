@@ -329,7 +329,6 @@ REFUSED = {
     "save_sharded_state": (lambda llm: llm.collective_rpc("save_sharded_state"), NotImplementedError, "one process"),
     "tensor_parallel": (lambda llm: LLM(MODEL, tensor_parallel_size=2), NotImplementedError, "chapter 20"),
     "kv_transfer": (lambda llm: LLM(MODEL, kv_transfer_config={"a": 1}), NotImplementedError, "kv_offloading_size"),
-    "async_llm_streaming": (lambda llm: __import__("minillm").AsyncLLM, ImportError, "EngineThread"),
 }  # fmt: skip
 
 
