@@ -142,7 +142,7 @@ def test_a_prefix_cache_on_disk_keeps_its_scales_and_names_its_dtype(kind, road,
 
 def test_other_dtypes_are_refused_by_name(tmp_path):
     save_tiny_llama(tmp_path)
-    for wrong in ("int4", "fp8_e5m2", None):
+    for wrong in ("int4", "fp8_e5m2", "none"):
         with pytest.raises(ValueError, match=f"kv_cache_dtype={wrong!r}.*auto, int8, fp8"):
             LLM(str(tmp_path), kv_cache_dtype=wrong)
 
