@@ -49,7 +49,7 @@ ABSENT = {
 
 
 def load(config: EngineConfig, options: ModelOptions) -> Decoder:
-    """The model that an LLM was made for. Raises ValueError for dummy weights in few bits, or in host memory."""
+    """The model that an LLM was made for. Raises ValueError for dummy weights that are quantized or offloaded."""
     path = resolve_model(config.model)
     if options.load_format != "dummy":
         how = (config.dtype, config.device, config.quantization, config.cpu_offload_bytes, config.max_model_len)

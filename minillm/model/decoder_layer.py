@@ -122,7 +122,7 @@ class DecoderLayer(nn.Module):
 
 
 def _matrix(linear: Linear) -> native.Matrix | None:
-    """A linear layer as the CPU's kernels take it; None where it takes another road,
+    """A linear layer as the CPU's kernels take it; None where another kernel computes it,
     or has more to it than a product."""
     quantized = linear.quantized
     if quantized is None:

@@ -64,7 +64,7 @@ def as_tied(path: Path, config: ModelConfig) -> tuple[ModelConfig, Iterator[tupl
         return config, ((EMBEDDING if name == HEAD else name, tensor) for name, tensor in tensors)
     if heads and (
         heads != [HEAD] or not _equal(places, stored[EMBEDDING], stored[HEAD])
-    ):  # others than HEAD are in few bits
+    ):  # tensors other than HEAD are quantized
         config = replace(config, tie_word_embeddings=False)
     return config, tensors
 

@@ -28,5 +28,5 @@ STRUCTURED = {
 BEAM = {
     "watermarking": Absent("the book builds no watermark"),
     "structured_outputs": Absent("a beam search is not constrained; use generate() with n samples"),
-    "temperature": Absent("a beam search draws nothing by chance; use generate() with n samples", 0.0),
+    "temperature": Absent("a beam search samples nothing; use generate() with n samples", 0.0),
 }

@@ -217,7 +217,7 @@ class BeamSearchParams:
     beam_width: int
     max_tokens: int
     ignore_eos: bool = False
-    temperature: float = 0.0  # nothing is drawn by chance
+    temperature: float = 0.0  # nothing is sampled
     length_penalty: float = 1.0  # a beam's score is its log-probability / tokens ** length_penalty
     include_stop_str_in_output: bool = False  # leave the text of an end-of-sequence token in the text
     skip_special_tokens: bool = True
