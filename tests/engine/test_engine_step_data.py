@@ -10,7 +10,7 @@ from minillm import LLM, SamplingParams
 from minillm.book.roads.pickled import passed, pickle_steps
 from minillm.engine.input_batch import InputBatch
 from minillm.engine.request import Request, RequestStatus
-from minillm.engine.step import NewRequest, SchedulerOutput, StepResult
+from minillm.engine.step import NewRequest, ScheduledRequest, SchedulerOutput, StepResult
 from tests.helpers.small_engine import ask, engine_of
 from tests.helpers.tiny import save_tiny_llama
 
@@ -109,3 +109,26 @@ def test_after_a_step_that_failed_the_runner_forgets_the_requests_in_it():
     assert engine.runner.requests
     engine.step()
     assert not engine.runner.requests
+
+
+def test_a_request_that_is_announced_again_has_its_new_text_in_the_next_step():
+    """The step names the same requests as the one before."""
+    batch = InputBatch(4, "cpu")
+    row = ScheduledRequest("a", 3, 1, [1], 1)
+    batch.add(new_request("a", [1, 2, 3, 4]))
+    batch.inputs([row])
+    batch.add(new_request("a", [1, 2, 3, 9]))
+    step = batch.inputs([row._replace(block_ids=())])
+    assert step.states == [batch["a"]] and step.token_ids.tolist() == [9]
+
+
+def test_a_step_that_is_computed_twice_draws_the_same_tokens(tmp_path):
+    """The second time it does not begin where the first one ended."""
+    save_tiny_llama(tmp_path)
+    engine = LLM(tmp_path, dtype="float32", device="cpu", max_model_len=64, num_kv_blocks=20).engine
+    params = SamplingParams(temperature=5.0, seed=3, max_tokens=20, ignore_eos=True)
+    engine.add_request(Request("a", [5, 6, 7], params, 20, seed=3))
+    engine.step(), engine.step()
+    output = engine._schedule()
+    once, twice = (engine.executor.execute(output).token_ids for _ in range(2))
+    assert once == twice
