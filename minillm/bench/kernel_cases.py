@@ -144,9 +144,8 @@ def _in_place(lens: Tensor, q: Tensor, keys: Tensor, values: Tensor, table: Tens
     last = table[:, -1]
     k, v = keys[last, :, :, 15].contiguous(), values[last, :, 15].contiguous()
     pages = native.Pages.of(keys, values)
-    return native.paged_attention(
-        q, k, v, pages, torch.arange(len(q) + 1), lens, table.int(), last * 16 + 15, int(lens[0])
-    )
+    sequences = native.Sequences.of(torch.arange(len(q) + 1), lens, table, last * 16 + 15, int(lens[0]))
+    return native.paged_attention(q, k, v, pages, sequences)
 
 
 def _embedding_bags(lens: Tensor, q: Tensor, keys: Tensor, values: Tensor, table: Tensor) -> Tensor:

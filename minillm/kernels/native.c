@@ -104,9 +104,8 @@ typedef struct {
 
 // A whole decoder layer, in place on x [tokens, hidden]: what `DecoderLayer.forward` says, in one call. Returns 1 if memory
 // ran out.
-int decoder_layer(const Layer *w, T *x, const T *cosines, const T *sines, const Pages *pages, const int64_t *starts,
-                  const int64_t *seq_lens, const int32_t *table, const int64_t *slots, const float *turn, long num_seqs, long tokens,
-                  long max_blocks, long max_seq_len) {
+int decoder_layer(const Layer *w, T *x, const T *cosines, const T *sines, const Pages *pages, const Sequences *seqs,
+                  const float *turn, long tokens) {
     long q_size = w->heads * w->dim, kv_size = w->kv_heads * w->dim, qkv_size = q_size + 2 * kv_size;
     long wide = w->hidden > w->intermediate ? w->hidden : w->intermediate;
     long sizes[] = {wide, qkv_size, q_size + kv_size, q_size, 2 * w->intermediate};
@@ -122,8 +121,8 @@ int decoder_layer(const Layer *w, T *x, const T *cosines, const T *sines, const 
     if (w->q_norm) rms_norm(qkv, w->q_norm, qkv, tokens * w->heads, w->dim, w->heads, qkv_size, qkv_size, w->eps);
     if (w->k_norm) rms_norm(qkv + q_size, w->k_norm, qkv + q_size, tokens * w->kv_heads, w->dim, w->kv_heads, qkv_size, qkv_size, w->eps);
     rotate(qkv, cosines, sines, rotated, tokens, w->heads + w->kv_heads, w->dim, qkv_size);
-    if (paged_attention(pages, rotated, rotated + q_size, qkv + q_size + kv_size, q_size + kv_size, q_size + kv_size, qkv_size, starts,
-                        seq_lens, table, slots, turn, attended, num_seqs, tokens, w->heads, max_blocks, max_seq_len, 1.0f / sqrtf(w->dim)))
+    if (paged_attention(pages, seqs, rotated, rotated + q_size, qkv + q_size + kv_size, q_size + kv_size, q_size + kv_size, qkv_size,
+                        turn, attended, tokens, w->heads, 1.0f / sqrtf(w->dim)))
         return 1;
     if (multiply(&w->o, attended, w->o_bias, x, x, tokens)) return 1;
     rms_norm(x, w->post_norm, normed, tokens, w->hidden, 1, w->hidden, w->hidden, w->eps);

@@ -186,34 +186,49 @@ class Pages(ctypes.Structure):
         return pages
 
 
+class Sequences(ctypes.Structure):
+    """The sequences of a batch, and where their tokens lie: made once for all layers of a step; the same fields in the
+    same order as in native_attention.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("query_start_loc", "seq_lens", "block_table", "slot_mapping")),
+        *((name, ctypes.c_long) for name in ("num_seqs", "max_blocks", "max_seq_len")),
+    )
+
+    @classmethod
+    def of(
+        cls, query_start_loc: Tensor, seq_lens: Tensor, block_table: Tensor, slot_mapping: Tensor, max_seq_len: int
+    ) -> Sequences:
+        """From the index tensors of a `ForwardBatch`, of any integer dtype."""
+        longs = [_plain(index, torch.int64) for index in (query_start_loc, seq_lens, slot_mapping)]
+        table = _plain(block_table, torch.int32)
+        places = [index.data_ptr() for index in (*longs[:2], table, longs[2])]
+        made = cls(*places, seq_lens.shape[0], block_table.shape[1], max_seq_len)
+        made.tensors = (*longs, table)  # the addresses are theirs
+        return made
+
+
+def _plain(index: Tensor, dtype: torch.dtype) -> Tensor:
+    return index if index.dtype is dtype and index.is_contiguous() else index.to(dtype).contiguous()
+
+
 def paged_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pages: Pages,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    slot_mapping: Tensor,
-    max_seq_len: int,
-    turn: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, pages: Pages, sequences: Sequences, turn: Tensor | None = None
 ) -> Tensor:
     """Write k and v into their slots, then attend over the pages: [num_tokens, num_heads, head_dim].
 
-    q, k and v with heads side by side; the index tensors contiguous, int64, and int32 for block_table.
+    q, k and v with heads side by side.
     `turn`, [2, num_tokens, head_dim] float32, is what a query is turned by before it meets the sinks:
     cos and signed sin. Raises MemoryError where the scores of a query do not fit into memory.
     """
     num_tokens, heads, dim = q.shape
     out = torch.empty(num_tokens, heads, dim, dtype=q.dtype)
     failed = library(q.dtype, pages.dtype).paged_attention(
-        pages, q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
-        query_start_loc.data_ptr(), seq_lens.data_ptr(), block_table.data_ptr(), slot_mapping.data_ptr(),
-        None if turn is None else turn.data_ptr(), out.data_ptr(),
-        seq_lens.shape[0], num_tokens, heads, block_table.shape[1], max_seq_len, dim**-0.5,
+        pages, sequences, q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
+        None if turn is None else turn.data_ptr(), out.data_ptr(), num_tokens, heads, dim**-0.5,
     )  # fmt: skip
     if failed:
-        raise MemoryError(f"no memory for the scores of {max_seq_len} positions; lower max_model_len")
+        raise MemoryError(f"no memory for the scores of {sequences.max_seq_len} positions; lower max_model_len")
     return out
 
 
@@ -260,22 +275,16 @@ def decoder_layer(
     cos: Tensor,
     sin: Tensor,
     pages: Pages,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    slot_mapping: Tensor,
-    max_seq_len: int,
+    sequences: Sequences,
     turn: Tensor | None = None,
 ) -> None:
-    """All of a decoder layer, in place on hidden [num_tokens, hidden_size]. Index tensors as for `paged_attention`."""
+    """All of a decoder layer, in place on hidden [num_tokens, hidden_size]."""
     failed = library(hidden.dtype, pages.dtype).decoder_layer(
-        layer, hidden.data_ptr(), cos.data_ptr(), sin.data_ptr(), pages,
-        query_start_loc.data_ptr(), seq_lens.data_ptr(), block_table.data_ptr(), slot_mapping.data_ptr(),
-        None if turn is None else turn.data_ptr(), seq_lens.shape[0], hidden.shape[0], block_table.shape[1],
-        max_seq_len,
+        layer, hidden.data_ptr(), cos.data_ptr(), sin.data_ptr(), pages, sequences,
+        None if turn is None else turn.data_ptr(), hidden.shape[0],
     )  # fmt: skip
     if failed:
-        raise MemoryError(f"no memory for a layer of {hidden.shape[0]} tokens and {max_seq_len} positions")
+        raise MemoryError(f"no memory for a layer of {hidden.shape[0]} tokens and {sequences.max_seq_len} positions")
 
 
 def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
@@ -289,6 +298,7 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.rotary_angles.argtypes = (p, p, p, f, p, p, n, n)
     loaded.rotate.argtypes = (p, p, p, p, n, n, n, n)
     loaded.gumbel_noise.argtypes = (p, p, p, p, n, n)
-    loaded.paged_attention.argtypes = (ctypes.POINTER(Pages),) + (p,) * 3 + (n,) * 3 + (p,) * 6 + (n,) * 5 + (f,)
-    loaded.decoder_layer.argtypes = (ctypes.POINTER(Layer),) + (p,) * 3 + (ctypes.POINTER(Pages),) + (p,) * 5 + (n,) * 4
+    where = (ctypes.POINTER(Pages), ctypes.POINTER(Sequences))
+    loaded.paged_attention.argtypes = (*where, p, p, p, n, n, n, p, p, n, n, f)
+    loaded.decoder_layer.argtypes = (ctypes.POINTER(Layer), p, p, p, *where, p, n)
     return loaded

@@ -9,6 +9,14 @@ typedef struct {
     long window, sinks;  // a query sees the last `window` keys (0: all of them), and the first `sinks` in any case
 } Pages;
 
+// The sequences of a batch, and where their tokens lie; see `native.Sequences` and `minillm/model/batch.py`.
+typedef struct {
+    const int64_t *starts, *lens;  // [num_seqs + 1] and [num_seqs]: tokens of the step, and positions after it
+    const int32_t *table;          // [num_seqs, max_blocks]
+    const int64_t *slots;          // [num_tokens]
+    long num_seqs, max_blocks, max_seq_len;
+} Sequences;
+
 // What a tile of queries of one sequence reads of one KV head: the blocks of the sinks, then those of the window. They are
 // numbered as if they lay side by side, and scores stand in that order.
 typedef struct {
@@ -169,22 +177,21 @@ static _Thread_local Workspace for_scores;
 // A tile is ROWS (token, query head) pairs of one sequence that share a KV head. `turn`, cos and then signed sin, each
 // [num_tokens, dim], is what turns a query before it meets the sinks; NULL if it meets them as it is. Returns 1 if
 // memory ran out.
-int paged_attention(const Pages *p, const T *q, const T *k, const T *v, long q_stride, long k_stride, long v_stride,
-                    const int64_t *starts, const int64_t *seq_lens, const int32_t *table, const int64_t *slots,
-                    const float *turn, T *out, long num_seqs, long num_tokens, long heads, long max_blocks,
-                    long max_seq_len, float scale) {
-    const long dim = p->dim, size = p->size, half = dim / 2, group = heads / p->kv_heads;
+int paged_attention(const Pages *p, const Sequences *seqs, const T *q, const T *k, const T *v, long q_stride, long k_stride,
+                    long v_stride, const float *turn, T *out, long num_tokens, long heads, float scale) {
+    const long dim = p->dim, size = p->size, half = dim / 2, group = heads / p->kv_heads, num_seqs = seqs->num_seqs;
+    const int64_t *starts = seqs->starts;
     long failed = 0, *tiles = malloc((num_seqs + 1) * sizeof(long));  // tiles of the sequences before each
     if (!tiles) return 1;
     tiles[0] = 0;
     for (long s = 0; s < num_seqs; s++) tiles[s + 1] = tiles[s] + ((starts[s + 1] - starts[s]) * group + ROWS - 1) / ROWS;
-    long sink_blocks = (p->sinks + size - 1) / size, most = max_seq_len;  // keys that a tile reads
+    long sink_blocks = (p->sinks + size - 1) / size, most = seqs->max_seq_len;  // keys that a tile reads
     if (p->window && sink_blocks * size + p->window + ROWS < most) most = sink_blocks * size + p->window + ROWS;
     long stride = (most + 2 * size + LANES - 1) / LANES * LANES;
 #pragma omp parallel reduction(| : failed)
     {
 #pragma omp for
-        for (long i = 0; i < num_tokens; i++) store_token(p, slots[i], k + i * k_stride, v + i * v_stride);
+        for (long i = 0; i < num_tokens; i++) store_token(p, seqs->slots[i], k + i * k_stride, v + i * v_stride);
         float *scores = reserve(&for_scores, ROWS * (stride + 2 * dim) * sizeof(float));
         failed |= !scores;
 #pragma omp for schedule(dynamic)
@@ -195,12 +202,12 @@ int paged_attention(const Pages *p, const T *q, const T *k, const T *v, long q_s
                 long middle = (seq + high) / 2;
                 if (tiles[middle] <= tile) seq = middle; else high = middle;
             }
-            long count = starts[seq + 1] - starts[seq], before = seq_lens[seq] - count;
+            long count = starts[seq + 1] - starts[seq], before = seqs->lens[seq] - count;
             long row = (tile - tiles[seq]) * ROWS, from[ROWS], to[ROWS];
             int rows = count * group - row < ROWS ? count * group - row : ROWS;
             long seen = p->window ? before + row / group + 1 - p->window : 0;  // from here on by the first row
             long skipped = seen / size > sink_blocks ? (seen / size - sink_blocks) * size : 0;
-            Past past = {p, table + seq * max_blocks, item % p->kv_heads, sink_blocks, skipped / size};
+            Past past = {p, seqs->table + seq * seqs->max_blocks, item % p->kv_heads, sink_blocks, skipped / size};
             float *queries = scores + ROWS * stride, *turned = queries + ROWS * dim;
             T *places[ROWS];
             for (int r = 0; r < rows; r++) {

@@ -36,6 +36,7 @@ class NativeAttention:
             )
         self.cache = cache
         self.sink_turn = sink_turn
+        self._kept: tuple[ForwardBatch, native.Sequences] | None = None
         sinks = sink_turn.policy.sinks if sink_turn else 0
         scales = zip(cache.key_scales, cache.value_scales) if cache.quantized else [None] * len(cache.keys)
         self.pages = [native.Pages.of(*layer, sinks) for layer in zip(cache.keys, cache.values, scales, layer_windows)]
@@ -53,8 +54,7 @@ class NativeAttention:
         return native.paged_attention(
             *map(_heads_side_by_side, (q, k, v)),
             self.pages[layer],
-            *_index(batch),
-            batch.max_seq_len,
+            self._sequences(batch),
             self._turn(batch, layer),
         )
 
@@ -62,24 +62,22 @@ class NativeAttention:
         self, weights: native.Layer, hidden: Tensor, rotary: tuple[Tensor, Tensor], layer: int, batch: ForwardBatch
     ):
         """A whole decoder layer in one call, in place on `hidden` [num_tokens, hidden_size]."""
-        native.decoder_layer(
-            weights, hidden, *rotary, self.pages[layer], *_index(batch), batch.max_seq_len, self._turn(batch, layer)
-        )
+        sequences, turn = self._sequences(batch), self.sink_turn and self._turn(batch, layer)
+        native.decoder_layer(weights, hidden, *rotary, self.pages[layer], sequences, turn)
+
+    def _sequences(self, batch: ForwardBatch) -> native.Sequences:
+        """The same for all layers of a step."""
+        kept = self._kept
+        if kept is None or kept[0] is not batch:
+            index = (batch.query_start_loc, batch.seq_lens, batch.block_table, batch.slot_mapping)
+            kept = self._kept = (batch, native.Sequences.of(*index, batch.max_seq_len))
+        return kept[1]
 
     def _turn(self, batch: ForwardBatch, layer: int) -> Tensor | None:
         return self.sink_turn and self.sink_turn.of(batch, layer)
-
-
-def _index(batch: ForwardBatch) -> tuple[Tensor, ...]:
-    columns = (batch.query_start_loc, batch.seq_lens, batch.block_table, batch.slot_mapping)
-    return tuple(map(_plain, columns, (torch.int64, torch.int64, torch.int32, torch.int64)))
 
 
 def _heads_side_by_side(x: Tensor) -> Tensor:
     """x [num_tokens, heads, head_dim] as the kernel reads it: any distance from token to token, none within."""
     head_dim = x.shape[2]
     return x if x.stride(2) == 1 and x.stride(1) == head_dim else x.contiguous()
-
-
-def _plain(index: Tensor, dtype: torch.dtype) -> Tensor:
-    return index if index.dtype is dtype and index.is_contiguous() else index.to(dtype).contiguous()
