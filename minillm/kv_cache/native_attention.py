@@ -54,7 +54,7 @@ class NativeAttention:
         return native.paged_attention(
             *map(_heads_side_by_side, (q, k, v)),
             self.pages[layer],
-            self._sequences(batch),
+            self._sequences(batch, layer),
             self._turn(batch, layer),
         )
 
@@ -62,13 +62,13 @@ class NativeAttention:
         self, weights: native.Layer, hidden: Tensor, rotary: tuple[Tensor, Tensor], layer: int, batch: ForwardBatch
     ):
         """A whole decoder layer in one call, in place on `hidden` [num_tokens, hidden_size]."""
-        sequences, turn = self._sequences(batch), self.sink_turn and self._turn(batch, layer)
+        sequences, turn = self._sequences(batch, layer), self.sink_turn and self._turn(batch, layer)
         native.decoder_layer(weights, hidden, *rotary, self.pages[layer], sequences, turn)
 
-    def _sequences(self, batch: ForwardBatch) -> native.Sequences:
-        """The same for all layers of a step."""
+    def _sequences(self, batch: ForwardBatch, layer: int) -> native.Sequences:
+        """The same for all layers of a step: made by layer 0."""
         kept = self._kept
-        if kept is None or kept[0] is not batch:
+        if layer == 0 or kept is None or kept[0] is not batch:
             index = (batch.query_start_loc, batch.seq_lens, batch.block_table, batch.slot_mapping)
             kept = self._kept = (batch, native.Sequences.of(*index, batch.max_seq_len))
         return kept[1]

@@ -47,7 +47,7 @@ class DecoderLayer(nn.Module):
         norm = partial(RMSNorm, config.hidden_size, config.rms_norm_eps, dtype, device)
         before, after = config.norms in ("before", "both"), config.norms in ("after", "both")
         self.input_layernorm = norm() if before else nn.Identity()
-        self.self_attn = SelfAttention(config, index, dtype, device, matrices)
+        self.self_attn, self.index = SelfAttention(config, index, dtype, device, matrices), index
         self.attention_out_norm = norm() if after else nn.Identity()
         self.post_attention_layernorm = norm() if before else nn.Identity()
         sizes = config.hidden_size, config.intermediate_size, config.mlp_bias
@@ -84,7 +84,7 @@ class DecoderLayer(nn.Module):
         rotary = self.angles(rotary)
         if self.whole is not None and hidden.shape[0] <= WHOLE_UP_TO and can(attention, "fused_layer"):
             # The same, in one call: chapter 14.
-            attention.run_layer(self.whole, hidden, rotary, self.self_attn.index, batch)
+            attention.run_layer(self.whole, hidden, rotary, self.index, batch)
             return hidden
         if (softcap := can(attention, "softcap")) != self.softcap:
             raise ValueError(
