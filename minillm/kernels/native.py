@@ -29,6 +29,7 @@ from torch import Tensor
 
 from minillm.kernels import huge_pages
 from minillm.kernels.native_build import cache_folder, compile_shared, cpu_name, is_ours
+from minillm.rounding import ceil_div, round_up
 
 SOURCE = Path(__file__).with_name("native.c")
 FLAGS = (
@@ -71,31 +72,51 @@ def serves(x: Tensor) -> bool:
 
 
 def pack(weight: Tensor) -> Tensor:
-    """A weight [out_features, in_features] in the order in which `linear` reads it: panels of 16 outputs,
-    [panels, in_features / pair, 16, pair], missing outputs and inputs zero; a pair is 2 where bfloat16 is multiplied
-    in pairs, else 1."""
+    """A weight [out_features, in_features] in the order in which `linear` reads it, flat: groups of panels of 16
+    outputs, [in_features / pair, panels, 16, pair] each, missing outputs and inputs zero. A pair is 2 where bfloat16 is
+    multiplied in pairs, else 1; a group has 3 panels with AVX-512, else 1, and the last one those that are left."""
     out_features, in_features = weight.shape
-    pair = library(weight.dtype).weight_pair()
+    kernels = library(weight.dtype)
+    pair, group = kernels.weight_pair(), kernels.weight_panels()
     padded = torch.nn.functional.pad(weight, (0, -in_features % pair, 0, -out_features % LANES))
-    return huge_pages.copy(padded.view(-1, LANES, padded.shape[1] // pair, pair).transpose(1, 2))
+    panels = padded.view(-1, LANES, padded.shape[1] // pair, pair).transpose(1, 2)  # [panels, pairs, 16, pair]
+    return huge_pages.copy(in_groups(panels, group))
+
+
+def in_groups(panels: Tensor, group: int) -> Tensor:
+    """Panels [panels, steps, ...] as a product reads them, flat: of `group` panels together step by step."""
+    whole = len(panels) // group * group
+    groups = panels[:whole].unflatten(0, (-1, group)).transpose(1, 2)
+    return torch.cat([groups.flatten(), panels[whole:].transpose(0, 1).flatten()])
 
 
 def unpack(packed: Tensor, out_features: int, in_features: int) -> Tensor:
     """The weight that `pack` packed."""
-    panels, pairs, lanes, pair = packed.shape
-    return packed.transpose(1, 2).reshape(panels * lanes, pairs * pair)[:out_features, :in_features]
+    pair, group = library(packed.dtype).weight_pair(), library(packed.dtype).weight_panels()
+    num_panels, pairs = ceil_div(out_features, LANES), ceil_div(in_features, pair)
+    whole = num_panels // group * group
+    main, rest = packed.split([whole * pairs * LANES * pair, (num_panels - whole) * pairs * LANES * pair])
+    panels = [rest.view(pairs, -1, LANES, pair).transpose(0, 1)] if len(rest) else []
+    if whole:
+        panels.insert(0, main.view(-1, pairs, group, LANES, pair).transpose(1, 2).flatten(0, 1))
+    return torch.cat(panels).transpose(1, 2).reshape(num_panels * LANES, pairs * pair)[:out_features, :in_features]
+
+
+def _padded_inputs(packed: Tensor, out_features: int) -> int:
+    """How many inputs a packed weight has, missing ones included."""
+    return packed.numel() // round_up(out_features, LANES)
 
 
 def linear(x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
     """x [num_tokens, in_features] times a packed weight: [num_tokens, out_features]."""
-    in_features = packed.shape[1] * packed.shape[3]
+    in_features = _padded_inputs(packed, out_features)
     if x.shape[1] != in_features:
         x = torch.nn.functional.pad(x, (0, in_features - x.shape[1]))
     x = x.contiguous()
     out = torch.empty(x.shape[0], out_features, dtype=x.dtype)
     bias_place = None if bias is None else bias.data_ptr()
     library(x.dtype).linear(
-        x.data_ptr(), packed.data_ptr(), bias_place, None, out.data_ptr(), x.shape[0], out_features, in_features
+        x.data_ptr(), packed.data_ptr(), bias_place, out.data_ptr(), x.shape[0], out_features, in_features
     )
     return out
 
@@ -244,7 +265,8 @@ class Matrix(ctypes.Structure):
 
     @classmethod
     def of(cls, packed: Tensor, out_features: int) -> Matrix:
-        return cls(packed.data_ptr(), in_features=packed.shape[1] * packed.shape[3], out_features=out_features)
+        in_features = _padded_inputs(packed, out_features)
+        return cls(packed.data_ptr(), in_features=in_features, out_features=out_features, group=in_features)
 
 
 class Layer(ctypes.Structure):
@@ -290,7 +312,7 @@ def decoder_layer(
 def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """Tell ctypes what each function takes, so that plain numbers can be passed: an object a number takes longer."""
     p, n, f = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
-    loaded.linear.argtypes = (p, p, p, p, p, n, n, n)
+    loaded.linear.argtypes = (p, p, p, p, n, n, n)
     loaded.multiply.argtypes = (ctypes.POINTER(Matrix), p, p, p, p, n)
     loaded.unpack_rows.argtypes = (ctypes.POINTER(Matrix), p, p, n)
     loaded.rms_norm.argtypes = (p, p, p, n, n, n, n, n, f)

@@ -3,11 +3,17 @@
 // T is float or (with -DBF16) bfloat16; all arithmetic is float32.
 
 #include <math.h>
+#include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { LANES = 16, ROWS = 8 };  // floats handled together; rows that share a pass over weights or keys
+// Floats handled together; rows that share a pass over weights or keys, as many as leave their sums in registers.
+#ifdef __AVX512F__
+enum { LANES = 16, ROWS = 8 };
+#else
+enum { LANES = 16, ROWS = 6 };
+#endif
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
 
@@ -68,6 +74,29 @@ static inline float fast_exp(float x) {
     float p = 1.0f + r * (1.0f + r * (0.5f + r * (1.6666667e-1f + r * (4.1666668e-2f + r * (8.3333310e-3f + r * 1.3888889e-3f)))));
     union { int32_t bits; float value; } power = {(int32_t)((uint32_t)(shifted.bits - 0x4b400000 + 127) << 23)};
     return p * power.value;
+}
+
+static inline lanes either(ints which, lanes yes, lanes no) { return (lanes)((which & (ints)yes) | (~which & (ints)no)); }
+
+static inline lanes exp_lanes(lanes x) {  // the same for LANES numbers
+    const lanes low = -87.0f - (lanes){}, high = 88.0f - (lanes){};
+    x = either(x < low, low, either(x > high, high, x));
+    lanes shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
+    lanes r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    lanes p = 1.0f + r * (1.0f + r * (0.5f + r * (1.6666667e-1f + r * (4.1666668e-2f + r * (8.3333310e-3f + r * 1.3888889e-3f)))));
+    return p * (lanes)(((ints)shifted - 0x4b400000 + 127) << 23);
+}
+
+static inline float sum_lanes(lanes x) {
+    float sum = 0;
+    for (int l = 0; l < LANES; l++) sum += x[l];
+    return sum;
+}
+
+static inline float most_of_lanes(lanes x) {
+    float most = x[0];
+    for (int l = 1; l < LANES; l++) most = x[l] > most ? x[l] : most;
+    return most;
 }
 
 // log(x) for normal x > 0: x = m * 2^e with m in [0.75, 1.5), then the series of 2 artanh((m - 1) / (m + 1)).

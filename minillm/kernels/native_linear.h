@@ -1,113 +1,169 @@
-// Matrix products with few rows: weights in panels that are read once, from front to back. Built in chapter 14.
-
-// Weights of a linear layer lie in panels of LANES outputs, [panels][in / PAIR][LANES][PAIR]: a panel is read once,
-// from front to back, and every load brings one input's weight (of bfloat16 two inputs') for LANES outputs.
+// Matrix products: weights in groups of panels, multiplied in tiles whose sums stay in registers. Built in chapter 14.
+//
+// A panel is LANES outputs, and PANELS of them are a group. The weights of a group lie as they are read, from front to back:
+// [in / PAIR][PANELS][LANES][PAIR], so a load brings the weights of LANES outputs for one input, of bfloat16 for two. The last
+// group has the panels that are left.
+//
+//             a group's outputs, WIDTH              a tile: up to ROWS rows of x times a group, `in` multiplications deep
+//            panel 0    panel 1    panel 2
+//     row 0  [16 sums]  [16 sums]  [16 sums]        each weight is loaded once for ROWS rows, each x once for PANELS panels:
+//     row 1  [16 sums]  [16 sums]  [16 sums]        11 loads for 24 multiplications of 16 (of bfloat16: 32) numbers
+//     ...
+//
+// A sum begins with the first input and takes one after the other, whatever the tile and whichever rows share it: a row's
+// result never depends on its company.
 #if defined(BF16) && defined(__AVX512BF16__) && defined(__AVX512VBMI__)
 #define IN_PAIRS
 enum { PAIR = 2 };
 typedef __m512 accumulator;
-typedef __m512i factors;
+typedef __m512i factors, spread;
 static inline factors load_factors(const T *weights) { return _mm512_loadu_si512(weights); }
 static inline void store_factors(T *weights, factors w) { _mm512_storeu_si512(weights, w); }
-static inline accumulator multiply_add(accumulator sum, const T *x, factors w) {
+static inline spread load_spread(const T *x) {
     int32_t pair;
     memcpy(&pair, x, 4);
-    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)w);
+    return _mm512_set1_epi32(pair);
+}
+static inline accumulator multiply_add(accumulator sum, spread x, factors w) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w);
 }
 #else
 enum { PAIR = 1 };
-typedef lanes accumulator, factors;
+typedef lanes accumulator, factors, spread;
 static inline factors load_factors(const T *weights) { return load_lanes(weights); }
 static inline void store_factors(T *weights, factors w) { store_lanes(weights, w); }
-static inline accumulator multiply_add(accumulator sum, const T *x, factors w) { return sum + load(*x) * w; }
+static inline spread load_spread(const T *x) { return load(*x) - (lanes){}; }
+static inline accumulator multiply_add(accumulator sum, spread x, factors w) { return sum + x * w; }
 #endif
+
+#ifdef __AVX512F__
+enum { PANELS = 3 };
+#define IN_REGISTER(x) __asm__("" : "+v"(x))  // gcc would load an x again for every panel
+#else
+enum { PANELS = 1 };
+#define IN_REGISTER(x)
+#endif
+enum { WIDTH = PANELS * LANES };
 
 int weight_pair(void) { return PAIR; }
+int weight_panels(void) { return PANELS; }
 
-// Weights are asked for before they are needed: the CPU's own reading ahead is made for loops that do nothing else. One or two
-// rows wait for memory alone, and it brings no more if it is asked twice. A few rows take what is 4 KiB ahead into the nearest
-// cache; more rows take longer over it, and it can come from further away, into the second one.
-#ifndef AHEAD_FROM
-#define AHEAD_FROM 3  // rows; chapter 14 compiles it without
+// Weights are asked for before they are needed: the CPU's own reading ahead is made for loops that do nothing else. While few
+// rows are multiplied, the second-level cache takes what comes AHEAD bytes later; with more, the first of them fetch the next group.
+#ifndef AHEAD
+#define AHEAD 8192  // chapter 14 compiles it with 0
 #endif
-enum { AHEAD = 8192, FEW_ROWS = 5 };
+enum {
+    CHUNK = 64,   // rows that a group meets while it is in a near cache
+    DEPTH = 576,  // inputs of a group that fit there
+};
 static inline void ask_for(const void *place) { __builtin_prefetch(place, 0, 2); }
-static inline void ask_soon(const void *place) { __builtin_prefetch(place, 0, 3); }
 
-// One panel times up to ROWS rows of x; the weights `ahead` bytes on are asked for. Every row takes two chains of additions,
-// so that none waits for the one before, whatever the number of rows: a row's result never depends on its company.
-static inline __attribute__((always_inline)) void multiply_panel(const int rows, const T *x, long x_stride, const T *panel,
-                                                                 lanes *sums, long in, long ahead) {
-    accumulator sum[ROWS][2] = {};
-    long i = 0;
-    for (; i + 2 * PAIR <= in; i += 2 * PAIR)
-        for (int c = 0; c < 2; c++) {
-            const T *weights = panel + (i + c * PAIR) * LANES;
-            if (rows <= FEW_ROWS) ask_soon((const char *)weights + ahead);
-            else ask_for((const char *)weights + ahead);
-            for (int r = 0; r < rows; r++)
-                sum[r][c] = multiply_add(sum[r][c], x + r * x_stride + i + c * PAIR, load_factors(weights));
+// Begin or go on with the sums of a tile, its rows `sums_stride` apart. `step`: from the weights of one input to the next, in
+// numbers.
+static inline __attribute__((always_inline)) void multiply_tile(const int rows, const int panels, const T *x, long x_stride,
+                                                                const T *weights, long step, long in, float *sums,
+                                                                long sums_stride, int begins, long ahead) {
+    accumulator sum[ROWS][PANELS];
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < panels; p++) sum[r][p] = begins ? (accumulator){} : *(accumulator *)(sums + r * sums_stride + p * LANES);
+    for (long i = 0; i < in; i += PAIR) {
+        factors w[PANELS];
+        for (int p = 0; p < panels; p++) {
+            const T *place = weights + i * step + p * PAIR * LANES;
+            ask_for((const char *)place + ahead);
+            w[p] = load_factors(place);
         }
-    for (; i < in; i += PAIR)
-        for (int r = 0; r < rows; r++) sum[r][0] = multiply_add(sum[r][0], x + r * x_stride + i, load_factors(panel + i * LANES));
-    for (int r = 0; r < rows; r++) sums[r] = (lanes)sum[r][0] + (lanes)sum[r][1];
-}
-
-// To its place in out [rows, out_features]: what the panel of the outputs from `first` gave for up to ROWS rows from `row`,
-// plus bias, plus residual [rows, out_features] if there are. Not inlined, so that a product is rounded before it is added to.
-static __attribute__((noinline)) void finish(const lanes *sums, int rows, const T *bias, const T *residual, T *out, long row,
-                                             long first, long out_features) {
-    long width = out_features - first < LANES ? out_features - first : LANES;
-    for (int r = 0; r < rows; r++) {
-        long place = (row + r) * out_features + first;
-        T last[3][LANES] = {};  // the last panel may reach beyond the outputs
-        T *to = out + place;
-        const T *plus = bias ? bias + first : NULL, *rest = residual ? residual + place : NULL;
-        if (width < LANES) {
-            to = last[0];
-            if (bias) plus = memcpy(last[1], plus, width * sizeof(T));
-            if (residual) rest = memcpy(last[2], rest, width * sizeof(T));
+        for (int r = 0; r < rows; r++) {
+            spread one = load_spread(x + r * x_stride + i);
+            IN_REGISTER(one);
+            for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], one, w[p]);
         }
-        lanes sum = sums[r];
-        if (bias) sum += load_lanes(plus);
-        if (residual) {
-            T rounded[LANES];
-            store_lanes(rounded, sum);
-            sum = load_lanes(rounded) + load_lanes(rest);
-        }
-        store_lanes(to, sum);
-        if (width < LANES) memcpy(out + place, to, width * sizeof(T));
     }
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < panels; p++) *(accumulator *)(sums + r * sums_stride + p * LANES) = sum[r][p];
 }
 
-// out [rows, out_features] = x [rows, in] times the weights, plus bias and plus residual [rows, out_features] if there are.
-// `in` is a multiple of PAIR; residual may be out.
-void linear(const T *x, const T *panels, const T *bias, const T *residual, T *out, long rows, long out_features, long in) {
-    enum { CHUNK = 64 };  // rows that a panel meets while it is in a near cache
-    long num_panels = (out_features + LANES - 1) / LANES;
-#pragma omp parallel for collapse(2) if (rows * in * out_features > 65536)
-    for (long from = 0; from < rows; from += CHUNK)
-        for (long n = 0; n < num_panels; n++) {
-            const T *panel = panels + n * in * LANES;
-            long to = from + CHUNK < rows ? from + CHUNK : rows;
-            for (long row = from; row < to; row += ROWS) {
-                const T *first = x + row * in;
-                lanes sums[ROWS];
-                int count = to - row < ROWS ? to - row : ROWS;
-                // While the first of many rows are multiplied, the next panel comes; alone, they look ahead in their own.
-                long ahead = count < AHEAD_FROM ? 0 : count <= FEW_ROWS ? AHEAD / 2 : AHEAD;
-                if (to - from > ROWS) ahead = row == from ? in * LANES * (long)sizeof(T) : 0;
-                switch (count) {
-                    case 1: multiply_panel(1, first, in, panel, sums, in, ahead); break;
-                    case 2: multiply_panel(2, first, in, panel, sums, in, ahead); break;
-                    case 3: multiply_panel(3, first, in, panel, sums, in, ahead); break;
-                    case 4: multiply_panel(4, first, in, panel, sums, in, ahead); break;
-                    case 5: multiply_panel(5, first, in, panel, sums, in, ahead); break;
-                    case 6: multiply_panel(6, first, in, panel, sums, in, ahead); break;
-                    case 7: multiply_panel(7, first, in, panel, sums, in, ahead); break;
-                    default: multiply_panel(8, first, in, panel, sums, in, ahead);
-                }
-                finish(sums, count, bias, residual, out, row, n * LANES, out_features);
-            }
+// The same for any number of rows up to ROWS, and `count` panels of a group that has `panels` of them.
+static __attribute__((noinline)) void multiply_rows(int rows, int count, int panels, const T *x, long x_stride, const T *weights,
+                                                    long in, float *sums, long sums_stride, int begins, long ahead) {
+#define OF_ROWS(n)                                                                                                           \
+    case n:                                                                                                                  \
+        if (count == PANELS) multiply_tile(n, PANELS, x, x_stride, weights, WIDTH, in, sums, sums_stride, begins, ahead);    \
+        else                                                                                                                 \
+            for (int p = 0; p < count; p++)                                                                                  \
+                multiply_tile(n, 1, x, x_stride, weights + p * PAIR * LANES, panels * LANES, in, sums + p * LANES, sums_stride, \
+                              begins, ahead);                                                                                \
+        break;
+    switch (rows) {  // a constant each, so that the compiler keeps all sums in registers
+        OF_ROWS(1) OF_ROWS(2) OF_ROWS(3) OF_ROWS(4) OF_ROWS(5) OF_ROWS(6)
+#ifdef __AVX512F__
+        OF_ROWS(7) OF_ROWS(8)
+#endif
+    }
+#undef OF_ROWS
+}
+
+// Some panels: `count` of them from panel `first`, which belong to one group of an output's `out` numbers.
+typedef struct {
+    long first, out;
+    int count;
+} Panels;
+
+static inline int panels_beside(const Panels *of) {  // how many panels their group has
+    long left = (of->out + LANES - 1) / LANES - of->first / PANELS * PANELS;
+    return left < PANELS ? left : PANELS;
+}
+
+// sums [rows][WIDTH] = up to CHUNK rows of x [rows, in] times some panels.
+static void multiply_numbers(const T *x, long rows, const Panels *of, const T *weights, long in, float *sums) {
+    int panels = panels_beside(of);
+    weights += of->first / PANELS * WIDTH * in + of->first % PANELS * PAIR * LANES;
+    for (long i = 0; i < in; i += DEPTH)
+        for (long row = 0; row < rows; row += ROWS) {
+            long depth = in - i < DEPTH ? in - i : DEPTH, count = rows - row < ROWS ? rows - row : ROWS;
+            long ahead = rows <= ROWS ? AHEAD : row == 0 ? WIDTH * in * (long)sizeof(T) : 0;
+            multiply_rows(count, of->count, panels, x + row * in + i, in, weights + i * panels * LANES, depth, sums + row * WIDTH,
+                          WIDTH, i == 0, ahead);
+        }
+}
+
+// Where a product goes: out [rows, size] = sums + bias + residual [rows, size], if there are.
+typedef struct {
+    const T *bias, *residual;  // residual may be out
+    T *out;
+    long size;
+} Target;
+
+// LANES outputs of a row to their place.
+static inline void finish_lanes(lanes sum, const T *bias, const T *residual, T *out) {
+    if (bias) sum += load_lanes(bias);
+    if (residual) {
+        T rounded[LANES];
+        store_lanes(rounded, sum);
+        sum = load_lanes(rounded) + load_lanes(residual);
+    }
+    store_lanes(out, sum);
+}
+
+// The last panel may reach beyond the outputs.
+static __attribute__((noinline)) void finish_last(const float *sums, const T *bias, const T *residual, T *out, long width) {
+    T part[3][LANES] = {};
+    if (bias) memcpy(part[0], bias, width * sizeof(T));
+    if (residual) memcpy(part[1], residual, width * sizeof(T));
+    finish_lanes(*(const lanes *)sums, bias ? part[0] : NULL, residual ? part[1] : NULL, part[2]);
+    memcpy(out, part[2], width * sizeof(T));
+}
+
+// To their place: the sums of some panels for `rows` rows from `row`. Not inlined, so that a product is rounded before it is
+// added to.
+static __attribute__((noinline)) void finish(const float *sums, long row, long rows, const Panels *of, const Target *target) {
+    for (long r = 0; r < rows; r++)
+        for (int p = 0; p < of->count; p++) {
+            long from = (of->first + p) * LANES, place = (row + r) * target->size + from, width = target->size - from;
+            const T *bias = target->bias ? target->bias + from : NULL, *residual = target->residual ? target->residual + place : NULL;
+            const float *sum = sums + r * WIDTH + p * LANES;
+            if (width >= LANES) finish_lanes(*(const lanes *)sum, bias, residual, target->out + place);
+            else finish_last(sum, bias, residual, target->out + place, width);
         }
 }

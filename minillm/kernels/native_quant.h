@@ -3,8 +3,8 @@
 //
 //     w = scale * (value of the code - zero)        scale and zero belong to a group of inputs of one output
 //
-// A group is summed unscaled, and then adds scale * (sum of x * value - zero * sum of x). As in native_linear.h, a panel
-// holds LANES outputs; it lies in steps of STEP inputs, [panels][in / STEP][one of these]:
+// A span of a group is summed unscaled, and then adds scale * (sum of x * value - zero * sum of x). As in native_linear.h, a panel
+// holds LANES outputs, and PANELS of them are a group; codes lie in steps of STEP inputs, [in / STEP][PANELS][one of these]:
 //
 //     NIBBLES        codes of up to 4 bits (int2, int3, int4, fp4): a word of 32 bits for each output
 //
@@ -17,26 +17,32 @@
 //     W8A8           bytes, four inputs of an output side by side: [STEP / 4][LANES][4]
 
 #ifdef __AVX512F__
-enum { TOGETHER = ROWS };  // rows that share a pass over the codes, their sums in registers
+#define AT_ONCE(rows) (rows <= 5 ? 3 : 2)  // panels whose sums stay in registers, beside what decoding takes
 #else
-enum { TOGETHER = ROWS / 2 };
+#define AT_ONCE(rows) 1
 #endif
-enum { STEP = 8, DECODE_FROM = 2 * ROWS + 1 };  // rows from which a panel is decoded first, and once
-enum { NUMBERS, NIBBLES, BYTES, FLOATS, W8A8, DECODED };    // DECODED: values, as the panels of `linear`: [STEP / PAIR][LANES][PAIR]
+#ifndef DECODE_FROM
+#define DECODE_FROM 33  // rows from which panels are decoded first, and once
+#endif
+enum {
+    STEP = 8,
+    SPAN = 256,       // inputs that are summed before they are scaled: a group, or what of a longer one fits the nearest cache decoded
+};
+enum { NUMBERS, NIBBLES, BYTES, FLOATS, W8A8 };
 
 typedef struct {          // see `native.Matrix`
-    const void *codes;    // of NUMBERS the panels that `linear` takes
-    const void *scales;   // [panels][groups][LANES], float or half
-    const int8_t *zeros;  // [panels][groups][LANES], or NULL
+    const void *codes;    // of NUMBERS the groups of native_linear.h
+    const void *scales;   // [panels][groups of inputs][LANES], float or half
+    const int8_t *zeros;  // the same, or NULL
     const void *table;    // where `decode` looks values up
     const int32_t *sums;  // W8A8: 128 times the sum of an output's codes, [panels][LANES]
     long kind, in, out, group, half_scales;  // `in` and `group` in whole steps; `in` of NUMBERS in whole pairs
     float activation_scale;                  // W8A8: of all tokens; 0 where each has its own
 } Matrix;
 
-static _Thread_local Workspace for_panel, for_row_sums, for_row_codes;
+static _Thread_local Workspace for_rows;
 
-static inline long step_bytes(const int kind) { return kind == NIBBLES ? 64 : kind == DECODED ? STEP * LANES * sizeof(T) : 128; }
+static inline long step_bytes(const int kind) { return kind == NIBBLES ? 64 : 128; }
 
 // Factors c and c + 1 of a step, for `multiply_add`.
 #ifdef IN_PAIRS
@@ -45,8 +51,6 @@ static inline void decode(const int kind, const uint8_t *codes, int c, const uin
         // A look-up takes 5 bits of each half word. The fifth belongs to the next code, so the table lies there twice.
         __m512i words = _mm512_loadu_si512(codes), values = _mm512_loadu_si512(table);
         for (int k = 0; k < 2; k++) w[k] = _mm512_permutexvar_epi16(_mm512_srli_epi32(words, 4 * (c + k)), values);
-    } else if (kind == DECODED) {
-        for (int k = 0; k < 2; k++) w[k] = _mm512_loadu_si512(codes + 64 * (c + k));
     } else {
         // 64 codes of 8 bits, each a sign and a magnitude, become 64 values of bfloat16. `table` holds the lower byte of what
         // each of 128 magnitudes means, then the upper ones, then the upper byte of -128: its code is 0x80, for nobody needs
@@ -90,7 +94,6 @@ static inline lanes look_up(const float *table, ints index) {
 static inline void decode(const int kind, const uint8_t *codes, int c, const uint8_t *table, factors *w) {
     for (int k = 0; k < 2; k++) {
         if (kind == NIBBLES) w[k] = look_up((const float *)table, *(const ints *)codes >> (2 * c + 16 * k));
-        if (kind == DECODED) w[k] = load_factors((const T *)codes + (c + k) * LANES);
         if (kind == BYTES || kind == FLOATS) {
             ints byte = widen_bytes((const int8_t *)codes + (c + k) * LANES);
             // The bits of an e4m3 number, moved to where a float has them: 2^120 times too small, for the exponents differ.
@@ -100,6 +103,11 @@ static inline void decode(const int kind, const uint8_t *codes, int c, const uin
     }
 }
 #endif
+
+// Where the codes of panel n begin, one of a group.
+static inline const uint8_t *codes_of_panel(const Matrix *m, long n) {
+    return (const uint8_t *)m->codes + (n / PANELS * PANELS * (m->in / STEP) + n % PANELS) * step_bytes(m->kind);
+}
 
 static inline lanes load_scales(const Matrix *m, long place) {
     if (!m->half_scales) return *(const lanes *)((const float *)m->scales + place);
@@ -112,124 +120,132 @@ static inline lanes load_zeros(const Matrix *m, long place) {
     return __builtin_convertvector(widen_bytes(m->zeros + place), lanes);
 }
 
-// Panel n times up to ROWS rows of x. The order of additions is the same for any number of rows and for a decoded panel, so
-// that a row's result never depends on its company.
-static inline __attribute__((always_inline)) void multiply_groups(const int rows, const int kind, const Matrix *m, long n,
-                                                                  const uint8_t *codes, const T *x, const float *x_sums, lanes *sums) {
-    long groups = (m->in + m->group - 1) / m->group;
-    lanes total[ROWS] = {};
-    for (long g = 0, i = 0; g < groups; g++) {
-        long end = i + m->group < m->in ? i + m->group : m->in;
-        accumulator sum[ROWS][2] = {};
-        for (; i < end; i += STEP, codes += step_bytes(kind)) {
-            for (long b = 0; b < step_bytes(kind) && kind != DECODED && rows >= FEW_ROWS; b += 64) ask_for(codes + b + AHEAD);
+// What a span of inputs adds to the sums of a panel: scale * (sum - zero * sum of x).
+typedef struct { lanes scale, zero; } Side;
+
+static inline Side side_of(const Matrix *m, long n, long i) {
+    long place = (n * ((m->in + m->group - 1) / m->group) + i / m->group) * LANES;
+    return (Side){load_scales(m, place), m->zeros ? load_zeros(m, place) : (lanes){}};
+}
+
+static inline lanes add_span(lanes total, lanes sum, const Matrix *m, const Side *side, float x_sum) {
+    if (m->zeros) sum -= side->zero * x_sum;
+    return total + side->scale * sum;
+}
+
+static inline long span_of(const Matrix *m) { return m->group < SPAN ? m->group : SPAN; }
+static inline long spans_of(const Matrix *m) { return (m->in + span_of(m) - 1) / span_of(m); }
+
+// `panels` panels from panel n times up to ROWS rows of x, their codes decoded on the way: few rows wait for memory. The order of
+// additions is the same for any number of rows and for spans that are decoded first, so that a row's result never depends on
+// its company.
+static inline __attribute__((always_inline)) void multiply_codes(const int rows, const int panels, const int kind, const Matrix *m,
+                                                                 const Panels *of, int p0, const T *x, const float *x_sums,
+                                                                 float *sums) {
+    const long spans = spans_of(m), span = span_of(m), apart = panels_beside(of) * step_bytes(kind);  // from step to step
+    const uint8_t *codes = codes_of_panel(m, of->first + p0);
+    lanes total[ROWS][PANELS] = {};
+    for (long s = 0, i = 0; s < spans; s++) {
+        long end = i + span < m->in ? i + span : m->in;
+        Side sides[PANELS];
+        for (int p = 0; p < panels; p++) sides[p] = side_of(m, of->first + p0 + p, i);
+        accumulator sum[ROWS][PANELS] = {};
+        for (; i < end; i += STEP, codes += apart) {
+            for (long b = 0; b < panels * step_bytes(kind); b += 64) ask_for(codes + b + AHEAD);
 #pragma GCC unroll 1
             for (int c = 0; c < STEP / PAIR; c += 2) {
-                factors w[2];
-                decode(kind, codes, c, m->table, w);
-                for (int r = 0; r < rows; r++)
-                    for (int k = 0; k < 2; k++) sum[r][k] = multiply_add(sum[r][k], x + r * m->in + i + (c + k) * PAIR, w[k]);
+                factors w[PANELS][2];
+                for (int p = 0; p < panels; p++) decode(kind, codes + p * step_bytes(kind), c, m->table, w[p]);
+                for (int k = 0; k < 2; k++)
+                    for (int r = 0; r < rows; r++) {
+                        spread one = load_spread(x + r * m->in + i + (c + k) * PAIR);
+                        IN_REGISTER(one);
+                        for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], one, w[p][k]);
+                    }
             }
         }
-        long place = (n * groups + g) * LANES;
-        lanes scale = load_scales(m, place);
-        for (int r = 0; r < rows; r++) {
-            lanes of_group = (lanes)sum[r][0] + (lanes)sum[r][1];
-            if (m->zeros) of_group -= load_zeros(m, place) * x_sums[r * groups + g];
-            total[r] += scale * of_group;
-        }
+        for (int r = 0; r < rows; r++)
+            for (int p = 0; p < panels; p++)
+                total[r][p] = add_span(total[r][p], (lanes)sum[r][p], m, &sides[p], m->zeros ? x_sums[r * spans + s] : 0);
     }
-    for (int r = 0; r < rows; r++) sums[r] = total[r];
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < panels; p++) *(lanes *)(sums + r * WIDTH + p * LANES) = total[r][p];
 }
 
-static inline __attribute__((always_inline)) void multiply_rows(int rows, const int kind, const Matrix *m, long n,
-                                                                const uint8_t *codes, const T *x, const float *x_sums, lanes *sums) {
+static inline __attribute__((always_inline)) void multiply_codes_of(int rows, const int kind, const Matrix *m, const Panels *of,
+                                                                    const T *x, const float *x_sums, float *sums) {
+    int p = 0;
+#define OF_ROWS(n)                                                                                                                \
+    case n:                                                                                                                       \
+        for (; p + AT_ONCE(n) <= of->count; p += AT_ONCE(n))                                                                      \
+            multiply_codes(n, AT_ONCE(n), kind, m, of, p, x, x_sums, sums + p * LANES);                                           \
+        for (; p < of->count; p++) multiply_codes(n, 1, kind, m, of, p, x, x_sums, sums + p * LANES);                             \
+        break;
     switch (rows) {
-        case 1: multiply_groups(1, kind, m, n, codes, x, x_sums, sums); break;
-        case 2: multiply_groups(2, kind, m, n, codes, x, x_sums, sums); break;
-        case 3: multiply_groups(3, kind, m, n, codes, x, x_sums, sums); break;
+        OF_ROWS(1) OF_ROWS(2) OF_ROWS(3) OF_ROWS(4) OF_ROWS(5) OF_ROWS(6)
 #ifdef __AVX512F__
-        case 4: multiply_groups(4, kind, m, n, codes, x, x_sums, sums); break;
-        case 5: multiply_groups(5, kind, m, n, codes, x, x_sums, sums); break;
-        case 6: multiply_groups(6, kind, m, n, codes, x, x_sums, sums); break;
-        case 7: multiply_groups(7, kind, m, n, codes, x, x_sums, sums); break;
+        OF_ROWS(7) OF_ROWS(8)
 #endif
-        default: multiply_groups(TOGETHER, kind, m, n, codes, x, x_sums, sums);
     }
+#undef OF_ROWS
 }
 
-static inline __attribute__((always_inline)) void decode_panel_of(const int kind, const Matrix *m, const uint8_t *codes, T *values) {
-    for (long i = 0; i < m->in; i += STEP, codes += step_bytes(kind)) {
-        for (long b = 0; b < step_bytes(kind); b += 64) ask_for(codes + b + AHEAD);
+static inline __attribute__((always_inline)) void decode_span_of(const int kind, const uint8_t *codes, const uint8_t *table, long apart,
+                                                                 T *values, long step, long in, long ahead) {
+    for (long i = 0; i < in; i += STEP, codes += apart) {
+        for (long b = 0; b < step_bytes(kind); b += 64) ask_for(codes + b + ahead);
         for (int c = 0; c < STEP / PAIR; c += 2) {
             factors w[2];
-            decode(kind, codes, c, m->table, w);
-            for (int k = 0; k < 2; k++) store_factors(values + (i + (c + k) * PAIR) * LANES, w[k]);
+            decode(kind, codes, c, table, w);
+            for (int k = 0; k < 2; k++) store_factors(values + (i + (c + k) * PAIR) * step, w[k]);
         }
     }
 }
 
-static void decode_panel(const Matrix *m, const uint8_t *codes, T *values) {
+// The values of `in` codes from input `first` of panel n, unscaled, as native_linear.h has weights; `step` from one input to the
+// next, in numbers.
+static void decode_span(const Matrix *m, const Panels *of, long n, long first, long in, T *values, long step) {
+    long apart = panels_beside(of) * step_bytes(m->kind), ahead = apart * (m->in / STEP);  // the next group's
+    const uint8_t *codes = codes_of_panel(m, n) + first / STEP * apart;
     switch (m->kind) {
-        case NIBBLES: decode_panel_of(NIBBLES, m, codes, values); break;
-        case BYTES: decode_panel_of(BYTES, m, codes, values); break;
-        default: decode_panel_of(FLOATS, m, codes, values);
+        case NIBBLES: decode_span_of(NIBBLES, codes, m->table, apart, values, step, in, ahead); break;
+        case BYTES: decode_span_of(BYTES, codes, m->table, apart, values, step, in, ahead); break;
+        default: decode_span_of(FLOATS, codes, m->table, apart, values, step, in, ahead);
     }
 }
 
-static const uint8_t *codes_of_panel(const Matrix *m, long n) {
-    return (const uint8_t *)m->codes + n * m->in / STEP * step_bytes(m->kind);
-}
-
-// The sum of x over each group, [rows][groups].
-static float *sum_groups(const Matrix *m, const T *x, long rows) {
-    long groups = (m->in + m->group - 1) / m->group;
-    float *sums = reserve(&for_row_sums, rows * groups * sizeof(float));
-    if (!sums) return NULL;
-#pragma omp parallel for if (rows * m->in > PARALLEL_FROM)
-    for (long row = 0; row < rows; row++)
-        for (long g = 0; g < groups; g++) {
-            long end = (g + 1) * m->group < m->in ? (g + 1) * m->group : m->in;
-            float sum = 0;
-#pragma omp simd reduction(+ : sum)
-            for (long i = g * m->group; i < end; i++) sum += load(x[row * m->in + i]);
-            sums[row * groups + g] = sum;
+// Up to CHUNK rows of x times some panels, which are decoded span by span, once for all rows.
+static void multiply_decoded(const Matrix *m, const Panels *of, const T *x, long rows, const float *x_sums, float *sums) {
+    T values[SPAN * WIDTH] __attribute__((aligned(64)));
+    float part[ROWS * WIDTH] __attribute__((aligned(64)));
+    for (long i = 0, s = 0; i < m->in; i += span_of(m), s++) {
+        long in = m->in - i < span_of(m) ? m->in - i : span_of(m);
+        Side sides[PANELS];
+        for (int p = 0; p < of->count; p++) {
+            decode_span(m, of, of->first + p, i, in, values + p * PAIR * LANES, of->count * LANES);
+            sides[p] = side_of(m, of->first + p, i);
         }
-    return sums;
-}
-
-static int multiply_codes(const Matrix *m, const T *x, const T *bias, const T *residual, T *out, long rows) {
-    long num_panels = (m->out + LANES - 1) / LANES, groups = (m->in + m->group - 1) / m->group, failed = 0;
-    const float *x_sums = m->zeros ? sum_groups(m, x, rows) : NULL;
-    if (m->zeros && !x_sums) return 1;
-#pragma omp parallel reduction(| : failed) if (rows * m->in * m->out > 65536)
-    {
-        T *values = rows < DECODE_FROM ? NULL : reserve(&for_panel, m->in * LANES * sizeof(T));
-        failed = rows >= DECODE_FROM && !values;
-#pragma omp for
-        for (long n = 0; n < num_panels; n++) {
-            const uint8_t *codes = codes_of_panel(m, n);
-            if (failed) continue;
-            if (values) decode_panel(m, codes, values);
-            for (long row = 0; row < rows; row += TOGETHER) {
-                lanes sums[ROWS];
-                long count = rows - row < TOGETHER ? rows - row : TOGETHER;
-                long again = values ? TOGETHER - count : 0;  // rows once more, so that there are always so many
-                const T *first = x + (row - again) * m->in;
-                const float *first_sums = x_sums ? x_sums + (row - again) * groups : NULL;
-                switch (values ? DECODED : m->kind) {
-                    case NIBBLES: multiply_rows(count, NIBBLES, m, n, codes, first, first_sums, sums); break;
-                    case BYTES: multiply_rows(count, BYTES, m, n, codes, first, first_sums, sums); break;
-#ifndef IN_PAIRS
-                    case FLOATS: multiply_rows(count, FLOATS, m, n, codes, first, first_sums, sums); break;
-#endif
-                    default: multiply_groups(TOGETHER, DECODED, m, n, (const uint8_t *)values, first, first_sums, sums);
+        for (long row = 0; row < rows; row += ROWS) {
+            int count = rows - row < ROWS ? rows - row : ROWS;
+            multiply_rows(count, of->count, of->count, x + row * m->in + i, m->in, values, in, part, WIDTH, 1, 0);
+            for (int r = 0; r < count; r++)
+                for (int p = 0; p < of->count; p++) {
+                    lanes *total = (lanes *)(sums + (row + r) * WIDTH + p * LANES), sum = *(lanes *)(part + r * WIDTH + p * LANES);
+                    *total = add_span(i ? *total : (lanes){}, sum, m, &sides[p], x_sums ? x_sums[(row + r) * spans_of(m) + s] : 0);
                 }
-                finish(sums + again, count, bias, residual, out, row, n * LANES, m->out);
-            }
         }
     }
-    return failed;
+}
+
+// The sum of a token's numbers over each span, [spans].
+static void sum_spans(const Matrix *m, const T *x, float *sums) {
+    for (long s = 0, i = 0; s < spans_of(m); s++) {
+        long end = i + span_of(m) < m->in ? i + span_of(m) : m->in;
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (long j = i; j < end; j++) sum += load(x[j]);
+        sums[s] = sum, i = end;
+    }
 }
 
 // A token as integers from -127 to 127, stored 128 higher (one side of `dot` is unsigned), and what they are multiplied with.
@@ -245,84 +261,166 @@ static float quantize_row(const T *x, uint8_t *codes, long in, float scale) {
     return scale;
 }
 
-static inline ints dot(ints sum, const uint8_t *x, const int8_t *codes) {  // four inputs of LANES outputs
-#ifdef __AVX512VNNI__
+static inline ints load_four(const uint8_t *x) {
     int32_t four;
     memcpy(&four, x, 4);
-    return (ints)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(four), _mm512_loadu_si512(codes));
+    return four - (ints){};
+}
+
+static inline ints dot(ints sum, ints four, const int8_t *codes) {  // four inputs of LANES outputs
+#ifdef __AVX512VNNI__
+    return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)four, _mm512_loadu_si512(codes));
 #else
     ints words = *(const ints *)codes;
-    for (int k = 0; k < 4; k++) sum += (int32_t)x[k] * (words << (24 - 8 * k) >> 24);
+    for (int k = 0; k < 4; k++) sum += (four >> 8 * k & 0xff) * (words << (24 - 8 * k) >> 24);
     return sum;
 #endif
 }
 
-static inline __attribute__((always_inline)) void multiply_integers(const int rows, const Matrix *m, long n, const uint8_t *x,
-                                                                    const float *x_scales, lanes *sums) {
+// `panels` panels from panel n times up to ROWS rows of codes.
+static inline __attribute__((always_inline)) void multiply_integers(const int rows, const int panels, const Matrix *m,
+                                                                    const Panels *of, int p0, const uint8_t *x,
+                                                                    const float *x_scales, float *sums) {
+    const long n = of->first + p0, apart = panels_beside(of) * step_bytes(W8A8);  // from step to step
     const int8_t *codes = (const int8_t *)codes_of_panel(m, n);
-    ints sum[ROWS][2] = {};
-    for (long i = 0; i < m->in; i += STEP, codes += step_bytes(W8A8))
+    ints sum[ROWS][PANELS] = {};
+    for (long i = 0; i < m->in; i += STEP, codes += apart) {
+        for (long b = 0; b < panels * step_bytes(W8A8); b += 64) ask_for(codes + b + AHEAD);
         for (int c = 0; c < 2; c++)
-            for (int r = 0; r < rows; r++) sum[r][c] = dot(sum[r][c], x + r * m->in + i + 4 * c, codes + 64 * c);
-    for (int r = 0; r < rows; r++) {
-        ints exact = sum[r][0] + sum[r][1] - *(const ints *)(m->sums + n * LANES);
-        sums[r] = __builtin_convertvector(exact, lanes) * x_scales[r] * load_scales(m, n * LANES);
-    }
-}
-
-static int multiply_w8a8(const Matrix *m, const T *x, const T *bias, const T *residual, T *out, long rows) {
-    float *x_scales = reserve(&for_row_codes, rows * (sizeof(float) + m->in));
-    if (!x_scales) return 1;
-    uint8_t *codes = (uint8_t *)(x_scales + rows);
-#pragma omp parallel if (rows * m->in * m->out > 65536)
-    {
-#pragma omp for
-        for (long row = 0; row < rows; row++)
-            x_scales[row] = quantize_row(x + row * m->in, codes + row * m->in, m->in, m->activation_scale);
-#pragma omp for
-        for (long n = 0; n < (m->out + LANES - 1) / LANES; n++)
-            for (long row = 0; row < rows; row += ROWS) {
-                lanes sums[ROWS];
-                int count = rows - row < ROWS ? rows - row : ROWS;
-                const uint8_t *first = codes + row * m->in;
-                switch (count) {
-                    case 1: multiply_integers(1, m, n, first, x_scales + row, sums); break;
-                    case 2: multiply_integers(2, m, n, first, x_scales + row, sums); break;
-                    case 3: multiply_integers(3, m, n, first, x_scales + row, sums); break;
-                    case 4: multiply_integers(4, m, n, first, x_scales + row, sums); break;
-                    case 5: multiply_integers(5, m, n, first, x_scales + row, sums); break;
-                    case 6: multiply_integers(6, m, n, first, x_scales + row, sums); break;
-                    case 7: multiply_integers(7, m, n, first, x_scales + row, sums); break;
-                    default: multiply_integers(8, m, n, first, x_scales + row, sums);
-                }
-                finish(sums, count, bias, residual, out, row, n * LANES, m->out);
+            for (int r = 0; r < rows; r++) {
+                ints four = load_four(x + r * m->in + i + 4 * c);
+                IN_REGISTER(four);
+                for (int p = 0; p < panels; p++) sum[r][p] = dot(sum[r][p], four, codes + p * step_bytes(W8A8) + 64 * c);
             }
     }
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < panels; p++) {
+            ints exact = sum[r][p] - *(const ints *)(m->sums + (n + p) * LANES);
+            *(lanes *)(sums + r * WIDTH + p * LANES) = __builtin_convertvector(exact, lanes) * x_scales[r] * load_scales(m, (n + p) * LANES);
+        }
+}
+
+static __attribute__((noinline)) void multiply_integer_rows(int rows, const Panels *of, const Matrix *m, const uint8_t *x,
+                                                            const float *x_scales, float *sums) {
+#define OF_ROWS(n)                                                                                                        \
+    case n:                                                                                                               \
+        if (of->count == PANELS) multiply_integers(n, PANELS, m, of, 0, x, x_scales, sums);                               \
+        else                                                                                                              \
+            for (int p = 0; p < of->count; p++) multiply_integers(n, 1, m, of, p, x, x_scales, sums + p * LANES);         \
+        break;
+    switch (rows) {
+        OF_ROWS(1) OF_ROWS(2) OF_ROWS(3) OF_ROWS(4) OF_ROWS(5) OF_ROWS(6)
+#ifdef __AVX512F__
+        OF_ROWS(7) OF_ROWS(8)
+#endif
+    }
+#undef OF_ROWS
+}
+
+// The rows of a product, and what a matrix wants of them beside: sums of spans where it has zeros, codes for W8A8.
+typedef struct {
+    const T *x;
+    float *sums;     // [rows][spans]
+    float *scales;   // [rows]
+    uint8_t *codes;  // [rows][in]
+} Rows;
+
+static int take_rows(const Matrix *m, const T *x, long rows, Rows *taken) {  // returns 1 if memory ran out
+    *taken = (Rows){x, NULL, NULL, NULL};
+    if (m->kind == W8A8) {
+        if (!(taken->scales = reserve(&for_rows, rows * (sizeof(float) + m->in)))) return 1;
+        taken->codes = (uint8_t *)(taken->scales + rows);
+    } else if (m->kind != NUMBERS && m->zeros) {
+        if (!(taken->sums = reserve(&for_rows, rows * spans_of(m) * sizeof(float)))) return 1;
+    }
     return 0;
+}
+
+static void take_row(const Matrix *m, const Rows *taken, long row) {
+    const T *x = taken->x + row * m->in;
+    if (taken->codes) taken->scales[row] = quantize_row(x, taken->codes + row * m->in, m->in, m->activation_scale);
+    if (taken->sums) sum_spans(m, x, taken->sums + row * spans_of(m));
+}
+
+// Up to CHUNK rows from `row` times some panels, to their place. `all_rows`: how many the product has.
+static void multiply_block(const Matrix *m, const Rows *taken, long row, long rows, long all_rows, const Panels *of,
+                           const Target *target) {
+    float sums[CHUNK * WIDTH] __attribute__((aligned(64)));
+    const T *x = taken->x + row * m->in;
+    const float *x_sums = taken->sums ? taken->sums + row * spans_of(m) : NULL;
+    if (m->kind == NUMBERS) {
+        multiply_numbers(x, rows, of, m->codes, m->in, sums);
+    } else if (m->kind == W8A8) {
+        for (long r = 0; r < rows; r += ROWS)
+            multiply_integer_rows(rows - r < ROWS ? rows - r : ROWS, of, m, taken->codes + (row + r) * m->in, taken->scales + row + r,
+                                  sums + r * WIDTH);
+    } else if (all_rows >= DECODE_FROM && m->group >= SPAN) {  // short groups are scaled too often
+        multiply_decoded(m, of, x, rows, x_sums, sums);
+    } else {
+        for (long r = 0; r < rows; r += ROWS) {
+            int count = rows - r < ROWS ? rows - r : ROWS;
+            const T *first = x + r * m->in;
+            const float *first_sums = x_sums ? x_sums + r * spans_of(m) : NULL;
+            switch (m->kind) {
+                case NIBBLES: multiply_codes_of(count, NIBBLES, m, of, first, first_sums, sums + r * WIDTH); break;
+                case BYTES: multiply_codes_of(count, BYTES, m, of, first, first_sums, sums + r * WIDTH); break;
+#ifndef IN_PAIRS
+                default: multiply_codes_of(count, FLOATS, m, of, first, first_sums, sums + r * WIDTH);
+#endif
+            }
+        }
+    }
+    finish(sums, row, rows, of, target);
+}
+
+// The next of the panels from `first` that belong to one group, at most up to `end`.
+static inline Panels next_panels(const Matrix *m, long first, long end) {
+    long stop = (first / PANELS + 1) * PANELS;
+    return (Panels){first, m->out, (stop < end ? stop : end) - first};
 }
 
 // out [rows, out] = x [rows, in] times any matrix, plus bias and plus residual [rows, out] if there are. Returns 1 if memory
 // ran out.
 int multiply(const Matrix *m, const T *x, const T *bias, const T *residual, T *out, long rows) {
-    if (m->kind == W8A8) return multiply_w8a8(m, x, bias, residual, out, rows);
-    if (m->kind != NUMBERS) return multiply_codes(m, x, bias, residual, out, rows);
-    linear(x, m->codes, bias, residual, out, rows, m->out, m->in);
+    Target target = {bias, residual, out, m->out};
+    Rows taken;
+    if (take_rows(m, x, rows, &taken)) return 1;
+#pragma omp parallel if (rows * m->in * m->out > 65536)
+    {
+        if (taken.codes || taken.sums) {
+#pragma omp for
+            for (long row = 0; row < rows; row++) take_row(m, &taken, row);
+        }
+        long panels = (m->out + LANES - 1) / LANES, threads = omp_get_num_threads(), thread = omp_get_thread_num();
+        long unit = panels >= 8 * PANELS * threads ? PANELS : 1;  // where panels are few, threads share a group
+        long first = panels / unit * thread / threads * unit, end = thread + 1 == threads ? panels : panels / unit * (thread + 1) / threads * unit;
+        for (long row = 0; row < rows; row += CHUNK)
+            for (Panels of = next_panels(m, first, end); of.first < end; of = next_panels(m, of.first + of.count, end))
+                multiply_block(m, &taken, row, rows - row < CHUNK ? rows - row : CHUNK, rows, &of, &target);
+    }
     return 0;
+}
+
+// The same of weights as `native.pack` packs them.
+void linear(const T *x, const T *panels, const T *bias, T *out, long rows, long out_features, long in) {
+    Matrix m = {.codes = panels, .kind = NUMBERS, .in = in, .out = out_features, .group = in};
+    multiply(&m, x, bias, NULL, out, rows);
 }
 
 // out [count, in] = rows of the weight, by their numbers: an embedding that is the output matrix too. Returns 1 if memory
 // ran out.
 int unpack_rows(const Matrix *m, const int64_t *ids, T *out, long count) {
     long groups = (m->in + m->group - 1) / m->group;
-    T *values = reserve(&for_panel, m->in * LANES * sizeof(T));
+    T *values = reserve(&for_rows, m->in * LANES * sizeof(T));
     if (!values) return 1;
     for (long k = 0; k < count; k++) {
         long n = ids[k] / LANES, lane = ids[k] % LANES;
+        Panels of = {n, m->out, 1};
         const uint8_t *codes = codes_of_panel(m, n);
-        if (m->kind != W8A8) decode_panel(m, codes, values);
+        if (m->kind != W8A8) decode_span(m, &of, n, 0, m->in, values, LANES);
         for (long i = 0; i < m->in; i++) {
             long place = (n * groups + i / m->group) * LANES;
-            float value = m->kind == W8A8 ? ((const int8_t *)codes)[(i / 4 * LANES + lane) * 4 + i % 4]
+            float value = m->kind == W8A8 ? ((const int8_t *)codes)[i / STEP * panels_beside(&of) * 128 + (i / 4 % 2 * LANES + lane) * 4 + i % 4]
                                           : load(values[(i / PAIR * LANES + lane) * PAIR + i % PAIR]);
             if (m->zeros) value -= m->zeros[place + lane];
             out[k * m->in + i] = store(value * load_scales(m, place)[lane]);

@@ -103,7 +103,7 @@ def pack(
     in_pairs = native.library(dtype).weight_pair() == 2
     padded = F.pad(codes, (0, -in_features % STEP, 0, -out_features % LANES))
     steps = padded.view(-1, LANES, padded.shape[1] // STEP, STEP)  # [panels, LANES, steps, STEP]
-    packed = huge_pages.copy(_PACK[kind](steps, table, in_pairs))
+    packed = _PACK[kind](steps, table, in_pairs)
     values = _table(kind, table, in_pairs)
     sums = None
     if kind == W8A8:
@@ -112,7 +112,7 @@ def pack(
     if scales.dtype is not torch.float16:
         scales = scales.float()
     tensors = dict(
-        codes=packed,
+        codes=huge_pages.copy(native.in_groups(packed, native.library(dtype).weight_panels())),
         scales=_by_panel(scales),
         zeros=_by_panel(zeros) if zeros is not None and zeros.any() else None,
         table=values,
