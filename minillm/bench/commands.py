@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import commands_engine, commands_gpu
+from . import commands_compare, commands_engine, commands_gpu
 from .console import Device, Model, Save, command_line, errors_in_one_line, keep_in, log, progress, show
 
 # torch and transformers take seconds to import: every command imports what it needs itself, so that help is instant.
@@ -278,4 +278,5 @@ def bench_throughput(
 
 
 commands_engine.add_to(bench)
+commands_compare.add_to(bench)
 commands_gpu.add_to(bench)

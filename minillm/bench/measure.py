@@ -177,13 +177,17 @@ def filled(head: dict, ceilings: Ceilings | None, figures: dict, samples: dict[s
     }
 
 
-def save(measured: dict, folder: Path = RESULTS) -> Path:
-    """Write `folder/<name>-<hardware>.json` and return its path; a later run on the same hardware replaces it."""
+def path_of(measured: dict, folder: Path = RESULTS) -> Path:
+    """`folder/<name>-<hardware>.json`."""
     hardware_name = "".join(c if c.isalnum() else "-" for c in measured["hardware"]["name"].lower())
     slug = "-".join(part for part in hardware_name.split("-") if part)
+    return folder / f"{measured['name']}-{slug}.json"
+
+
+def save(measured: dict, folder: Path = RESULTS) -> Path:
+    """Write `path_of` it and return that path; a later run on the same hardware replaces it."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{measured['name']}-{slug}.json"
-    return write_whole(path, json.dumps(measured, indent=1) + "\n")
+    return write_whole(path_of(measured, folder), json.dumps(measured, indent=1) + "\n")
 
 
 def write_whole(path: Path, text: str) -> Path:

@@ -1,0 +1,255 @@
+"""The comparison itself: the peers opened, their outputs checked, all timed in turns. Built in chapter 14."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from ...device import resolve_dtype
+from ...model.checkpoint import load_config
+from ...model.config import ModelConfig
+from .. import few_bits, llama_cpp, measure
+from ..decode import SHAPES, Shape, write_random_checkpoint
+from ..record import Record
+from .checks import OUTPUT_TOKENS, PROMPT_LENGTHS, TOLERANCE, Oracle, check, check_lengths, equal_share
+from .child import SCRIPT, ChildPeer, check_interpreter
+from .engines import Minillm, Transformers
+from .llama_batch import LlamaCppBatch
+from .request import Answer, Peer, Request
+from .workloads import DEFAULT, PEERS, QUANTIZATIONS, Case, Workload, random_prompts
+
+BLOCK_SIZE = 16
+CPU = torch.device("cpu")
+GGUF_TYPES = {"float32": "F32", "bfloat16": "BF16"}
+MAX_POSITIONS = 8192  # a prompt of 4,096 tokens and its answer
+
+
+def run(
+    workload: Workload = DEFAULT,
+    vllm: str | None = None,
+    command: str = "minillm bench compare",
+    shapes: dict[str, Shape] = SHAPES,
+    on_run: Callable[[str], None] = lambda what: None,
+    keep: Callable[[dict], object] | None = None,
+    script: Path = SCRIPT,
+) -> dict:
+    """Measure `workload` on the CPU; a result for `measure.save`.
+
+    `vllm` is the interpreter of an environment with vLLM, which runs `script`. A peer that is not there is left out,
+    with the reason, unless `workload.peers` names it. Raises ValueError for an unknown name or a wrong interpreter,
+    RuntimeError for a peer that fails, OutputsDisagree for wrong tokens.
+    """
+    workload.check()
+    if workload.shape not in shapes:
+        raise ValueError(f"shape={workload.shape!r} is unknown; choose one of {', '.join(shapes)}")
+    if vllm is not None:
+        check_interpreter(vllm)
+    left_out = missing_peers(workload, vllm)
+    record = Record(f"{workload.name}-{workload.shape}", command, CPU, asdict(workload), keep)
+    record.figures |= {"left_out": left_out, "peer_versions": {}, "checks": {}, "cases": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed)
+        raw = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(raw | {"max_position_embeddings": MAX_POSITIONS}, indent=1))
+        comparison = Comparison(path, load_config(path), workload, record, left_out, on_run, vllm, script)
+        dtypes = tuple(resolve_dtype(name, CPU) for name in workload.dtypes)
+        megabytes = measure.megabytes_to_read(comparison.config.num_parameters() * 2, CPU)
+        record.ceilings = measure.measure_ceilings(CPU, dtypes, megabytes)
+        on_run("ceilings")
+        for dtype in workload.dtypes:
+            with record.case(dtype):
+                comparison.compare_dtype(dtype)
+            gc.collect()
+        if "bfloat16" in workload.dtypes:
+            for quantization in workload.quantizations:
+                with record.case(quantization):
+                    comparison.compare_quantized(quantization)
+                gc.collect()
+    return record.finish()
+
+
+def missing_peers(workload: Workload, vllm: str | None) -> dict[str, str]:
+    """Which peers are left out, and why. Raises ValueError where one of them was asked for by name."""
+    reasons = {}
+    if importlib.util.find_spec("llama_cpp") is None:
+        reasons["llama.cpp"] = "not installed: pip install 'minillm-book[compare]' compiles it"
+    if vllm is None:
+        reasons |= dict.fromkeys(("vllm", "vllm-eager"), "--vllm PYTHON names no environment that has it")
+    for peer in workload.peers:
+        if peer in reasons:
+            raise ValueError(f"peer={peer!r} cannot be compared with: {reasons[peer]}")
+    if workload.peers:
+        return {peer: "not chosen" for peer in PEERS if peer not in workload.peers}
+    return reasons
+
+
+def num_runs(workload: Workload, vllm: str | None) -> int:
+    """How often `run` reports progress."""
+    peers = [peer for peer in PEERS if peer not in missing_peers(workload, vllm)]
+    cases = workload.cases(vocab_size=16)
+    plain, rounds = sum(case.quantization is None for case in cases), workload.repeats + 1
+    runs = len(workload.dtypes) * (plain * (1 + len(peers)) * rounds + (1 + len(peers) if plain else 0))
+    if "bfloat16" in workload.dtypes and "llama.cpp" in peers:
+        quantized = [case.quantization for case in cases if case.quantization is not None]
+        runs += 2 * (len(quantized) * rounds + len(set(quantized)))
+    return 1 + runs
+
+
+class Comparison:
+    """One model, and everything that is measured on it."""
+
+    def __init__(
+        self,
+        path: Path,
+        config: ModelConfig,
+        workload: Workload,
+        record: Record,
+        left_out: dict[str, str],
+        on_run: Callable[[str], None],
+        vllm: str | None,
+        script: Path,
+    ):
+        self.path, self.config, self.workload, self.record = path, config, workload, record
+        self.left_out, self.on_run, self.vllm, self.script = left_out, on_run, vllm, script
+        self.cases = workload.cases(config.vocab_size)
+        prompts = random_prompts(config.vocab_size, PROMPT_LENGTHS, workload.seed)
+        self.checked = Request(prompts, [OUTPUT_TOKENS] * len(prompts))
+        requests = [self.checked, *(case.request for case in self.cases)]
+        self.max_num_seqs = max(len(request.prompts) for request in requests)
+        self.num_kv_blocks = 1 + max(
+            sum(-(-(len(prompt) + length) // BLOCK_SIZE) for prompt, length in zip(request.prompts, request.lengths))
+            for request in requests
+        )
+
+    def compare_dtype(self, dtype: str) -> None:
+        """The weights as they are: every peer."""
+        if not (cases := [case for case in self.cases if case.quantization is None]):
+            return
+        with ExitStack() as stack:
+            peers = self._open(stack, dtype)
+            oracle = Oracle(self.path)
+            outputs = {name: peer.answer(self.checked).token_ids for name, peer in peers.items()}
+            self.record.figures["checks"][dtype] = {
+                name: {
+                    "largest_gap": check(f"{name}, {dtype}", self.checked, made, oracle, TOLERANCE[dtype]),
+                    "tolerance": TOLERANCE[dtype],
+                    "equal_to_minillm": equal_share(made, outputs["minillm"]),
+                }
+                for name, made in outputs.items()
+            }
+            del oracle
+            for case in cases:
+                with self.record.case(f"{dtype}/{case.name}"):
+                    self._time(case, f"{dtype}/{case.name}", dtype, peers, {})
+
+    def compare_quantized(self, quantization: str) -> None:
+        """Weights in few bits, and activations in bfloat16: llama.cpp alone has formats of as many bits."""
+        cases = [case for case in self.cases if case.quantization == quantization]
+        if not cases or "llama.cpp" in self.left_out:
+            return
+        ours, gguf_type = QUANTIZATIONS[quantization]
+        with ExitStack() as stack:
+            few_bits.check(self.path, ours, torch.bfloat16, CPU)
+            peers: dict[str, Peer] = {}
+            peers["minillm"] = own = self._minillm(stack, "bfloat16", ours)
+            self.on_run(f"{quantization} minillm")
+            file = self._gguf(gguf_type)
+            peers["llama.cpp"] = self._llama_cpp(stack, file, float32_cache=False)
+            made, tolerance = peers["llama.cpp"].answer(self.checked).token_ids, TOLERANCE["bfloat16"]
+            gap = check(f"llama.cpp, {gguf_type}", self.checked, made, Oracle(self.path, gguf_type), tolerance)
+            self.record.figures["checks"][quantization] = {"llama.cpp": {"largest_gap": gap, "tolerance": tolerance}}
+            self.on_run(f"{quantization} llama.cpp")
+            weight_bytes = {"minillm": few_bits.weight_bytes_of(own.llm.model), "llama.cpp": file.stat().st_size}
+            for case in cases:
+                with self.record.case(case.name):
+                    self._time(case, case.name, "bfloat16", peers, weight_bytes)
+
+    def _time(self, case: Case, name: str, dtype: str, peers: dict[str, Peer], weight_bytes: dict[str, int]) -> None:
+        def once(peer: str) -> float:
+            answer: Answer = peers[peer].answer(case.request)
+            check_lengths(f"{peer}, {name}", case.request, answer.token_ids)
+            return case.seconds_per_token(answer)
+
+        times = self.record.interleave(
+            {peer: lambda peer=peer: once(peer) for peer in peers},
+            self.workload.repeats,
+            f"{name}/",
+            lambda peer: self.on_run(f"{name} {peer}"),
+        )
+        self.record.figures["cases"][name] = {
+            "counted": case.counted,
+            **figures_of(times, lambda peer: self._limit(case, dtype, weight_bytes.get(peer))),
+        }
+
+    def _limit(self, case: Case, dtype: str, weight_bytes: int | None) -> tuple[float, str]:
+        return case.limit(self.config, getattr(torch, dtype), self.record.ceilings, weight_bytes)
+
+    def _open(self, stack: ExitStack, dtype: str) -> dict[str, Peer]:
+        """minillm first, then every peer that is not left out; compiled vLLM is left out where it fails to start."""
+        peers: dict[str, Peer] = {"minillm": self._minillm(stack, dtype)}
+        self.on_run(f"{dtype} minillm")
+        for name in (name for name in PEERS if name not in self.left_out):
+            try:
+                if name == "transformers":
+                    peers[name] = Transformers(self.path, dtype)
+                elif name == "llama.cpp":
+                    peers[name] = self._llama_cpp(stack, self._gguf(GGUF_TYPES[dtype]), dtype == "float32")
+                else:
+                    peers[name] = self._vllm(stack, name, dtype)
+                self.record.figures["peer_versions"][name] = peers[name].version
+            except RuntimeError as error:
+                if name != "vllm" or name in self.workload.peers:
+                    raise
+                self.left_out[f"{name}, {dtype}"] = str(error)
+            self.on_run(f"{dtype} {name}")
+        return peers
+
+    def _minillm(self, stack: ExitStack, dtype: str, quantization: str | dict | None = None) -> Minillm:
+        engine = Minillm(self.path, dtype, self.max_num_seqs, self.num_kv_blocks, quantization)
+        stack.callback(engine.close)
+        return engine
+
+    def _llama_cpp(self, stack: ExitStack, file: Path, float32_cache: bool) -> LlamaCppBatch:
+        engine = LlamaCppBatch(file, torch.get_num_threads(), float32_cache)
+        stack.callback(engine.close)
+        return engine
+
+    def _vllm(self, stack: ExitStack, name: str, dtype: str) -> ChildPeer:
+        load = {
+            "path": str(self.path),
+            "dtype": dtype,
+            "eager": name == "vllm-eager",
+            "threads": torch.get_num_threads(),
+            "max_num_seqs": self.max_num_seqs,
+        }
+        child = ChildPeer(name, [self.vllm, str(self.script)], load)
+        stack.callback(child.close)
+        return child
+
+    def _gguf(self, gguf_type: str) -> Path:
+        return llama_cpp.write_gguf(self.path, self.config, gguf_type, self.path.parent / f"{gguf_type}.gguf")
+
+
+def figures_of(times: dict[str, measure.Samples], limit: Callable[[str], tuple[float, str]]) -> dict:
+    """The engines' figures, and minillm's ratio to the best of the others."""
+    engines = {}
+    for name, taken in times.items():
+        floor, limited_by = limit(name)
+        engines[name] = {
+            "tokens_per_second": 1 / taken.median,
+            "spread": taken.spread,
+            "limit_tokens_per_second": 1 / floor,
+            "share_of_limit": floor / taken.median,
+        }
+    rates = {name: engine["tokens_per_second"] for name, engine in engines.items()}
+    best = max((name for name in rates if name != "minillm"), key=rates.get, default=None)
+    ratio = {"best_peer": best, "ratio_to_best_peer": rates["minillm"] / rates[best]} if best else {}
+    return {"limited_by": limited_by, "engines": engines, **ratio}
