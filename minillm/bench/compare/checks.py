@@ -34,6 +34,7 @@ class Oracle:
 
         with no_progress_bars():
             self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.vocab_size = self.model.config.vocab_size
         if gguf_type is not None:
             import gguf
 
@@ -61,14 +62,16 @@ def check(peer: str, request: Request, token_ids: list[list[int]], oracle: Oracl
     check_lengths(peer, request, token_ids)
     largest = 0.0
     for index, (prompt, made) in enumerate(zip(request.prompts, token_ids)):
-        gaps, best = oracle.gaps(prompt, made)
-        for position, gap in enumerate(gaps):
-            if not gap <= tolerance:
-                raise OutputsDisagree(
-                    f"{peer}, prompt {index} ({len(prompt)} tokens), position {position}: token {made[position]} is "
-                    f"{gap:.3g} standard deviations of the logits below token {best[position]}; allowed: {tolerance}. "
-                    "No point in timing"
-                )
+        known = next((i for i, token in enumerate(made) if not 0 <= token < oracle.vocab_size), len(made))
+        gaps, best = oracle.gaps(prompt, made[:known]) if known else ([], [])
+        wrong = next((i for i, gap in enumerate(gaps) if not gap <= tolerance), known)
+        if wrong < len(made):
+            why = f"no token of a vocabulary of {oracle.vocab_size}"
+            if wrong < known:
+                why = f"{gaps[wrong]:.3g} standard deviations of the logits below token {best[wrong]}"
+                why += f"; allowed: {tolerance}"
+            where = f"{peer}, prompt {index} ({len(prompt)} tokens), position {wrong}"
+            raise OutputsDisagree(f"{where}: token {made[wrong]} is {why}. No point in timing")
         largest = max(largest, *gaps)
     return largest
 

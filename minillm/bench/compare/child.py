@@ -14,9 +14,10 @@ import signal
 import subprocess
 import tempfile
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import NoReturn
 
 from .request import Answer, Request
 
@@ -29,12 +30,14 @@ def check_interpreter(python: str) -> None:
     """Raises ValueError where `python` is no program, or cannot import vLLM."""
     if shutil.which(python) is None:
         raise ValueError(f"--vllm={python!r} is no Python interpreter; make an environment that has vLLM: {WAY_OUT}")
-    code = "import importlib.util, sys; sys.exit(3 if importlib.util.find_spec('vllm') is None else 0)"
-    found = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, env=environment())
+    code = (
+        "import sys; sys.path.pop(0); import importlib.util; sys.exit(3 * (importlib.util.find_spec('vllm') is None))"
+    )
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True, env=environment())
     if found.returncode == 3:
         raise ValueError(f"--vllm={python!r} has no vLLM; install it there, or make an environment: {WAY_OUT}")
     if found.returncode:
-        raise ValueError(f"--vllm={python!r} is no Python of 3.11 or newer: {_tail(found.stderr)}; {WAY_OUT}")
+        raise ValueError(f"--vllm={python!r} is no Python interpreter ({_tail(found.stderr)}); {WAY_OUT}")
 
 
 def environment() -> dict[str, str]:
@@ -54,9 +57,8 @@ class ChildPeer:
         seconds_to_load: float = SECONDS_TO_LOAD,
         seconds_to_answer: float = SECONDS_TO_ANSWER,
     ):
-        self.name, self.seconds_to_answer = name, seconds_to_answer
-        self.files = ExitStack()
-        self.errors = self.files.enter_context(tempfile.TemporaryFile(mode="w+", errors="replace"))
+        self.name, self.seconds_to_answer, self.failure = name, seconds_to_answer, ""
+        self.errors = tempfile.TemporaryFile(mode="w+", errors="replace")  # noqa: SIM115  (open as long as the child)
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -90,28 +92,34 @@ class ChildPeer:
         self.process.wait()
         self.reader.join()
         self.process.stdout.close()
-        self.files.close()
+        self.errors.close()
 
     def _ask(self, message: dict, seconds: float, *fields: str) -> dict:
+        if self.failure:  # what comes after a late or broken answer belongs to no request
+            raise RuntimeError(self.failure)
         with suppress(BrokenPipeError):  # a child that has ended closes stdout too, and that is reported
             print(json.dumps(message), file=self.process.stdin, flush=True)
         try:
             line = self.lines.get(timeout=seconds)
         except queue.Empty:
-            raise RuntimeError(f"{self.name} did not answer within {seconds:g} s: {self._last_words()}") from None
+            self._fail(f"did not answer within {seconds:g} s: {self._last_words()}")
         if not line:
-            raise RuntimeError(f"{self.name} ended with status {self.process.wait()}: {self._last_words()}")
+            self._fail(f"ended with status {self.process.wait()}: {self._last_words()}")
         try:
             reply = json.loads(line)
         except json.JSONDecodeError:
             reply = None
         if not isinstance(reply, dict):
-            raise RuntimeError(f"{self.name} answered with a line that is no JSON object: {line[:100]!r}")
+            self._fail(f"answered with a line that is no JSON object: {line[:100]!r}")
         if "error" in reply:
             raise RuntimeError(f"{self.name} failed: {reply['error']}")
         if missing := [field for field in fields if field not in reply]:
-            raise RuntimeError(f"{self.name} answered without {', '.join(missing)}: {line[:100]!r}")
+            self._fail(f"answered without {', '.join(missing)}: {line[:100]!r}")
         return reply
+
+    def _fail(self, what: str) -> NoReturn:
+        self.failure = f"{self.name} {what}"
+        raise RuntimeError(self.failure)
 
     def _read(self) -> None:
         for line in self.process.stdout:
