@@ -61,7 +61,19 @@ def test_help_lists_what_exists_and_nothing_else():
 
 @pytest.mark.parametrize(
     "command",
-    ["lab", "tour", "generate", "train", "check", "bench", "bench decode", "bench tasks", "bench ladder", "bench host"],
+    [
+        "lab",
+        "tour",
+        "generate",
+        "train",
+        "check",
+        "bench",
+        "bench decode",
+        "bench tasks",
+        "bench ladder",
+        "bench host",
+        "bench compare",
+    ],
 )
 def test_every_command_explains_itself(command):
     result = run(*command.split(), "--help")

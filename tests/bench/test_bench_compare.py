@@ -132,6 +132,8 @@ def test_cases_are_chosen_by_name_and_by_group():
         ({"peers": ("sglang",)}, "peer='sglang'.*llama.cpp"),
         ({"shape": "huge"}, "shape='huge'.*toy"),
         ({"peers": ("vllm",)}, "peer='vllm'.*--vllm PYTHON"),
+        ({"only": ("int8", "int4-1")}, "only='int8,int4-1' leaves nothing to measure.*bfloat16"),
+        ({"only": ("int8",), "dtypes": ("bfloat16",), "peers": ("transformers",)}, "nothing to measure.*llama.cpp"),
     ],
 )
 def test_what_is_unknown_or_missing_is_named(wrong, message):

@@ -44,15 +44,17 @@ def run(
     """Measure `workload` on the CPU; a result for `measure.save`.
 
     `vllm` is the interpreter of an environment with vLLM, which runs `script`. A peer that is not there is left out,
-    with the reason, unless `workload.peers` names it. Raises ValueError for an unknown name or a wrong interpreter,
-    RuntimeError for a peer that fails, OutputsDisagree for wrong tokens.
+    with the reason, unless `workload.peers` names it. Raises ValueError for an unknown name, a wrong interpreter or
+    nothing to measure, RuntimeError for a peer that fails, OutputsDisagree for wrong tokens.
     """
     workload.check()
     if workload.shape not in shapes:
         raise ValueError(f"shape={workload.shape!r} is unknown; choose one of {', '.join(shapes)}")
     if vllm is not None:
         check_interpreter(vllm)
-    left_out = missing_peers(workload, vllm)
+    left_out = missing_peers(workload, vllm) | skipped_quantizations(workload, vllm)
+    if not any(group not in left_out for group in groups_of(workload)):
+        raise ValueError(f"only={','.join(workload.only)!r} leaves nothing to measure: {'; '.join(left_out.values())}")
     record = Record(f"{workload.name}-{workload.shape}", command, CPU, asdict(workload), keep)
     record.figures |= {"left_out": left_out, "peer_versions": {}, "checks": {}, "cases": {}}
     with tempfile.TemporaryDirectory() as folder:
@@ -68,11 +70,10 @@ def run(
             with record.case(dtype):
                 comparison.compare_dtype(dtype)
             gc.collect()
-        if "bfloat16" in workload.dtypes:
-            for quantization in workload.quantizations:
-                with record.case(quantization):
-                    comparison.compare_quantized(quantization)
-                gc.collect()
+        for quantization in (name for name in workload.quantizations if name not in left_out):
+            with record.case(quantization):
+                comparison.compare_quantized(quantization)
+            gc.collect()
     return record.finish()
 
 
@@ -91,15 +92,29 @@ def missing_peers(workload: Workload, vllm: str | None) -> dict[str, str]:
     return reasons
 
 
+def groups_of(workload: Workload) -> set[str]:
+    """What the chosen cases measure: a quantization, or decoding, prompts and many requests with plain weights."""
+    return {case.quantization or case.group for case in workload.cases(vocab_size=16)}
+
+
+def skipped_quantizations(workload: Workload, vllm: str | None) -> dict[str, str]:
+    """Which quantizations are chosen and not measured, and why."""
+    chosen = [name for name in workload.quantizations if name in groups_of(workload)]
+    if "bfloat16" not in workload.dtypes:
+        return dict.fromkeys(chosen, "its activations are bfloat16, which --dtype leaves out")
+    if "llama.cpp" in missing_peers(workload, vllm):
+        return dict.fromkeys(chosen, "llama.cpp alone has formats of as many bits, and it is left out")
+    return {}
+
+
 def num_runs(workload: Workload, vllm: str | None) -> int:
     """How often `run` reports progress."""
     peers = [peer for peer in PEERS if peer not in missing_peers(workload, vllm)]
-    cases = workload.cases(vocab_size=16)
+    cases, skipped = workload.cases(vocab_size=16), skipped_quantizations(workload, vllm)
     plain, rounds = sum(case.quantization is None for case in cases), workload.repeats + 1
     runs = len(workload.dtypes) * (plain * (1 + len(peers)) * rounds + (1 + len(peers) if plain else 0))
-    if "bfloat16" in workload.dtypes and "llama.cpp" in peers:
-        quantized = [case.quantization for case in cases if case.quantization is not None]
-        runs += 2 * (len(quantized) * rounds + len(set(quantized)))
+    quantized = [case.quantization for case in cases if case.quantization and case.quantization not in skipped]
+    runs += 2 * (len(quantized) * rounds + len(set(quantized)))
     return 1 + runs
 
 
@@ -153,7 +168,7 @@ class Comparison:
     def compare_quantized(self, quantization: str) -> None:
         """Weights in few bits, and activations in bfloat16: llama.cpp alone has formats of as many bits."""
         cases = [case for case in self.cases if case.quantization == quantization]
-        if not cases or "llama.cpp" in self.left_out:
+        if not cases:
             return
         ours, gguf_type = QUANTIZATIONS[quantization]
         with ExitStack() as stack:
