@@ -68,11 +68,17 @@ def test_engines_are_timed_in_turns_and_every_figure_is_there(tmp_path, monkeypa
     assert len(heard) == run.num_runs(workload, "python") - 3 * 6  # compiled vLLM could not start
     assert heard[5:11] == [f"float32/decode-2 {engine}" for engine in ("minillm", "transformers", "vllm-eager")] * 2
     found = measured["figures"]
-    assert found["left_out"].keys() == {"llama.cpp", "vllm, float32"} and "no compiler" in str(found["left_out"])
+    assert found["left_out"].keys() == {"llama.cpp", "vllm, float32"} and "no compiler (in the environment of " in str(
+        found["left_out"]
+    )
     assert found["cases"].keys() == {"float32/decode-2", "float32/prompt-8", "float32/offline-3"}
     assert {f["equal_to_minillm"] for f in found["checks"]["float32"].values()} == {1.0}
     assert found["peer_versions"]["vllm-eager"] == "0.0-fake"
     for name, case in found["cases"].items():
+        limits = [f["limit_tokens_per_second"] for f in case["engines"].values()]
+        own = {c.name: c for c in workload.cases(TOY.vocab_size)}[name.split("/")[1]]
+        expected = own.limit(decode.model_config(TOY), torch.float32, measure.Ceilings(**measured["ceilings"]))
+        assert limits == pytest.approx([1 / expected[0]] * len(limits)) and case["limited_by"] == expected[1]
         rates = {engine: f["tokens_per_second"] for engine, f in case["engines"].items()}
         assert case["best_peer"] == max(("transformers", "vllm-eager"), key=rates.get)
         assert case["ratio_to_best_peer"] == rates["minillm"] / rates[case["best_peer"]]
@@ -108,6 +114,11 @@ def test_llama_cpp_generates_the_tokens_of_unequal_requests(toy, tmp_path):
     engine.close()
     check("llama.cpp", request, made.token_ids, Oracle(toy), 0.02)
     assert made.first_tokens == 3 and made.output_tokens == 21
+
+
+def test_the_best_ceilings_of_a_run_are_its_limits():
+    a, b = measure.Ceilings(1.0, 5.0, {"float32": 7.0}), measure.Ceilings(2.0, 4.0, {"float32": 6.0})
+    assert run.best_of(a, b) == run.best_of(b, a) == measure.Ceilings(2.0, 5.0, {"float32": 7.0})
 
 
 # cases

@@ -7,7 +7,7 @@ from pathlib import Path
 
 # Okabe and Ito's colours, told apart under every common kind of colour blindness.
 COLOURS = {"transformers": "#E69F00", "llama.cpp": "#009E73", "vllm": "#CC79A7", "vllm-eager": "#56B4E9"}
-TITLE = "Tokens/s: those decoded (decode, int8, int4), those of the prompt (prompt), those generated (offline)"
+TITLE = "Tokens decoded (decode, int8, int4), of the prompt (prompt) or generated (offline) a second"
 INK, GREY = "#24292F", "#7A8088"
 
 
@@ -21,14 +21,16 @@ def tables(measured: dict) -> list:
     limit.add_row("copy, read + written", f"{ceilings['copy_bytes_per_second'] / 1e9:.1f} GB/s")
     for dtype, rate in ceilings["matmul_flops_per_second"].items():
         limit.add_row(f"matrix product, {dtype}", f"{rate / 1e9:.0f} GFLOP/s")
-    speed = Table("case", "engine", "tokens/s", "± half range", "of limit", "minillm over it", title=TITLE)
+    speed = Table(title=TITLE)
+    for column in ("case", "engine, * the best peer", "tokens/s", "± half range", "of limit", "minillm is"):
+        speed.add_column(column, no_wrap=column == "case")
     for name, case in found["cases"].items():
         ours = case["engines"]["minillm"]["tokens_per_second"]
         for engine, f in case["engines"].items():
             ratio = "" if engine == "minillm" else f"{ours / f['tokens_per_second']:.2f}×"
             speed.add_row(
                 name if engine == "minillm" else "",
-                f"{engine} (best peer)" if engine == case.get("best_peer") else engine,
+                f"{engine} *" if engine == case.get("best_peer") else engine,
                 f"{f['tokens_per_second']:,.1f}",
                 f"{f['spread'] / 2:.0%}",
                 f"{f['share_of_limit']:.0%}",

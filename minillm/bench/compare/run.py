@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from ...device import resolve_dtype
 from ...model.checkpoint import load_config
 from ...model.config import ModelConfig
 from .. import few_bits, llama_cpp, measure
@@ -62,9 +61,7 @@ def run(
         raw = json.loads((path / "config.json").read_text())
         (path / "config.json").write_text(json.dumps(raw | {"max_position_embeddings": MAX_POSITIONS}, indent=1))
         comparison = Comparison(path, load_config(path), workload, record, left_out, on_run, vllm, script)
-        dtypes = tuple(resolve_dtype(name, CPU) for name in workload.dtypes)
-        megabytes = measure.megabytes_to_read(comparison.config.num_parameters() * 2, CPU)
-        record.ceilings = measure.measure_ceilings(CPU, dtypes, megabytes)
+        comparison.measure_ceilings()
         on_run("ceilings")
         for dtype in workload.dtypes:
             with record.case(dtype):
@@ -134,7 +131,7 @@ class Comparison:
     ):
         self.path, self.config, self.workload, self.record = path, config, workload, record
         self.left_out, self.on_run, self.vllm, self.script = left_out, on_run, vllm, script
-        self.cases = workload.cases(config.vocab_size)
+        self.cases, self.timed = workload.cases(config.vocab_size), {}
         prompts = random_prompts(config.vocab_size, PROMPT_LENGTHS, workload.seed)
         self.checked = Request(prompts, [OUTPUT_TOKENS] * len(prompts))
         requests = [self.checked, *(case.request for case in self.cases)]
@@ -199,13 +196,19 @@ class Comparison:
             f"{name}/",
             lambda peer: self.on_run(f"{name} {peer}"),
         )
-        self.record.figures["cases"][name] = {
-            "counted": case.counted,
-            **figures_of(times, lambda peer: self._limit(case, dtype, weight_bytes.get(peer))),
-        }
+        self.timed[name] = case, getattr(torch, dtype), times, weight_bytes
+        self.measure_ceilings()
 
-    def _limit(self, case: Case, dtype: str, weight_bytes: int | None) -> tuple[float, str]:
-        return case.limit(self.config, getattr(torch, dtype), self.record.ceilings, weight_bytes)
+    def measure_ceilings(self) -> None:
+        """Anew with every case: what is best of the whole run is the limit, since other work on the machine only ever
+        lowers it. All figures so far follow."""
+        megabytes = measure.megabytes_to_read(self.config.num_parameters() * 2, CPU)
+        dtypes = tuple(getattr(torch, name) for name in self.workload.dtypes)
+        ceilings = measure.measure_ceilings(CPU, dtypes, megabytes)
+        self.record.ceilings = ceilings = best_of(self.record.ceilings or ceilings, ceilings)
+        for name, (case, dtype, times, weight_bytes) in self.timed.items():
+            limits = {peer: case.limit(self.config, dtype, ceilings, weight_bytes.get(peer)) for peer in times}
+            self.record.figures["cases"][name] = {"counted": case.counted, **figures_of(times, limits)}
 
     def _open(self, stack: ExitStack, dtype: str) -> dict[str, Peer]:
         """minillm first, then every peer that is not left out; compiled vLLM is left out where it fails to start."""
@@ -245,7 +248,10 @@ class Comparison:
             "threads": torch.get_num_threads(),
             "max_num_seqs": self.max_num_seqs,
         }
-        child = ChildPeer(name, [self.vllm, str(self.script)], load)
+        try:
+            child = ChildPeer(name, [self.vllm, str(self.script)], load)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error} (in the environment of {self.vllm})") from error
         stack.callback(child.close)
         return child
 
@@ -253,18 +259,27 @@ class Comparison:
         return llama_cpp.write_gguf(self.path, self.config, gguf_type, self.path.parent / f"{gguf_type}.gguf")
 
 
-def figures_of(times: dict[str, measure.Samples], limit: Callable[[str], tuple[float, str]]) -> dict:
+def best_of(a: measure.Ceilings, b: measure.Ceilings) -> measure.Ceilings:
+    rates = {name: max(rate, b.matmul_flops_per_second[name]) for name, rate in a.matmul_flops_per_second.items()}
+    return measure.Ceilings(
+        max(a.copy_bytes_per_second, b.copy_bytes_per_second),
+        max(a.read_bytes_per_second, b.read_bytes_per_second),
+        rates,
+    )
+
+
+def figures_of(times: dict[str, measure.Samples], limits: dict[str, tuple[float, str]]) -> dict:
     """The engines' figures, and minillm's ratio to the best of the others."""
-    engines = {}
-    for name, taken in times.items():
-        floor, limited_by = limit(name)
-        engines[name] = {
+    engines = {
+        name: {
             "tokens_per_second": 1 / taken.median,
             "spread": taken.spread,
-            "limit_tokens_per_second": 1 / floor,
-            "share_of_limit": floor / taken.median,
+            "limit_tokens_per_second": 1 / limits[name][0],
+            "share_of_limit": limits[name][0] / taken.median,
         }
+        for name, taken in times.items()
+    }
     rates = {name: engine["tokens_per_second"] for name, engine in engines.items()}
     best = max((name for name in rates if name != "minillm"), key=rates.get, default=None)
     ratio = {"best_peer": best, "ratio_to_best_peer": rates["minillm"] / rates[best]} if best else {}
-    return {"limited_by": limited_by, "engines": engines, **ratio}
+    return {"limited_by": limits["minillm"][1], "engines": engines, **ratio}
