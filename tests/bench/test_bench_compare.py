@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from minillm.bench import decode, measure, throughput
-from minillm.bench.compare import report, run
+from minillm.bench.compare import ceilings, report, run
 from minillm.bench.compare.checks import Oracle, OutputsDisagree, check, equal_share
 from minillm.bench.compare.engines import Minillm
 from minillm.bench.compare.request import Answer, Request
@@ -77,7 +77,7 @@ def test_engines_are_timed_in_turns_and_every_figure_is_there(tmp_path, monkeypa
     for name, case in found["cases"].items():
         limits = [f["limit_tokens_per_second"] for f in case["engines"].values()]
         own = {c.name: c for c in workload.cases(TOY.vocab_size)}[name.split("/")[1]]
-        expected = own.limit(decode.model_config(TOY), torch.float32, measure.Ceilings(**measured["ceilings"]))
+        expected = own.limit(decode.model_config(TOY), torch.float32, measure.Ceilings(**case["ceilings"]))
         assert limits == pytest.approx([1 / expected[0]] * len(limits)) and case["limited_by"] == expected[1]
         rates = {engine: f["tokens_per_second"] for engine, f in case["engines"].items()}
         assert case["best_peer"] == max(("transformers", "vllm-eager"), key=rates.get)
@@ -116,9 +116,17 @@ def test_llama_cpp_generates_the_tokens_of_unequal_requests(toy, tmp_path):
     assert made.first_tokens == 3 and made.output_tokens == 21
 
 
-def test_the_best_ceilings_of_a_run_are_its_limits():
+def test_the_better_of_two_ceilings_is_the_limit():
     a, b = measure.Ceilings(1.0, 5.0, {"float32": 7.0}), measure.Ceilings(2.0, 4.0, {"float32": 6.0})
-    assert run.best_of(a, b) == run.best_of(b, a) == measure.Ceilings(2.0, 5.0, {"float32": 7.0})
+    assert ceilings.best_of(a, b) == ceilings.best_of(b, a) == measure.Ceilings(2.0, 5.0, {"float32": 7.0})
+
+
+def test_what_cannot_be_packed_sets_no_limit(monkeypatch):
+    assert ceilings.packed_rate(torch.float32) > 0 or not ceilings.can_pack(torch.zeros(16, 16))
+    monkeypatch.setattr(ceilings, "can_pack", lambda weight: False)
+    assert ceilings.packed_rate(torch.float32) == 0
+    found = ceilings.measured(2**20, (torch.float32,))
+    assert min(found.read_bytes_per_second, found.matmul_flops_per_second["float32"]) > 0
 
 
 # cases
@@ -202,8 +210,11 @@ def result(tmp_path):
     cases = {"decode-1": case("vllm", 120.0, vllm=100.0, transformers=50.0), "int4-1": case("b", 50.0, b=100.0)}
     cases["int4-1"] = json.loads(json.dumps(cases["int4-1"]).replace('"b"', '"llama.cpp"'))
     figures = {"left_out": {}, "peer_versions": {}, "checks": {}, "cases": cases}
+    times = {"decode-1/minillm": [1.0, 2.0, 1.0], "decode-1/vllm": [1.2, 1.0, 1.3]}
+    times |= {"int4-1/minillm": [1.0, 1.0, 1.0], "int4-1/llama.cpp": [0.5, 0.5, 0.4]}
     path = tmp_path / "compare-toy.json"
-    path.write_text(json.dumps({"workload": {"shape": "toy"}, "hardware": {"name": "a CPU"}, "figures": figures}))
+    measured = {"workload": {"shape": "toy"}, "hardware": {"name": "a CPU"}, "figures": figures}
+    path.write_text(json.dumps(measured | {"samples_seconds": times}))
     return path
 
 
@@ -211,6 +222,7 @@ def test_the_plot_has_a_bar_for_each_case(result):
     measured = json.loads(result.read_text())
     [axes] = report.draw(measured["figures"]["cases"], measured).axes
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([1.2, 0.5])
+    assert [line.get_xdata() for line in axes.lines[:2]] == [pytest.approx([0.5, 1.3]), pytest.approx([0.4, 0.5])]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["decode-1", "int4-1"]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["llama.cpp", "vllm"]
 

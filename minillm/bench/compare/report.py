@@ -22,15 +22,15 @@ def tables(measured: dict) -> list:
     for dtype, rate in ceilings["matmul_flops_per_second"].items():
         limit.add_row(f"matrix product, {dtype}", f"{rate / 1e9:.0f} GFLOP/s")
     speed = Table(title=TITLE)
-    for column in ("case", "engine, * the best peer", "tokens/s", "± half range", "of limit", "minillm is"):
-        speed.add_column(column, no_wrap=column == "case")
+    for column in ("case", "* best peer", "tokens/s", "± half range", "of limit", "minillm over it"):
+        speed.add_column(column, no_wrap=column in ("case", "* best peer"))
     for name, case in found["cases"].items():
         ours = case["engines"]["minillm"]["tokens_per_second"]
         for engine, f in case["engines"].items():
             ratio = "" if engine == "minillm" else f"{ours / f['tokens_per_second']:.2f}×"
             speed.add_row(
                 name if engine == "minillm" else "",
-                f"{engine} *" if engine == case.get("best_peer") else engine,
+                f"{'*' if engine == case.get('best_peer') else ' '} {engine}",
                 f"{f['tokens_per_second']:,.1f}",
                 f"{f['spread'] / 2:.0%}",
                 f"{f['share_of_limit']:.0%}",
@@ -73,14 +73,15 @@ def draw(cases: dict[str, dict], measured: dict):
     axes = figure.subplots()
     names, ratios = list(cases), [case["ratio_to_best_peer"] for case in cases.values()]
     best = [case["best_peer"] for case in cases.values()]
-    bars = axes.barh(names, ratios, color=[COLOURS[peer] for peer in best])
-    # Half the range of both, added up: how far the ratio may be off.
-    errors = [
-        ratio * sum(case["engines"][engine]["spread"] / 2 for engine in ("minillm", case["best_peer"]))
-        for ratio, case in zip(ratios, cases.values())
-    ]
-    axes.errorbar(ratios, names, xerr=errors, fmt="none", ecolor=INK, elinewidth=0.8)
-    axes.bar_label(bars, [f"{ratio:.2f}×" for ratio in ratios], label_type="center", color=INK, fontsize=8)
+    axes.barh(names, ratios, color=[COLOURS[peer] for peer in best])
+    for name, case in cases.items():  # from the least to the largest ratio of the turns
+        ours, theirs = (measured["samples_seconds"][f"{name}/{engine}"] for engine in ("minillm", case["best_peer"]))
+        in_turns = [their_time / our_time for our_time, their_time in zip(ours, theirs)]
+        axes.plot([min(in_turns), max(in_turns)], [name, name], color=INK, linewidth=0.8)
+    axes.set_xlim(0, 1.2 * max(1.0, *ratios))  # a turn that the machine delayed may lie beyond
+    for name, ratio in zip(names, ratios):
+        at = axes.get_yaxis_transform()
+        axes.text(0.99, name, f"{ratio:.2f}×", transform=at, ha="right", va="center", color=INK, fontsize=8)
     axes.axvline(1.0, color=GREY, linewidth=1.2)
     axes.invert_yaxis()
     axes.set_xlabel("tokens/s of minillm over those of the best peer")

@@ -17,7 +17,10 @@ from ...model.checkpoint import load_config
 from ...model.config import ModelConfig
 from .. import few_bits, llama_cpp, measure
 from ..decode import SHAPES, Shape, write_random_checkpoint
+from ..measure import Ceilings
 from ..record import Record
+from . import ceilings
+from .ceilings import CPU, best_of
 from .checks import OUTPUT_TOKENS, PROMPT_LENGTHS, TOLERANCE, Oracle, check, check_lengths, equal_share
 from .child import SCRIPT, ChildPeer, check_interpreter
 from .engines import Minillm, Transformers
@@ -26,7 +29,6 @@ from .request import Answer, Peer, Request
 from .workloads import DEFAULT, PEERS, QUANTIZATIONS, Case, Workload, random_prompts
 
 BLOCK_SIZE = 16
-CPU = torch.device("cpu")
 GGUF_TYPES = {"float32": "F32", "bfloat16": "BF16"}
 MAX_POSITIONS = 8192  # a prompt of 4,096 tokens and its answer
 
@@ -131,7 +133,7 @@ class Comparison:
     ):
         self.path, self.config, self.workload, self.record = path, config, workload, record
         self.left_out, self.on_run, self.vllm, self.script = left_out, on_run, vllm, script
-        self.cases, self.timed = workload.cases(config.vocab_size), {}
+        self.cases = workload.cases(config.vocab_size)
         prompts = random_prompts(config.vocab_size, PROMPT_LENGTHS, workload.seed)
         self.checked = Request(prompts, [OUTPUT_TOKENS] * len(prompts))
         requests = [self.checked, *(case.request for case in self.cases)]
@@ -185,6 +187,8 @@ class Comparison:
                     self._time(case, case.name, "bfloat16", peers, weight_bytes)
 
     def _time(self, case: Case, name: str, dtype: str, peers: dict[str, Peer], weight_bytes: dict[str, int]) -> None:
+        before = self.measure_ceilings()
+
         def once(peer: str) -> float:
             answer: Answer = peers[peer].answer(case.request)
             check_lengths(f"{peer}, {name}", case.request, answer.token_ids)
@@ -196,19 +200,22 @@ class Comparison:
             f"{name}/",
             lambda peer: self.on_run(f"{name} {peer}"),
         )
-        self.timed[name] = case, getattr(torch, dtype), times, weight_bytes
-        self.measure_ceilings()
+        nearby = best_of(before, self.measure_ceilings())
+        limits = {
+            peer: case.limit(self.config, getattr(torch, dtype), nearby, weight_bytes.get(peer)) for peer in times
+        }
+        self.record.figures["cases"][name] = {
+            "counted": case.counted,
+            **figures_of(times, limits),
+            "ceilings": asdict(nearby),
+        }
 
-    def measure_ceilings(self) -> None:
-        """Anew with every case: what is best of the whole run is the limit, since other work on the machine only ever
-        lowers it. All figures so far follow."""
-        megabytes = measure.megabytes_to_read(self.config.num_parameters() * 2, CPU)
+    def measure_ceilings(self) -> Ceilings:
+        """Those of now; the record keeps the best of the whole run."""
         dtypes = tuple(getattr(torch, name) for name in self.workload.dtypes)
-        ceilings = measure.measure_ceilings(CPU, dtypes, megabytes)
-        self.record.ceilings = ceilings = best_of(self.record.ceilings or ceilings, ceilings)
-        for name, (case, dtype, times, weight_bytes) in self.timed.items():
-            limits = {peer: case.limit(self.config, dtype, ceilings, weight_bytes.get(peer)) for peer in times}
-            self.record.figures["cases"][name] = {"counted": case.counted, **figures_of(times, limits)}
+        now = ceilings.measured(self.config.num_parameters() * 2, dtypes)
+        self.record.ceilings = best_of(self.record.ceilings or now, now)
+        return now
 
     def _open(self, stack: ExitStack, dtype: str) -> dict[str, Peer]:
         """minillm first, then every peer that is not left out; compiled vLLM is left out where it fails to start."""
@@ -257,15 +264,6 @@ class Comparison:
 
     def _gguf(self, gguf_type: str) -> Path:
         return llama_cpp.write_gguf(self.path, self.config, gguf_type, self.path.parent / f"{gguf_type}.gguf")
-
-
-def best_of(a: measure.Ceilings, b: measure.Ceilings) -> measure.Ceilings:
-    rates = {name: max(rate, b.matmul_flops_per_second[name]) for name, rate in a.matmul_flops_per_second.items()}
-    return measure.Ceilings(
-        max(a.copy_bytes_per_second, b.copy_bytes_per_second),
-        max(a.read_bytes_per_second, b.read_bytes_per_second),
-        rates,
-    )
 
 
 def figures_of(times: dict[str, measure.Samples], limits: dict[str, tuple[float, str]]) -> dict:
