@@ -6,40 +6,53 @@
 #include "native_base.h"
 #include "native_linear.h"
 #include "native_quant.h"
+#include "native_w8a8.h"
+#include "native_products.h"
 #include "native_kv_codes.h"
+#include "native_pages.h"
 #include "native_attention.h"
 
-// out = x / sqrt(mean(x^2) + eps) * weight. Row i starts at x + i / inner * stride + i % inner * size, and likewise in out,
-// which may be x.
-void rms_norm(const T *x, const T *weight, T *out, long rows, long size, long inner, long stride, long out_stride, float eps) {
-#pragma omp parallel for if (rows * size > PARALLEL_FROM)
-    for (long i = 0; i < rows; i++) {
-        const T *in = x + i / inner * stride + i % inner * size;
-        T *to = out + i / inner * out_stride + i % inner * size;
-        float sum = 0;
+// out = x / sqrt(mean(x^2) + eps) * weight, of one row; out may be x.
+static void norm_row(const T *in, const T *weight, T *to, long size, float eps) {
+    float sum = 0;
 #pragma omp simd reduction(+ : sum)
-        for (long j = 0; j < size; j++) sum += load(in[j]) * load(in[j]);
-        float scale = 1.0f / sqrtf(sum / size + eps);
-        for (long j = 0; j < size; j++) to[j] = store(load(store(load(in[j]) * scale)) * load(weight[j]));
+    for (long j = 0; j < size; j++) sum += load(in[j]) * load(in[j]);
+    float scale = 1.0f / sqrtf(sum / size + eps);
+    for (long j = 0; j < size; j++) to[j] = store(load(store(load(in[j]) * scale)) * load(weight[j]));
+}
+
+// Of many: row i starts at x + i / inner * stride + i % inner * size, and likewise in out.
+void rms_norm(const T *x, const T *weight, T *out, long rows, long size, long inner, long stride, long out_stride, float eps) {
+#pragma omp parallel for num_threads(team_size()) if (rows * size > PARALLEL_FROM)
+    for (long i = 0; i < rows; i++)
+        norm_row(x + i / inner * stride + i % inner * size, weight, out + i / inner * out_stride + i % inner * size, size, eps);
+}
+
+// out = silu(gate) * up, where x holds gate and then up, `size` of each.
+static void silu_mul_row(const T *x, T *out, long size) {
+    const T *gate = x, *up = x + size;
+    long j = 0;
+    for (; j + LANES <= size; j += LANES) {
+        T rounded[LANES];
+        lanes g = load_lanes(gate + j), e = exp_lanes(-either(g < -88.0f, -88.0f - (lanes){}, g));
+        store_lanes(rounded, g / (1.0f + e));
+        store_lanes(out + j, load_lanes(rounded) * load_lanes(up + j));
+    }
+    for (; j < size; j++) {
+        float g = load(gate[j]);
+        out[j] = store(load(store(g / (1.0f + fast_exp(-g)))) * load(up[j]));
     }
 }
 
-// out = silu(gate) * up, where a row of x holds gate and then up, `size` of each.
 void silu_mul(const T *x, T *out, long rows, long size) {
-#pragma omp parallel for if (rows * size > PARALLEL_FROM)
-    for (long i = 0; i < rows; i++) {
-        const T *gate = x + 2 * i * size, *up = gate + size;
-        for (long j = 0; j < size; j++) {
-            float g = load(gate[j]);
-            out[i * size + j] = store(load(store(g / (1.0f + fast_exp(-g)))) * load(up[j]));
-        }
-    }
+#pragma omp parallel for num_threads(team_size()) if (rows * size > PARALLEL_FROM / 2)
+    for (long i = 0; i < rows; i++) silu_mul_row(x + 2 * i * size, out + i * size, size);
 }
 
 // cos and signed sin of position * frequency, each [tokens, dim].
 void rotary_angles(const int64_t *positions, const float *frequencies, const float *sin_scale, float cos_scale, T *cosines,
                    T *sines, long tokens, long dim) {
-#pragma omp parallel for if (tokens * dim > 4096)
+#pragma omp parallel for num_threads(team_size()) if (tokens * dim > 4096)
     for (long i = 0; i < tokens; i++)
         for (long j = 0; j < dim / 2; j++) {  // the second half repeats the first, but for the sign of sin
             float angle = (float)positions[i] * frequencies[j], c = cosf(angle), s = sinf(angle);
@@ -50,21 +63,34 @@ void rotary_angles(const int64_t *positions, const float *frequencies, const flo
         }
 }
 
-// out[token, head] = x * cos + (x with its halves swapped) * sin; tokens of x lie `stride` apart.
-void rotate(const T *x, const T *cosines, const T *sines, T *out, long tokens, long heads, long dim, long stride) {
+// out[head] = x * cos + (x with its halves swapped) * sin, of one token's heads.
+static void rotate_row(const T *x, const T *c, const T *s, T *out, long heads, long dim) {
     long half = dim / 2;
-#pragma omp parallel for if (tokens * heads * dim > PARALLEL_FROM)
-    for (long i = 0; i < tokens; i++)
-        for (long h = 0; h < heads; h++) {
-            const T *in = x + i * stride + h * dim, *c = cosines + i * dim, *s = sines + i * dim;
-            T *to = out + (i * heads + h) * dim;
-            for (long j = 0; j < half; j++) {
-                float first = load(in[j]), second = load(in[j + half]);
-                to[j] = store(first * load(c[j]) + second * load(s[j]));
-                to[j + half] = store(second * load(c[j + half]) + first * load(s[j + half]));
-            }
+    for (long h = 0; h < heads; h++, x += dim, out += dim) {
+        long j = 0;
+        for (; j + LANES <= half; j += LANES) {
+            lanes first = load_lanes(x + j), second = load_lanes(x + j + half);
+            store_lanes(out + j, first * load_lanes(c + j) + second * load_lanes(s + j));
+            store_lanes(out + j + half, second * load_lanes(c + j + half) + first * load_lanes(s + j + half));
         }
+        for (; j < half; j++) {
+            float first = load(x[j]), second = load(x[j + half]);
+            out[j] = store(first * load(c[j]) + second * load(s[j]));
+            out[j + half] = store(second * load(c[j + half]) + first * load(s[j + half]));
+        }
+    }
 }
+
+// Tokens of x lie `stride` apart.
+void rotate(const T *x, const T *cosines, const T *sines, T *out, long tokens, long heads, long dim, long stride) {
+#pragma omp parallel for num_threads(team_size()) if (tokens * heads * dim > PARALLEL_FROM)
+    for (long i = 0; i < tokens; i++)
+        rotate_row(x + i * stride, cosines + i * dim, sines + i * dim, out + i * heads * dim, heads, dim);
+}
+
+#ifndef CHUNKS_FROM
+#define CHUNKS_FROM 32  // tokens a thread from which threads take tokens, not products
+#endif
 
 static inline uint64_t random_bits(uint64_t key, uint64_t counter) {  // SplitMix64
     uint64_t bits = key + (counter + 1) * 0x9E3779B97F4A7C15u;
@@ -75,7 +101,7 @@ static inline uint64_t random_bits(uint64_t key, uint64_t counter) {  // SplitMi
 
 // Standard Gumbel noise [rows, count], float whatever T is: see minillm/sampling/noise.py.
 void gumbel_noise(const int64_t *seeds, const int64_t *positions, const int64_t *token_ids, float *out, long rows, long count) {
-#pragma omp parallel for collapse(2) if (rows * count > PARALLEL_FROM / 4)
+#pragma omp parallel for collapse(2) num_threads(team_size()) if (rows * count > PARALLEL_FROM / 4)
     for (long i = 0; i < rows; i++)
         for (long from = 0; from < count; from += 4096) {
             uint64_t key = random_bits(seeds[i], positions[i]);
@@ -92,7 +118,7 @@ void gumbel_noise(const int64_t *seeds, const int64_t *positions, const int64_t 
         }
 }
 
-static _Thread_local Workspace for_activations;
+static _Thread_local Workspace for_activations, for_chunk;
 
 // The weights of a decoder layer; a bias or a head norm that it does not have is NULL. See `native.Layer`.
 typedef struct {
@@ -102,32 +128,100 @@ typedef struct {
     float eps;
 } Layer;
 
+// What a layer is called with: x [tokens, hidden], which it changes, and its angles; memory for all tokens.
+typedef struct {
+    const Layer *w;
+    T *x;
+    const T *cosines, *sines;
+    T *q, *attended;  // [tokens, heads * dim]
+} Pass;
+
+static void qkv_of_token(const Layer *w, T *qkv, const T *cosine, const T *sine, T *q, T *k) {
+    T *key = qkv + w->heads * w->dim;
+    for (long h = 0; w->q_norm && h < w->heads; h++) norm_row(qkv + h * w->dim, w->q_norm, qkv + h * w->dim, w->dim, w->eps);
+    for (long h = 0; w->k_norm && h < w->kv_heads; h++) norm_row(key + h * w->dim, w->k_norm, key + h * w->dim, w->dim, w->eps);
+    rotate_row(qkv, cosine, sine, q, w->heads, w->dim);
+    rotate_row(key, cosine, sine, k, w->kv_heads, w->dim);
+}
+
+// Many tokens: each thread takes a chunk of them through all that comes before attention, then through all that comes behind it.
+// What a chunk passes on stays in the second-level cache, and threads wait for each other twice a layer.
+static long by_chunks(const Pass *pass, const Pages *pages, const Sequences *seqs, const float *turn, long tokens, long chunk) {
+    const Layer *w = pass->w;
+    long q_size = w->heads * w->dim, kv_size = w->kv_heads * w->dim, qkv_size = q_size + 2 * kv_size;
+    long wide = w->hidden > w->intermediate ? w->hidden : w->intermediate, widest = qkv_size + kv_size;
+    if (2 * w->intermediate > widest) widest = 2 * w->intermediate;
+    long failed = 0;
+#pragma omp parallel reduction(| : failed) num_threads(team_size())
+    {
+        T *normed = reserve(&for_chunk, chunk * (wide + widest) * sizeof(T)), *made = normed + chunk * wide;
+        failed |= !normed;
+#pragma omp for schedule(monotonic : dynamic)
+        for (long from = 0; from < tokens; from += chunk) {
+            if (failed) continue;
+            long count = tokens - from < chunk ? tokens - from : chunk;
+            T *keys = made + count * qkv_size;
+            for (long i = 0; i < count; i++) norm_row(pass->x + (from + i) * w->hidden, w->input_norm, normed + i * w->hidden, w->hidden, w->eps);
+            failed |= multiply_chunk(&w->qkv, normed, w->qkv_bias, NULL, made, count);
+            for (long i = 0; i < count; i++) {
+                long token = from + i, angle = token * w->dim;
+                T *qkv = made + i * qkv_size;
+                qkv_of_token(w, qkv, pass->cosines + angle, pass->sines + angle, pass->q + token * q_size, keys + i * kv_size);
+                store_token(pages, seqs->slots[token], keys + i * kv_size, qkv + q_size + kv_size);
+            }
+        }
+        failed |= attend_all(pages, seqs, pass->q, q_size, turn, pass->attended, tokens, w->heads, 1.0f / sqrtf(w->dim));
+#pragma omp for schedule(monotonic : dynamic)
+        for (long from = 0; from < tokens; from += chunk) {
+            if (failed) continue;
+            long count = tokens - from < chunk ? tokens - from : chunk;
+            T *x = pass->x + from * w->hidden;
+            failed |= multiply_chunk(&w->o, pass->attended + from * q_size, w->o_bias, x, x, count);
+            for (long i = 0; i < count; i++) norm_row(x + i * w->hidden, w->post_norm, normed + i * w->hidden, w->hidden, w->eps);
+            failed |= multiply_chunk(&w->gate_up, normed, w->gate_up_bias, NULL, made, count);
+            for (long i = 0; i < count; i++) silu_mul_row(made + 2 * i * w->intermediate, normed + i * w->intermediate, w->intermediate);
+            failed |= multiply_chunk(&w->down, normed, w->down_bias, x, x, count);
+        }
+    }
+    return failed;
+}
+
+// Few tokens: all threads share each product, and its weights are read once.
+static long by_products(const Pass *pass, const Pages *pages, const Sequences *seqs, const float *turn, long tokens) {
+    const Layer *w = pass->w;
+    T *x = pass->x;
+    long q_size = w->heads * w->dim, kv_size = w->kv_heads * w->dim, qkv_size = q_size + 2 * kv_size;
+    long wide = w->hidden > w->intermediate ? w->hidden : w->intermediate, failed = 0;
+    T *normed = reserve(&for_chunk, tokens * (wide + qkv_size + kv_size + 2 * w->intermediate) * sizeof(T));
+    if (!normed) return 1;
+    T *qkv = normed + tokens * wide, *keys = qkv + tokens * qkv_size, *gate_up = keys + tokens * kv_size;
+
+    rms_norm(x, w->input_norm, normed, tokens, w->hidden, 1, w->hidden, w->hidden, w->eps);
+    if (multiply(&w->qkv, normed, w->qkv_bias, NULL, qkv, tokens)) return 1;
+#pragma omp parallel reduction(| : failed) num_threads(team_size())
+    {
+#pragma omp for
+        for (long i = 0; i < tokens; i++) {
+            qkv_of_token(w, qkv + i * qkv_size, pass->cosines + i * w->dim, pass->sines + i * w->dim, pass->q + i * q_size, keys + i * kv_size);
+            store_token(pages, seqs->slots[i], keys + i * kv_size, qkv + i * qkv_size + q_size + kv_size);
+        }
+        failed |= attend_all(pages, seqs, pass->q, q_size, turn, pass->attended, tokens, w->heads, 1.0f / sqrtf(w->dim));
+    }
+    if (failed || multiply(&w->o, pass->attended, w->o_bias, x, x, tokens)) return 1;
+    rms_norm(x, w->post_norm, normed, tokens, w->hidden, 1, w->hidden, w->hidden, w->eps);
+    if (multiply(&w->gate_up, normed, w->gate_up_bias, NULL, gate_up, tokens)) return 1;
+    silu_mul(gate_up, normed, tokens, w->intermediate);
+    return multiply(&w->down, normed, w->down_bias, x, x, tokens);
+}
+
 // A whole decoder layer, in place on x [tokens, hidden]: what `DecoderLayer.forward` says, in one call. Returns 1 if memory
 // ran out.
 int decoder_layer(const Layer *w, T *x, const T *cosines, const T *sines, const Pages *pages, const Sequences *seqs,
                   const float *turn, long tokens) {
-    long q_size = w->heads * w->dim, kv_size = w->kv_heads * w->dim, qkv_size = q_size + 2 * kv_size;
-    long wide = w->hidden > w->intermediate ? w->hidden : w->intermediate;
-    long sizes[] = {wide, qkv_size, q_size + kv_size, q_size, 2 * w->intermediate};
-    T *place[5];
-    for (int i = 1; i < 5; i++) sizes[i] += sizes[i - 1];
-    T *memory = reserve(&for_activations, sizes[4] * tokens * sizeof(T));
-    if (!memory) return 1;
-    for (int i = 0; i < 5; i++) place[i] = memory + (i ? sizes[i - 1] : 0) * tokens;
-    T *normed = place[0], *qkv = place[1], *rotated = place[2], *attended = place[3], *gate_up = place[4];
-
-    rms_norm(x, w->input_norm, normed, tokens, w->hidden, 1, w->hidden, w->hidden, w->eps);
-    if (multiply(&w->qkv, normed, w->qkv_bias, NULL, qkv, tokens)) return 1;
-    if (w->q_norm) rms_norm(qkv, w->q_norm, qkv, tokens * w->heads, w->dim, w->heads, qkv_size, qkv_size, w->eps);
-    if (w->k_norm) rms_norm(qkv + q_size, w->k_norm, qkv + q_size, tokens * w->kv_heads, w->dim, w->kv_heads, qkv_size, qkv_size, w->eps);
-    rotate(qkv, cosines, sines, rotated, tokens, w->heads + w->kv_heads, w->dim, qkv_size);
-    if (paged_attention(pages, seqs, rotated, rotated + q_size, qkv + q_size + kv_size, q_size + kv_size, q_size + kv_size, qkv_size,
-                        turn, attended, tokens, w->heads, 1.0f / sqrtf(w->dim)))
-        return 1;
-    if (multiply(&w->o, attended, w->o_bias, x, x, tokens)) return 1;
-    rms_norm(x, w->post_norm, normed, tokens, w->hidden, 1, w->hidden, w->hidden, w->eps);
-    if (multiply(&w->gate_up, normed, w->gate_up_bias, NULL, gate_up, tokens)) return 1;
-    silu_mul(gate_up, normed, tokens, w->intermediate);
-    if (multiply(&w->down, normed, w->down_bias, x, x, tokens)) return 1;
-    return 0;
+    long q_size = w->heads * w->dim, threads = team_size(), chunk = whole((tokens + threads - 1) / threads, ROWS);
+    T *q = reserve(&for_activations, 2 * tokens * q_size * sizeof(T));
+    if (!q) return 1;
+    Pass pass = {w, x, cosines, sines, q, q + tokens * q_size};
+    if (tokens < CHUNKS_FROM * threads) return by_products(&pass, pages, seqs, turn, tokens);
+    return by_chunks(&pass, pages, seqs, turn, tokens, chunk < CHUNK ? chunk : CHUNK);
 }

@@ -17,6 +17,37 @@ enum { LANES = 16, ROWS = 6 };
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
 
+// Threads that share a product wait for the last of them. Where another process takes its core, that is milliseconds for a product of
+// microseconds: after two such waits in 20 ms the team is one thread smaller for a while, and then tries again.
+#include <time.h>
+enum { MILLISECOND = 1000000 };
+static struct { long last_wait, until, pause; int fewer; } team;  // shared by all; a lost update does no harm
+
+static inline long now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000L + t.tv_nsec;
+}
+
+int team_size(void) {
+    int most = omp_get_max_threads();
+    if (team.fewer && now() >= team.until) team.fewer = 0;
+    return team.fewer < most ? most - team.fewer : 1;
+}
+
+// `worked`: how long the first thread of a team had to do; `waited`: how long then for the others, whose shares were the same.
+static inline void note_wait(long worked, long waited) {
+    if (waited < MILLISECOND / 2 || waited < 2 * worked) return;
+    long time = now();
+    if (time - team.last_wait < 20 * MILLISECOND) {
+        team.pause = time - team.until > 500 * MILLISECOND ? 50 * MILLISECOND : 2 * team.pause;  // a while ago, or just tried again
+        if (team.pause > 1000 * MILLISECOND) team.pause = 1000 * MILLISECOND;
+        team.until = time + team.pause;
+        team.fewer += 1;
+    }
+    team.last_wait = time;
+}
+
 #define PARALLEL_FROM 32768  // elements; waking a thread takes as long as handling some ten thousand
 
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));
@@ -53,8 +84,12 @@ static inline lanes load_lanes(const T *p) {
 }
 
 static inline void store_lanes(T *p, lanes x) {
+#ifdef __AVX512BF16__
+    _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#else
     ints bits = (ints)x;
     *(halves *)p = __builtin_convertvector((bits + 0x7fff + (bits >> 16 & 1)) >> 16, halves);
+#endif
 }
 #else
 typedef float T;
@@ -78,25 +113,34 @@ static inline float fast_exp(float x) {
 
 static inline lanes either(ints which, lanes yes, lanes no) { return (lanes)((which & (ints)yes) | (~which & (ints)no)); }
 
-static inline lanes exp_lanes(lanes x) {  // the same for LANES numbers
+static inline lanes larger(lanes x, lanes y) {
+#ifdef __AVX512F__
+    return (lanes)_mm512_max_ps((__m512)x, (__m512)y);
+#else
+    return either(x > y, x, y);
+#endif
+}
+
+static inline lanes exp_lanes(lanes x) {  // the same for LANES numbers up to 88
+#ifdef __AVX512F__
+    __m512 n = _mm512_roundscale_ps((__m512)(x * 1.44269504f), 0);
+    lanes r = x - (lanes)n * 0.693359375f + (lanes)n * 2.12194440e-4f;
+    lanes p = 1.0f + r * (1.0f + r * (0.5f + r * (1.6666667e-1f + r * (4.1666668e-2f + r * (8.3333310e-3f + r * 1.3888889e-3f)))));
+    return (lanes)_mm512_scalef_ps((__m512)p, n);
+#else
     const lanes low = -87.0f - (lanes){}, high = 88.0f - (lanes){};
     x = either(x < low, low, either(x > high, high, x));
     lanes shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
     lanes r = x - n * 0.693359375f + n * 2.12194440e-4f;
     lanes p = 1.0f + r * (1.0f + r * (0.5f + r * (1.6666667e-1f + r * (4.1666668e-2f + r * (8.3333310e-3f + r * 1.3888889e-3f)))));
     return p * (lanes)(((ints)shifted - 0x4b400000 + 127) << 23);
+#endif
 }
 
 static inline float sum_lanes(lanes x) {
     float sum = 0;
     for (int l = 0; l < LANES; l++) sum += x[l];
     return sum;
-}
-
-static inline float most_of_lanes(lanes x) {
-    float most = x[0];
-    for (int l = 1; l < LANES; l++) most = x[l] > most ? x[l] : most;
-    return most;
 }
 
 // log(x) for normal x > 0: x = m * 2^e with m in [0.75, 1.5), then the series of 2 artanh((m - 1) / (m + 1)).

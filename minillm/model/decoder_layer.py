@@ -21,7 +21,7 @@ from minillm.model.layers import (
 )
 from minillm.model.rope import RopeConfig
 
-WHOLE_UP_TO = 256  # tokens; with more the calls cost nothing beside the work, and the memory between them would grow
+WHOLE_LAYERS = True  # whether layers run as a whole where they can: chapter 14 compares
 # What a checkpoint calls the norms of a layer, where it is not what we do.
 NORM_NAMES = {
     "before": {},
@@ -82,7 +82,7 @@ class DecoderLayer(nn.Module):
     def forward(self, hidden: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
         """[num_tokens, hidden_size] in and out; the input may be overwritten."""
         rotary = self.angles(rotary)
-        if self.whole is not None and hidden.shape[0] <= WHOLE_UP_TO and can(attention, "fused_layer"):
+        if self.whole is not None and WHOLE_LAYERS and can(attention, "fused_layer"):
             # The same, in one call: chapter 14.
             attention.run_layer(self.whole, hidden, rotary, self.index, batch)
             return hidden

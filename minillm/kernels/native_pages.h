@@ -1,0 +1,209 @@
+// The keys and values of a step go to their slots in the pages, and come from the pages as the panels of a product. Built in
+// chapter 14.
+
+// The pages of one layer; see `native.Pages` and `minillm/kv_cache/paged.py`.
+typedef struct {
+    C *keys, *values;                  // [blocks, kv_heads, dim, size] and [blocks, kv_heads, size, dim]
+    float *key_scales, *value_scales;  // [blocks, kv_heads, size], if SCALED
+    long kv_heads, dim, size;
+    long window, sinks;  // a query sees the last `window` keys (0: all of them), and the first `sinks` in any case
+} Pages;
+
+// The sequences of a batch, and where their tokens lie; see `native.Sequences` and `minillm/model/batch.py`.
+typedef struct {
+    const int64_t *starts, *lens;  // [num_seqs + 1] and [num_seqs]: tokens of the step, and positions after it
+    const int32_t *table;          // [num_seqs, max_blocks]
+    const int64_t *slots;          // [num_tokens]
+    long num_seqs, max_blocks, max_seq_len;
+} Sequences;
+
+// What a tile of queries of one sequence reads of one KV head: the blocks of the sinks, then those of the window. They are
+// numbered as if they lay side by side, and scores stand in that order.
+typedef struct {
+    const Pages *pages;
+    const int32_t *table;
+    long kv_head, sink_blocks, skipped;
+    long start, first, last;  // scores stand from `start` on; keys are read from `first` to last - 1
+} Past;
+
+enum {
+    TILE = 64,  // queries that keys and values are taken from their pages for at once
+    KEYS = 96,  // values that are taken at once
+};
+
+static inline long vectors_of(const Past *past, long block) {  // where the vectors of a block begin, counted in vectors
+    const Pages *p = past->pages;
+    return (past->table[block < past->sink_blocks ? block : block + past->skipped] * p->kv_heads + past->kv_head) * p->size;
+}
+
+static inline const C *key_block(const Past *past, long block) {
+    return past->pages->keys + vectors_of(past, block) * past->pages->dim;
+}
+
+static inline const C *value_block(const Past *past, long block) {
+    return past->pages->values + vectors_of(past, block) * past->pages->dim;
+}
+
+// Blocks lie anywhere, so the CPU cannot guess the next one.
+static inline void ask_for_block(const C *block, long count) {
+    for (long i = 0; i < count; i += 64 / (long)sizeof(C)) ask_for(block + i);
+}
+
+static inline void ask_for_keys(const Past *past, long from, long to) {
+    const long size = past->pages->size, count = past->pages->dim * size;
+    for (long key = from - from % size; key < to; key += size) ask_for_block(key_block(past, key / size), count);
+}
+
+static inline void ask_for_values(const Past *past, long from, long to) {
+    const long size = past->pages->size, count = past->pages->dim * size;
+    for (long key = from - from % size; key < to; key += size) ask_for_block(value_block(past, key / size), count);
+}
+
+// LANES codes of one input, and of the next where inputs are multiplied in pairs, as `multiply_tile` takes weights. NULL: zeros.
+static inline factors load_pair(const C *one, const C *next) {
+#ifdef IN_PAIRS
+    if (!SCALED) return (factors)((one ? widen_halves((const T *)one) : (ints){}) | (next ? widen_halves((const T *)next) << 16 : (ints){}));
+    ints low = one ? (ints)read_lanes(one) : (ints){}, high = next ? (ints)read_lanes(next) : (ints){};
+    return (factors)((low >> 16 & 0xffff) | (high & -65536));  // codes are whole as bfloat16
+#else
+    (void)next;
+    return (factors)(one ? read_lanes(one) : (lanes){});
+#endif
+}
+
+// The same for up to LANES codes `step` apart.
+static inline void store_few(T *to, int count, const C *one, const C *next, long step) {
+    for (int l = 0; l < LANES; l++)
+        for (int k = 0; k < PAIR; k++) {
+            const C *from = k ? next : one;
+            to[l * PAIR + k] = from && l < count ? store(read_one(from[l * step])) : 0;
+        }
+}
+
+// The keys from `key` on as `panels` panels of keys, [dim / PAIR][panels][LANES][PAIR]; what is not read is zero, or anything.
+static void take_keys(const Past *past, long key, int panels, T *to) {
+    const long dim = past->pages->dim, size = past->pages->size, step = panels * PAIR * LANES;
+    for (int p = 0; p < panels; p++, key += LANES, to += PAIR * LANES) {
+        if (key >= past->first && key % size + LANES <= size) {
+            const C *keys = key_block(past, key / size) + key % size;
+            for (long d = 0; d < dim; d += PAIR) store_factors(to + d / PAIR * step, load_pair(keys + d * size, d + 1 < dim ? keys + (d + 1) * size : NULL));
+            continue;
+        }
+        for (int l = 0; l < LANES; l++) {  // blocks that are no multiple of LANES: key by key
+            int is_read = key + l >= past->first && key + l < past->last;
+            const C *one = is_read ? key_block(past, (key + l) / size) + (key + l) % size : NULL;
+            for (long d = 0; d < dim; d++) to[d / PAIR * step + l * PAIR + d % PAIR] = one ? store(read_one(one[d * size])) : 0;
+            for (long d = dim; d % PAIR; d++) to[d / PAIR * step + l * PAIR + d % PAIR] = 0;
+        }
+    }
+}
+
+// Where `count` values from `key` on are; NULL where one is not read.
+static void find_values(const Past *past, long key, long count, const C **at) {
+    const long dim = past->pages->dim, size = past->pages->size;
+    long k = 0;
+    for (; k < count && key + k < past->first; k++) at[k] = NULL;
+    while (k < count && key + k < past->last) {
+        long offset = (key + k) % size;
+        const C *value = value_block(past, (key + k) / size) + offset * dim;
+        for (; offset < size && k < count && key + k < past->last; offset++, k++, value += dim) at[k] = value;
+    }
+    for (; k < count + 1; k++) at[k] = NULL;
+}
+
+// `count` values as `panels` panels of dimensions from `from` on, [count / PAIR][panels][LANES][PAIR].
+static void take_values(const C *const *at, long count, long from, int panels, long dim, T *to) {
+    const int is_whole = from + panels * LANES <= dim;
+    for (long k = 0; k < count; k += PAIR, to += panels * PAIR * LANES) {
+        const C *one = at[k] ? at[k] + from : NULL, *next = at[k + 1] ? at[k + 1] + from : NULL;
+        if (is_whole && one && next) {
+            for (int p = 0; p < panels; p++) store_factors(to + p * PAIR * LANES, load_pair(one + p * LANES, next + p * LANES));
+            continue;
+        }
+        for (int p = 0; p < panels; p++) {
+            long d = from + p * LANES;
+            const C *here = one ? one + p * LANES : NULL, *beside = next ? next + p * LANES : NULL;
+            if (d + LANES <= dim) store_factors(to + p * PAIR * LANES, load_pair(here, beside));
+            else store_few(to + p * PAIR * LANES, dim - d, here, beside, 1);
+        }
+    }
+}
+
+// What few queries do without the detour over memory: scores of `panels` times LANES keys, which lie from at[panel] on.
+static inline __attribute__((always_inline)) void score_in_place(const int rows, const int panels, const C *const *at, long size,
+                                                                 const T *q, long dim, float *scores, long stride) {
+    accumulator sum[ROWS][3] = {};
+    for (long d = 0; d < dim; d += PAIR) {
+        factors w[3];
+        for (int p = 0; p < panels; p++) w[p] = load_pair(at[p] + d * size, at[p] + (d + 1) * size);
+        for (int r = 0; r < rows; r++)
+            for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], load_spread(q + r * dim + d), w[p]);
+    }
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < panels; p++) *(accumulator *)(scores + r * stride + p * LANES) = sum[r][p];
+}
+
+// And the weighted sums of values, their dimensions from `from` on.
+static inline __attribute__((always_inline)) void add_in_place(const int rows, const int panels, const C *const *at, long count,
+                                                               long from, const T *weights, long apart, float *sums, long stride,
+                                                               int begins) {
+    accumulator sum[ROWS][3];
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < panels; p++) sum[r][p] = begins ? (accumulator){} : *(accumulator *)(sums + r * stride + p * LANES);
+    for (long k = 0; k < count; k += PAIR) {
+        factors w[3];
+        const C *one = at[k] + from, *next = at[k + 1] ? at[k + 1] + from : NULL;
+        for (int p = 0; p < panels; p++) w[p] = next ? load_pair(one + p * LANES, next + p * LANES) : load_pair(one + p * LANES, NULL);
+        for (int r = 0; r < rows; r++)
+            for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], load_spread(weights + r * apart + k), w[p]);
+    }
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < panels; p++) *(accumulator *)(sums + r * stride + p * LANES) = sum[r][p];
+}
+
+#define OF_ROWS(n, call)                                         \
+    case n:                                                      \
+        for (int p0 = 0; p0 < panels;) {                         \
+            enum { rows = n };                                   \
+            if (panels - p0 == 1) {                              \
+                enum { some = 1 };                               \
+                call;                                            \
+                p0 += 1;                                         \
+            } else if (panels - p0 == 2) {                       \
+                enum { some = 2 };                               \
+                call;                                            \
+                p0 += 2;                                         \
+            } else {                                             \
+                enum { some = 3 };                               \
+                call;                                            \
+                p0 += 3;                                         \
+            }                                                    \
+        }                                                        \
+        break;
+#ifdef __AVX512F__
+#define OF_ALL_ROWS(call) \
+    OF_ROWS(1, call) OF_ROWS(2, call) OF_ROWS(3, call) OF_ROWS(4, call) OF_ROWS(5, call) OF_ROWS(6, call) OF_ROWS(7, call) OF_ROWS(8, call)
+#else
+#define OF_ALL_ROWS(call) \
+    OF_ROWS(1, call) OF_ROWS(2, call) OF_ROWS(3, call) OF_ROWS(4, call) OF_ROWS(5, call) OF_ROWS(6, call)
+#endif
+
+static __attribute__((noinline)) void score_few(int num_rows, int panels, const C *const *at, long size, const T *q, long dim,
+                                                float *scores, long stride) {
+    switch (num_rows) { OF_ALL_ROWS(score_in_place(rows, some, at + p0, size, q, dim, scores + p0 * LANES, stride)) }
+}
+
+static __attribute__((noinline)) void add_few(int num_rows, int panels, const C *const *at, long count, long from, const T *weights,
+                                              long apart, float *sums, long stride, int begins) {
+    switch (num_rows) {
+        OF_ALL_ROWS(add_in_place(rows, some, at, count, from + p0 * LANES, weights, apart, sums + p0 * LANES, stride, begins))
+    }
+}
+
+static inline void store_token(const Pages *p, long slot, const T *k, const T *v) {
+    for (long h = 0; h < p->kv_heads; h++) {
+        long block = (slot / p->size * p->kv_heads + h) * p->size, offset = slot % p->size;  // counted in vectors
+        store_vector(k + h * p->dim, p->dim, p->keys + block * p->dim + offset, p->size, p->key_scales + block + offset);
+        store_vector(v + h * p->dim, p->dim, p->values + (block + offset) * p->dim, 1, p->value_scales + block + offset);
+    }
+}

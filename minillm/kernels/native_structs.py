@@ -1,0 +1,112 @@
+"""The structures that the CPU's kernels read: the same fields in the same order as in C. Built in chapter 14.
+
+A structure holds addresses only: whoever makes it keeps the tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from minillm.rounding import round_up
+
+LANES = 16  # outputs of a panel: see native_linear.h
+KV_FLAGS = {torch.int8: ("-DKV_INT8",), torch.float8_e4m3fn: ("-DKV_FP8",)}  # pages of codes: chapter 17
+
+
+class Pages(ctypes.Structure):
+    """The pages of one layer, and which of their keys a query sees; the same fields in the same order as in
+    native_attention.h. It holds addresses only: whoever makes it keeps the tensors."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
+        *((name, ctypes.c_long) for name in ("kv_heads", "dim", "size", "window", "sinks")),
+    )
+
+    @classmethod
+    def of(
+        cls,
+        keys: Tensor,
+        values: Tensor,
+        scales: tuple[Tensor, Tensor] | None = None,
+        window: int | None = None,
+        sinks: int = 0,
+    ) -> Pages:
+        """keys, values and the scales of both as `PagedKVCache` has them. A query sees the last `window` keys, and the
+        first `sinks` in any case."""
+        _, kv_heads, dim, size = keys.shape
+        scale_places = (None, None) if scales is None else (scales[0].data_ptr(), scales[1].data_ptr())
+        pages = cls(keys.data_ptr(), values.data_ptr(), *scale_places, kv_heads, dim, size, window or 0, sinks)
+        pages.dtype = keys.dtype if keys.dtype in KV_FLAGS else None
+        return pages
+
+
+class Sequences(ctypes.Structure):
+    """The sequences of a batch, and where their tokens lie: made once for all layers of a step; the same fields in the
+    same order as in native_attention.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("query_start_loc", "seq_lens", "block_table", "slot_mapping")),
+        *((name, ctypes.c_long) for name in ("num_seqs", "max_blocks", "max_seq_len")),
+    )
+
+    @classmethod
+    def of(
+        cls, query_start_loc: Tensor, seq_lens: Tensor, block_table: Tensor, slot_mapping: Tensor, max_seq_len: int
+    ) -> Sequences:
+        """From the index tensors of a `ForwardBatch`, of any integer dtype."""
+        longs = [_plain(index, torch.int64) for index in (query_start_loc, seq_lens, slot_mapping)]
+        table = _plain(block_table, torch.int32)
+        places = [index.data_ptr() for index in (*longs[:2], table, longs[2])]
+        made = cls(*places, seq_lens.shape[0], block_table.shape[1], max_seq_len)
+        made.tensors = (*longs, table)  # the addresses are theirs
+        return made
+
+
+def _plain(index: Tensor, dtype: torch.dtype) -> Tensor:
+    return index if index.dtype is dtype and index.is_contiguous() else index.to(dtype).contiguous()
+
+
+def padded_inputs(packed: Tensor, out_features: int) -> int:
+    """How many inputs a packed weight has, missing ones included."""
+    return packed.numel() // round_up(out_features, LANES)
+
+
+class Matrix(ctypes.Structure):
+    """A packed weight of any kind (0: numbers, others in `native_quant`); the same fields in the same order as in
+    native_quant.h. Like Layer it holds addresses only: whoever makes it keeps the tensors."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("codes", "scales", "zeros", "table", "sums")),
+        *((name, ctypes.c_long) for name in ("kind", "in_features", "out_features", "group", "half_scales")),
+        ("activation_scale", ctypes.c_float),
+    )
+
+    @classmethod
+    def of(cls, packed: Tensor, out_features: int) -> Matrix:
+        in_features = padded_inputs(packed, out_features)
+        return cls(packed.data_ptr(), in_features=in_features, out_features=out_features, group=in_features)
+
+
+class Layer(ctypes.Structure):
+    """The weights of a decoder layer for `decoder_layer`; the same fields in the same order as in native.c."""
+
+    MATRICES = ("qkv", "o", "gate_up", "down")
+    WEIGHTS = ("qkv_bias", "o_bias", "gate_up_bias", "down_bias", "input_norm", "q_norm", "k_norm", "post_norm")
+    SIZES = ("hidden", "heads", "kv_heads", "dim", "intermediate")
+    _fields_ = (
+        *((name, Matrix) for name in MATRICES),
+        *((name, ctypes.c_void_p) for name in WEIGHTS),
+        *((name, ctypes.c_long) for name in SIZES),
+        ("eps", ctypes.c_float),
+    )
+
+    @classmethod
+    def of(
+        cls, matrices: dict[str, Matrix], weights: dict[str, Tensor | None], sizes: dict[str, int], eps: float
+    ) -> Layer:
+        """By name; a bias or a norm that the layer does not have is None."""
+        places = {name: None if weights[name] is None else weights[name].data_ptr() for name in cls.WEIGHTS}
+        return cls(**matrices, **places, **{name: sizes[name] for name in cls.SIZES}, eps=eps)

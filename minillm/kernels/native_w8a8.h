@@ -1,0 +1,70 @@
+// Matrix products of integers: weights and activations of 8 bits, multiplied exactly. Built in chapter 15.
+
+// A token as integers from -127 to 127, stored 128 higher (one side of `dot` is unsigned), and what they are multiplied with.
+static float quantize_row(const T *x, uint8_t *codes, long in, float scale) {
+    float most = 0;
+#pragma omp simd reduction(max : most)
+    for (long i = 0; i < in; i++) most = fabsf(load(x[i])) > most ? fabsf(load(x[i])) : most;
+    if (scale == 0) scale = most == 0 ? 1 : most / 127;
+    for (long i = 0; i < in; i++) {
+        float code = rintf(load(x[i]) / scale);
+        codes[i] = (int)(code > 127 ? 127 : code < -127 ? -127 : code) + 128;
+    }
+    return scale;
+}
+
+static inline ints load_four(const uint8_t *x) {
+    int32_t four;
+    memcpy(&four, x, 4);
+    return four - (ints){};
+}
+
+static inline ints dot(ints sum, ints four, const int8_t *codes) {  // four inputs of LANES outputs
+#ifdef __AVX512VNNI__
+    return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)four, _mm512_loadu_si512(codes));
+#else
+    ints words = *(const ints *)codes;
+    for (int k = 0; k < 4; k++) sum += (four >> 8 * k & 0xff) * (words << (24 - 8 * k) >> 24);
+    return sum;
+#endif
+}
+
+// `panels` panels from panel n times up to ROWS rows of codes.
+static inline __attribute__((always_inline)) void multiply_integers(const int rows, const int panels, const Matrix *m,
+                                                                    const Panels *of, int p0, const uint8_t *x,
+                                                                    const float *x_scales, float *sums) {
+    const long n = of->first + p0, apart = panels_beside(of) * step_bytes(W8A8);  // from step to step
+    const int8_t *codes = (const int8_t *)codes_of_panel(m, n);
+    ints sum[ROWS][PANELS] = {};
+    for (long i = 0; i < m->in; i += STEP, codes += apart) {
+        for (long b = 0; b < panels * step_bytes(W8A8); b += 64) ask_for(codes + b + AHEAD);
+        for (int c = 0; c < 2; c++)
+            for (int r = 0; r < rows; r++) {
+                ints four = load_four(x + r * m->in + i + 4 * c);
+                IN_REGISTER(four);
+                for (int p = 0; p < panels; p++) sum[r][p] = dot(sum[r][p], four, codes + p * step_bytes(W8A8) + 64 * c);
+            }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < panels; p++) {
+            ints exact = sum[r][p] - *(const ints *)(m->sums + (n + p) * LANES);
+            *(lanes *)(sums + r * WIDTH + p * LANES) = __builtin_convertvector(exact, lanes) * x_scales[r] * load_scales(m, (n + p) * LANES);
+        }
+}
+
+static __attribute__((noinline)) void multiply_integer_rows(int rows, const Panels *of, const Matrix *m, const uint8_t *x,
+                                                            const float *x_scales, float *sums) {
+#define OF_ROWS(n)                                                                                                        \
+    case n:                                                                                                               \
+        if (of->count == PANELS) multiply_integers(n, PANELS, m, of, 0, x, x_scales, sums);                               \
+        else                                                                                                              \
+            for (int p = 0; p < of->count; p++) multiply_integers(n, 1, m, of, p, x, x_scales, sums + p * LANES);         \
+        break;
+    switch (rows) {
+        OF_ROWS(1) OF_ROWS(2) OF_ROWS(3) OF_ROWS(4) OF_ROWS(5) OF_ROWS(6)
+#ifdef __AVX512F__
+        OF_ROWS(7) OF_ROWS(8)
+#endif
+    }
+#undef OF_ROWS
+}
