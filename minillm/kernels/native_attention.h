@@ -24,25 +24,33 @@ static void scale_keys(int rows, const Past *past, const float *scales, float *s
     }
 }
 
+static inline ints first_lanes(long count) {  // -1 in the first `count` lanes, 0 behind
+    const ints place = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return place < (int)count;
+}
+
 static inline float most_of(const float *s, long count, float most) {
-    long i = 0;
-    if (count >= LANES) {
-        lanes found = *(const lanes *)s;
-        for (i = LANES; i + LANES <= count; i += LANES) found = larger(*(const lanes *)(s + i), found);
-        for (int l = 0; l < LANES; l++) most = found[l] > most ? found[l] : most;
+    lanes found = most - (lanes){};
+    for (long i = 0; i < count; i += LANES) {
+        lanes here = *(const lanes *)(s + i);
+        found = larger(found, i + LANES <= count ? here : either(first_lanes(count - i), here, found));
     }
-    for (; i < count; i++) most = s[i] > most ? s[i] : most;
+    for (int l = 0; l < LANES; l++) most = found[l] > most ? found[l] : most;
     return most;
 }
 
 // s = exp(scale * (s - most)); returns the sum.
 static inline float exp_of(float *s, long count, float scale, float most) {
     lanes sum = {};
-    long i = 0;
-    for (; i + LANES <= count; i += LANES) sum += *(lanes *)(s + i) = exp_lanes((*(lanes *)(s + i) - most) * scale);
-    float all = sum_lanes(sum);
-    for (; i < count; i++) all += s[i] = fast_exp((s[i] - most) * scale);
-    return all;
+    for (long i = 0; i < count; i += LANES) {
+        lanes here = *(lanes *)(s + i), made = exp_lanes((here - most) * scale);
+        if (i + LANES > count) {
+            ints seen = first_lanes(count - i);
+            *(lanes *)(s + i) = either(seen, made, here);
+            sum += either(seen, made, (lanes){});
+        } else sum += *(lanes *)(s + i) = made;
+    }
+    return sum_lanes(sum);
 }
 
 // Scores to weights, which sum to 1 / *inverse: a row sees the keys from 0 to sinks - 1 and from `from` to `to` - 1.
@@ -145,8 +153,9 @@ static void attend_tile(int rows, const Past *past, const TileMemory *m, const l
                 long apart;
                 const T *weights = weights_of(m->scores + r * m->stride + key - start, m->stride, some, count, m->weights, &apart);
                 float *sums = m->sums + r * m->dim_panels + d;
-                if (in_place) add_few(some, panels, at, count, d, weights, apart, sums, m->dim_panels, key == start);
-                else multiply_rows(some, panels, panels, weights, apart, m->vectors, count, sums, m->dim_panels, key == start, 0);
+                long seen = to[r + some - 1] - key < count ? whole(to[r + some - 1] - key, PAIR) : count;  // of these rows
+                if (in_place) add_few(some, panels, at, seen, d, weights, apart, sums, m->dim_panels, key == start);
+                else multiply_rows(some, panels, panels, weights, apart, m->vectors, seen, sums, m->dim_panels, key == start, 0);
             }
         }
     }
