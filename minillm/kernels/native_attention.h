@@ -19,6 +19,7 @@ static void score_sinks(int rows, const float *turned, const Past *past, float *
 static void scale_keys(int rows, const Past *past, const float *scales, float *scores, long stride) {
     const long size = past->pages->size;
     for (long key = past->first; key < past->last; key++) {
+        if (!is_read(past, key)) continue;
         float scale = scales[vectors_of(past, key / size) + key % size];
         for (int r = 0; r < rows; r++) scores[r * stride + key - past->start] *= scale;
     }
@@ -184,7 +185,7 @@ static long attend_all(const Pages *p, const Sequences *seqs, const T *q, long q
     const long dim = p->dim, size = p->size, half = dim / 2, group = heads / p->kv_heads, num_seqs = seqs->num_seqs;
     const int64_t *starts = seqs->starts;
     long sink_blocks = (p->sinks + size - 1) / size, most = seqs->max_seq_len;  // keys that a tile reads
-    if (p->window && sink_blocks * size + p->window + TILE + size < most) most = sink_blocks * size + p->window + TILE + size;
+    if (p->window && sink_blocks * size + p->window + TILE + 2 * size < most) most = sink_blocks * size + p->window + TILE + 2 * size;
     const long height = tile_rows(most);
     TileMemory m;
     char *room = reserve(&for_tiles, place_tile(&m, NULL, dim, most, height) + num_seqs * sizeof(long) + 64);
@@ -202,7 +203,10 @@ static long attend_all(const Pages *p, const Sequences *seqs, const T *q, long q
         int rows = count * group - row < height ? count * group - row : height;
         long seen = p->window ? known + row / group + 1 - p->window : 0;  // from here on by the first row
         long skipped = seen / size > sink_blocks ? (seen / size - sink_blocks) * size : 0;
-        Past past = {p, seqs->table + seq * seqs->max_blocks, item % p->kv_heads, sink_blocks, skipped / size, 0, 0, 0};
+        // Pairs of keys are those of an even position and the next, in any company. Behind sinks that may take a block that is not read.
+        long hole = p->sinks && skipped % PAIR ? size : 0;
+        skipped -= hole;
+        Past past = {p, seqs->table + seq * seqs->max_blocks, item % p->kv_heads, sink_blocks, skipped / size, 0, 0, 0, hole};
         T *places[TILE];
         for (int r = 0; r < rows; r++) {
             long token = (row + r) / group, head = past.kv_head * group + (row + r) % group;
@@ -221,8 +225,7 @@ static long attend_all(const Pages *p, const Sequences *seqs, const T *q, long q
                 turned[d + half] = load(query[d + half]) * cosine[d + half] + load(query[d]) * sine[d + half];
             }
         }
-        // Sums begin with a whole block, and pairs of keys with an even position, so that they are the same in any company: what a
-        // row does not see has the weight 0.
+        // Sums begin with a whole block, so that they are the same in any company: what a row does not see has the weight 0.
         past.first = p->sinks ? 0 : from[0] / size * size;
         past.start = p->sinks ? 0 : past.first - (past.first + skipped) % PAIR;
         past.last = to[rows - 1];

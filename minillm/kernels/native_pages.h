@@ -23,8 +23,14 @@ typedef struct {
     const Pages *pages;
     const int32_t *table;
     long kv_head, sink_blocks, skipped;
-    long start, first, last;  // scores stand from `start` on; keys are read from `first` to last - 1
+    long start, first, last;  // scores stand from `start` on; keys are read from `first` to last - 1,
+    long hole;                // but for so many behind the blocks of the sinks
 } Past;
+
+static inline int is_read(const Past *past, long key) {
+    long beyond = key - past->sink_blocks * past->pages->size;
+    return key >= past->first && key < past->last && (beyond < 0 || beyond >= past->hole);
+}
 
 enum {
     TILE = 64,  // queries that keys and values are taken from their pages for at once
@@ -84,14 +90,13 @@ static inline void store_few(T *to, int count, const C *one, const C *next, long
 static void take_keys(const Past *past, long key, int panels, T *to) {
     const long dim = past->pages->dim, size = past->pages->size, step = panels * PAIR * LANES;
     for (int p = 0; p < panels; p++, key += LANES, to += PAIR * LANES) {
-        if (key >= past->first && key % size + LANES <= size) {
+        if (is_read(past, key) && key % size + LANES <= size) {
             const C *keys = key_block(past, key / size) + key % size;
             for (long d = 0; d < dim; d += PAIR) store_factors(to + d / PAIR * step, load_pair(keys + d * size, d + 1 < dim ? keys + (d + 1) * size : NULL));
             continue;
         }
         for (int l = 0; l < LANES; l++) {  // blocks that are no multiple of LANES: key by key
-            int is_read = key + l >= past->first && key + l < past->last;
-            const C *one = is_read ? key_block(past, (key + l) / size) + (key + l) % size : NULL;
+            const C *one = is_read(past, key + l) ? key_block(past, (key + l) / size) + (key + l) % size : NULL;
             for (long d = 0; d < dim; d++) to[d / PAIR * step + l * PAIR + d % PAIR] = one ? store(read_one(one[d * size])) : 0;
             for (long d = dim; d % PAIR; d++) to[d / PAIR * step + l * PAIR + d % PAIR] = 0;
         }
@@ -101,14 +106,15 @@ static void take_keys(const Past *past, long key, int panels, T *to) {
 // Where `count` values from `key` on are; NULL where one is not read.
 static void find_values(const Past *past, long key, long count, const C **at) {
     const long dim = past->pages->dim, size = past->pages->size;
-    long k = 0;
-    for (; k < count && key + k < past->first; k++) at[k] = NULL;
-    while (k < count && key + k < past->last) {
+    for (long k = 0; k <= count;) {
+        if (k == count || !is_read(past, key + k)) {
+            at[k++] = NULL;
+            continue;
+        }
         long offset = (key + k) % size;
         const C *value = value_block(past, (key + k) / size) + offset * dim;
         for (; offset < size && k < count && key + k < past->last; offset++, k++, value += dim) at[k] = value;
     }
-    for (; k < count + 1; k++) at[k] = NULL;
 }
 
 // `count` values as `panels` panels of dimensions from `from` on, [count / PAIR][panels][LANES][PAIR].
