@@ -37,10 +37,13 @@ static inline accumulator multiply_add(accumulator sum, spread x, factors w) { r
 #endif
 
 #ifdef __AVX512F__
-enum { PANELS = 3 };
+#ifndef PANELS
+#define PANELS 3  // chapter 14 compiles it with 1
+#endif
 #define IN_REGISTER(x) __asm__("" : "+v"(x))  // gcc would load an x again for every panel
 #else
-enum { PANELS = 1 };
+#undef PANELS
+#define PANELS 1
 #define IN_REGISTER(x)
 #endif
 enum { WIDTH = PANELS * LANES };

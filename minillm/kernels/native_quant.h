@@ -17,7 +17,7 @@
 //     W8A8           bytes, four inputs of an output side by side: [STEP / 4][LANES][4]
 
 #ifdef __AVX512F__
-#define AT_ONCE(rows) (rows <= 5 ? 3 : 2)  // panels whose sums stay in registers, beside what decoding takes
+#define AT_ONCE(rows) (PANELS < 3 ? PANELS : rows <= 5 ? 3 : 2)  // panels whose sums stay in registers, beside what decoding takes
 #else
 #define AT_ONCE(rows) 1
 #endif
