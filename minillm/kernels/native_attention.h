@@ -111,11 +111,11 @@ static void attend_tile(int rows, const Past *past, const TileMemory *m, const l
     const Pages *p = past->pages;
     const long dim = p->dim, start = past->start, last = past->last, end = start + whole(last - start, LANES);
     const int in_place = rows <= ROWS && start == past->first && p->size % LANES == 0 && dim % LANES == 0;
-    ask_for_keys(past, past->first, start + WIDTH < last ? start + WIDTH : last);
+    ASK_FOR_BLOCKS(key_block, past, past->first, start + WIDTH < last ? start + WIDTH : last);
     for (long key = start; key < last; key += WIDTH) {
         long panels = (last - key + LANES - 1) / LANES, next = key + WIDTH;
         if (panels > PANELS) panels = PANELS;
-        if (next < last) ask_for_keys(past, next, next + WIDTH < last ? next + WIDTH : last);
+        if (next < last) ASK_FOR_BLOCKS(key_block, past, next, next + WIDTH < last ? next + WIDTH : last);
         if (in_place) {
             const C *at[PANELS];
             for (int n = 0; n < panels; n++) at[n] = key_block(past, (key + n * LANES) / p->size) + (key + n * LANES) % p->size;
@@ -131,7 +131,7 @@ static void attend_tile(int rows, const Past *past, const TileMemory *m, const l
     }
     if (turns) score_sinks(rows, m->turned, past, m->scores, m->stride);
     if (SCALED) scale_keys(rows, past, p->key_scales, m->scores, m->stride);
-    ask_for_values(past, past->first, start + KEYS < last ? start + KEYS : last);
+    ASK_FOR_BLOCKS(value_block, past, past->first, start + KEYS < last ? start + KEYS : last);
     float inverse[TILE];
     for (int r = 0; r < rows; r++) {
         long sinks = p->sinks < to[r] ? p->sinks : to[r], begin = from[r] > sinks ? from[r] : sinks;
@@ -143,7 +143,7 @@ static void attend_tile(int rows, const Past *past, const TileMemory *m, const l
         long count = whole(last - key < KEYS ? last - key : KEYS, PAIR), next = key + KEYS;
         const C *at[KEYS + 1];
         find_values(past, key, count, at);
-        if (next < last) ask_for_values(past, next, next + KEYS < last ? next + KEYS : last);
+        if (next < last) ASK_FOR_BLOCKS(value_block, past, next, next + KEYS < last ? next + KEYS : last);
         for (long d = 0; d < dim; d += WIDTH) {
             long panels = (dim - d + LANES - 1) / LANES;
             if (panels > PANELS) panels = PANELS;

@@ -52,7 +52,7 @@ int weight_pair(void) { return PAIR; }
 int weight_panels(void) { return PANELS; }
 
 // Weights are asked for before they are needed: the CPU's own reading ahead is made for loops that do nothing else. While few
-// rows are multiplied, the second-level cache takes what comes AHEAD bytes later; with more, the first of them fetch the next group.
+// rows are multiplied, what comes AHEAD bytes later; with more rows, the first of them ask for the next group.
 #ifndef AHEAD
 #define AHEAD 8192  // chapter 14 compiles it with 0
 #endif
@@ -60,7 +60,8 @@ enum {
     CHUNK = 64,   // rows that a group meets while it is in a near cache
     DEPTH = 576,  // inputs of a group that fit there
 };
-static inline void ask_for(const void *place) { __builtin_prefetch(place, 0, 2); }
+// Not a function: gcc removes calls of one that only asks, as if it did nothing.
+#define ask_for(place) __builtin_prefetch(place, 0, 3)
 
 // Begin or go on with the sums of a tile, its rows `sums_stride` apart. `step`: from the weights of one input to the next, in
 // numbers.

@@ -50,20 +50,15 @@ static inline const C *value_block(const Past *past, long block) {
     return past->pages->values + vectors_of(past, block) * past->pages->dim;
 }
 
-// Blocks lie anywhere, so the CPU cannot guess the next one.
-static inline void ask_for_block(const C *block, long count) {
-    for (long i = 0; i < count; i += 64 / (long)sizeof(C)) ask_for(block + i);
-}
-
-static inline void ask_for_keys(const Past *past, long from, long to) {
-    const long size = past->pages->size, count = past->pages->dim * size;
-    for (long key = from - from % size; key < to; key += size) ask_for_block(key_block(past, key / size), count);
-}
-
-static inline void ask_for_values(const Past *past, long from, long to) {
-    const long size = past->pages->size, count = past->pages->dim * size;
-    for (long key = from - from % size; key < to; key += size) ask_for_block(value_block(past, key / size), count);
-}
+// Ask for all blocks that hold keys from `from` to `to` - 1: they lie anywhere, so the CPU cannot guess the next one.
+#define ASK_FOR_BLOCKS(block_of, past, from, to)                                                                    \
+    do {                                                                                                            \
+        const long size_ = (past)->pages->size, count_ = (past)->pages->dim * size_;                                \
+        for (long key_ = (from) - (from) % size_; key_ < (to); key_ += size_) {                                     \
+            const C *block_ = block_of(past, key_ / size_);                                                         \
+            for (long i_ = 0; i_ < count_; i_ += 64 / (long)sizeof(C)) ask_for(block_ + i_);                        \
+        }                                                                                                           \
+    } while (0)
 
 // LANES codes of one input, and of the next where inputs are multiplied in pairs, as `multiply_tile` takes weights. NULL: zeros.
 static inline factors load_pair(const C *one, const C *next) {

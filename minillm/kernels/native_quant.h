@@ -16,11 +16,8 @@
 //     BYTES, FLOATS  integers of up to 8 bits, e4m3 numbers: a byte for each code, [STEP][LANES], or as `decode` draws
 //     W8A8           bytes, four inputs of an output side by side: [STEP / 4][LANES][4]
 
-#ifdef __AVX512F__
-#define AT_ONCE(rows) (PANELS < 3 ? PANELS : rows <= 5 ? 3 : 2)  // panels whose sums stay in registers, beside what decoding takes
-#else
-#define AT_ONCE(rows) 1
-#endif
+// Panels whose sums stay in registers, beside what decoding takes.
+#define AT_ONCE(kind, rows) (PANELS < 3 ? PANELS : rows <= 5 || kind != NIBBLES ? 3 : 2)
 #ifndef DECODE_FROM
 #define DECODE_FROM 33  // rows from which panels are decoded first, and once
 #endif
@@ -151,7 +148,7 @@ static inline __attribute__((always_inline)) void multiply_codes(const int rows,
         for (int p = 0; p < panels; p++) sides[p] = side_of(m, of->first + p0 + p, i);
         accumulator sum[ROWS][PANELS] = {};
         for (; i < end; i += STEP, codes += apart) {
-            for (long b = 0; b < panels * step_bytes(kind); b += 64) ask_for(codes + b + AHEAD);
+            for (long b = 0; b < PANELS * step_bytes(kind) && p0 == 0; b += 64) ask_for(codes + b + AHEAD);  // for the whole group
 #pragma GCC unroll 1
             for (int c = 0; c < STEP / PAIR; c += 2) {
                 factors w[PANELS][2];
@@ -177,8 +174,8 @@ static inline __attribute__((always_inline)) void multiply_codes_of(int rows, co
     int p = 0;
 #define OF_ROWS(n)                                                                                                                \
     case n:                                                                                                                       \
-        for (; p + AT_ONCE(n) <= of->count; p += AT_ONCE(n))                                                                      \
-            multiply_codes(n, AT_ONCE(n), kind, m, of, p, x, x_sums, sums + p * LANES);                                           \
+        for (; p + AT_ONCE(kind, n) <= of->count; p += AT_ONCE(kind, n))                                                                      \
+            multiply_codes(n, AT_ONCE(kind, n), kind, m, of, p, x, x_sums, sums + p * LANES);                                           \
         for (; p < of->count; p++) multiply_codes(n, 1, kind, m, of, p, x, x_sums, sums + p * LANES);                             \
         break;
     switch (rows) {
