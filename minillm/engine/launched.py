@@ -15,6 +15,7 @@ from minillm.engine.following import follow, num_accepted
 from minillm.engine.input_batch import NO_SLOT, NONE, InputBatch, RequestState
 from minillm.engine.prompt_scores import ScoredPrompt
 from minillm.engine.step import ScheduledRequest, StepResult
+from minillm.sampling.counts import TokenCounts
 from minillm.sampling.logprobs import Logprob, LogprobTensors, dictionaries
 from minillm.sampling.sampler import SamplerOutput
 from minillm.staging import Download
@@ -35,10 +36,12 @@ class LaunchedStep:
         trace: Trace,
         slots: np.ndarray = NONE,
         is_plain: bool = False,
+        counts: TokenCounts | None = None,
     ):
         self.rows, self.states, self.sampled = rows, states, sampled
         self.prompts, self.requests, self.trace = prompts, requests, trace
         self.slots, self.is_plain, self.num_removed = slots, is_plain, requests.num_removed
+        self.counts = counts
         wanted = (*(sampled.tensors if sampled else ()), *chain.from_iterable(part.scores for part in prompts))
         self.download = Download(*wanted)
 
@@ -47,6 +50,8 @@ class LaunchedStep:
         one that has ended meanwhile is left out."""
         with self.trace.span("wait"):
             arrived = self.download.wait()
+        if self.counts is not None:
+            self.counts.arrived()
         if self.is_plain and len(arrived) == 1:  # as in most steps: no log-probabilities
             token_ids = arrived[0].tolist()
             self.requests.extend(self.states, self.slots, token_ids, self.num_removed)

@@ -208,7 +208,7 @@ class ModelRunner:
             note_failed(metadata.rules.failed, states, rows)
         metadata.advance(sampled.token_ids)
         self._sampled = sampled.token_ids
-        return LaunchedStep(rows, states, sampled, prompts, self.requests, self.trace, slots, is_plain)
+        return LaunchedStep(rows, states, sampled, prompts, self.requests, self.trace, slots, is_plain, metadata.counts)
 
     def _mask(self, metadata: SamplingMetadata, states: list[RequestState], rows: Sequence[ScheduledRequest]) -> None:
         drawing = [(state, row) for state, row in zip(states, rows) for _ in range(row.samples)]
@@ -238,7 +238,7 @@ class ModelRunner:
             for sample in range(row.samples)
             for place in range(1 + len(row.draft))
         ]
-        self._metadata = SamplingMetadata(made, self.model.config.vocab_size, self.model.device)
+        self._metadata = SamplingMetadata(made, self.model.config.vocab_size, self.model.device, self._metadata)
         self._metadata.drafted = None if is_plain else self._drafted(states, rows)
         return self._metadata
 

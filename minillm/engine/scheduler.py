@@ -205,7 +205,8 @@ class Scheduler:
             return  # it was preempted while the step ran
         if draft or num_computed > request.num_computed_tokens:  # else the next step has been launched already
             request.num_computed_tokens = num_computed
-        if row.block_ids or start // self.block_size != num_computed // self.block_size:  # it may have filled a block
+        # It may have filled a block, or brought back full ones from host memory that have no hash.
+        if row.block_ids or start // self.block_size != num_computed // self.block_size:
             certain = (num_computed,) if request.steps_in_flight else ()  # a step in flight is further, and may fail
             self.kv_cache.cache_blocks(request, *certain)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from minillm.kernels.sampling import sample as draw
 from minillm.sampling import filters
+from minillm.sampling.counts import TokenCounts
 from minillm.sampling.params import SamplingParams
 from minillm.sampling.rules import Rules
 from minillm.staging import upload
@@ -37,9 +38,16 @@ class SamplingRow:
 
 
 class SamplingMetadata:
-    """The requests of a batch as columns. Built when the batch changes, then kept up to date by `advance`."""
+    """The requests of a batch as columns. Built when the batch changes, then kept up to date by `advance`.
+    Rows that were in `last`, the batch before, keep what was counted of their texts."""
 
-    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device | str = "cpu"):
+    def __init__(
+        self,
+        rows: Sequence[SamplingRow],
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        last: SamplingMetadata | None = None,
+    ):
         self.rows = rows
         self.params = [row.params for row in rows]
         self.vocab_size = vocab_size
@@ -60,11 +68,15 @@ class SamplingMetadata:
             "positions": np.asarray(positions, np.int64),
             "logprob_index": np.asarray(self.logprob_rows, np.int64),
         }
-        columns |= self._draw_columns() | self._penalty_columns() | self._bias_columns()
+        counts = None if last is None else last.counts
+        self.counts: TokenCounts | None = None  # where a row has penalties
+        columns |= self._draw_columns() | self._penalty_columns(counts) | self._bias_columns()
         sent = dict(zip(columns, upload(*columns.values(), device=device)))
         self.positions, self.logprob_index = sent.pop("positions"), sent.pop("logprob_index")  # [num_rows]
         self._take_draw(sent)
-        self._take_penalties(sent)
+        self.penalties = {name: sent[name] for name in PENALTIES if name in sent}
+        if self.counts is not None:
+            self.counts.take(sent, counts, device)
         self.bias, self.bias_until, self.bias_rows, self.bias_token_ids = (sent.get(name) for name in BIAS)
 
     def adjust(self, logits: Tensor) -> Tensor:
@@ -74,8 +86,8 @@ class SamplingMetadata:
         if self.bias is not None:
             values = torch.where(self.positions[self.bias_rows] < self.bias_until, self.bias, 0.0)
             logits = logits.index_put((self.bias_rows, self.bias_token_ids), values, accumulate=True)
-        if self.penalties:  # of a banned token's -inf they leave -inf
-            logits = filters.apply_penalties(logits, self.in_prompt, self.output_counts, **self.penalties)
+        if self.counts is not None:  # of a banned token's -inf they leave -inf
+            logits = filters.apply_penalties(logits, self.counts.in_prompt, self.counts.output_counts, **self.penalties)
         return logits if self.masks is None else self._apply_masks(raw, logits)
 
     def _apply_masks(self, raw: Tensor, logits: Tensor) -> Tensor:
@@ -109,8 +121,8 @@ class SamplingMetadata:
     def advance(self, token_ids: Tensor) -> None:
         """Every row has got its next token. token_ids int64 [num_rows]."""
         self.positions += 1
-        if self.penalties:
-            self.output_counts.scatter_add_(1, token_ids[:, None], torch.ones_like(self.output_counts[:, :1]))
+        if self.counts is not None:
+            self.counts.advance(token_ids)
 
     def _draw_columns(self) -> dict[str, np.ndarray]:
         """[num_rows] each; none where every row is greedy, and no filter where no row uses one."""
@@ -145,30 +157,13 @@ class SamplingMetadata:
         self.min_p, self.top_k, self.top_p = (sent.get(name) if name in self.used_filters else None for name in FILTERS)
         self.all_filters = [sent.get(name) for name in FILTERS]  # one variant of a kernel serves all
 
-    def _penalty_columns(self) -> dict[str, np.ndarray]:
-        """The three penalties [num_rows], and which places of [num_rows, vocab_size] prompts and outputs have
-        filled."""
+    def _penalty_columns(self, last: TokenCounts | None) -> dict[str, np.ndarray]:
+        """The three penalties [num_rows], and what the counts of prompts and outputs are made from."""
         if not any(one.has_penalties for one in self.params):
             return {}
+        self.counts = TokenCounts(self.rows, self.vocab_size, last)
         columns = {name: np.asarray([getattr(one, name) for one in self.params], np.float32) for name in PENALTIES}
-        columns["prompt_places"] = self._places([row.prompt_token_ids for row in self.rows])
-        places, counts = np.unique(self._places([row.output_token_ids for row in self.rows]), return_counts=True)
-        return columns | {"output_places": places, "output_place_counts": counts.astype(np.float32)}
-
-    def _places(self, token_ids: Sequence[Sequence[int]]) -> np.ndarray:
-        """Each row's tokens as places in the flattened [num_rows, vocab_size]."""
-        parts = [np.asarray(ids, np.int64) + row * self.vocab_size for row, ids in enumerate(token_ids)]
-        return np.concatenate(parts)
-
-    def _take_penalties(self, sent: dict[str, Tensor]) -> None:
-        self.penalties = {name: sent[name] for name in PENALTIES if name in sent}
-        if not self.penalties:
-            return
-        shape = (len(self.rows), self.vocab_size)
-        self.in_prompt = torch.zeros(shape, dtype=torch.bool, device=self.device)
-        self.in_prompt.view(-1).index_fill_(0, sent["prompt_places"], True)
-        self.output_counts = torch.zeros(shape, device=self.device)
-        self.output_counts.view(-1).index_copy_(0, sent["output_places"], sent["output_place_counts"])
+        return columns | self.counts.columns()
 
     def _bias_columns(self) -> dict[str, np.ndarray]:
         """`logit_bias` holds for ever; the ban on ending is a bias of -inf that holds until `min_tokens`."""

@@ -132,3 +132,16 @@ def test_a_step_that_is_computed_twice_draws_the_same_tokens(tmp_path):
     output = engine._schedule()
     once, twice = (engine.executor.execute(output).token_ids for _ in range(2))
     assert once == twice
+
+
+def test_full_blocks_that_come_back_without_a_hash_are_a_prefix_after_that_very_step():
+    """A swapped request comes back for a token that fills no block; its hashes were forgotten while it was away."""
+    engine = engine_of(block_size=4, host=8, preemption_mode="swap")
+    request = ask("a", [1] * 9, max_tokens=6)
+    engine.add_request(request)
+    engine.step()
+    engine.scheduler.preempt(request)
+    engine.kv_cache.pool.evict_all()
+    engine.step()
+    assert request.num_preemptions == 1 and request.num_computed_tokens == 10
+    assert engine.kv_cache.get_computed_blocks(ask("b", [1] * 9)).found == {"device": 8, "host": 0, "disk": 0}
