@@ -40,8 +40,7 @@ class LaunchedStep:
     ):
         self.rows, self.states, self.sampled = rows, states, sampled
         self.prompts, self.requests, self.trace = prompts, requests, trace
-        self.slots, self.is_plain, self.num_removed = slots, is_plain, requests.num_removed
-        self.counts = counts
+        self.slots, self.is_plain, self.num_removed, self.counts = slots, is_plain, requests.num_removed, counts
         wanted = (*(sampled.tensors if sampled else ()), *chain.from_iterable(part.scores for part in prompts))
         self.download = Download(*wanted)
 

@@ -20,6 +20,7 @@ from minillm.engine.launched import LaunchedStep
 from minillm.engine.pieces import PieceGraphs
 from minillm.engine.prompt_scores import ScoredPrompt, prompts_to_score, score_prompts
 from minillm.engine.step import ScheduledRequest, SchedulerOutput, StepResult
+from minillm.kernels.native_threads import threads_of_team
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.transfer import BlockTransfer
 from minillm.model.attention import AttentionBackend
@@ -55,6 +56,7 @@ class ModelRunner:
         drafter: Drafter | None = None,
     ):
         self.model, self.cache, self.attention = model, cache, attention
+        self.kernels = getattr(attention, "kernels", None)  # the native ones, on a CPU
         self.sampler = sampler or Sampler()
         self.trace = trace or Trace(enabled=False)
         self.graphs, self.pieces = graphs, pieces
@@ -82,17 +84,18 @@ class ModelRunner:
                 (self.transfer or self.cache).move(output.moves)
         if not output.rows:
             return LaunchedStep([], [], None, [], self.requests, self.trace)
-        logits, step, scored = self.forward(output.rows)
-        with self.trace.span("sample"):
-            num_last = len(logits) - sum(count for _, _, count in scored)
-            prompts = score_prompts(logits[num_last:], scored)
-            return self._sample(step, logits[:num_last], prompts)
+        with threads_of_team(self.kernels):
+            logits, step, scored = self.forward(output.rows)
+            with self.trace.span("sample"):
+                num_last = len(logits) - sum(count for _, _, count in scored)
+                prompts = score_prompts(logits[num_last:], scored)
+                return self._sample(step, logits[:num_last], prompts)
 
     def draft(self, asked: Sequence[tuple[str, int]]) -> list[list[int]]:
         """Draft tokens for requests that all but their last token is computed of: at most so many for each.
         What they were drawn from stays here."""
         states, counts = [self.requests[request_id] for request_id, _ in asked], [count for _, count in asked]
-        with self.trace.span("draft"):
+        with self.trace.span("draft"), threads_of_team(self.kernels):
             drafts = checked_drafts(self.drafter, states, counts, self.model.config.vocab_size)
         for state, draft in zip(states, drafts):
             state.draft_probs = draft.probs

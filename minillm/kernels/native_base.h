@@ -18,10 +18,11 @@ typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
 
 // Threads that share a product wait for the last of them. Where another process takes its core, that is milliseconds for a product of
-// microseconds: after two such waits in 20 ms the team is one thread smaller for a while, and then tries again.
+// microseconds: after two such waits in 20 ms the team is one thread smaller for a while, and then tries again. The limit is a number of
+// threads, not of those left out: it holds too where torch has been told to use no more than the team.
 #include <time.h>
 enum { MILLISECOND = 1000000 };
-static struct { long last_wait, until, pause; int fewer; } team;  // shared by all; a lost update does no harm
+static struct { long last_wait, until, pause; int limit; } team;  // shared by all; a lost update does no harm
 
 static inline long now(void) {
     struct timespec t;
@@ -31,8 +32,8 @@ static inline long now(void) {
 
 int team_size(void) {
     int most = omp_get_max_threads();
-    if (team.fewer && now() >= team.until) team.fewer = 0;
-    return team.fewer < most ? most - team.fewer : 1;
+    if (team.limit && now() >= team.until) team.limit = 0;
+    return team.limit && team.limit < most ? team.limit : most;
 }
 
 // `worked`: how long the first thread of a team had to do; `waited`: how long then for the others, whose shares were the same.
@@ -40,10 +41,11 @@ static inline void note_wait(long worked, long waited) {
     if (waited < MILLISECOND / 2 || waited < 2 * worked) return;
     long time = now();
     if (time - team.last_wait < 20 * MILLISECOND) {
+        int size = team_size();
+        team.limit = size > 1 ? size - 1 : 1;
         team.pause = time - team.until > 500 * MILLISECOND ? 50 * MILLISECOND : 2 * team.pause;  // a while ago, or just tried again
         if (team.pause > 1000 * MILLISECOND) team.pause = 1000 * MILLISECOND;
         team.until = time + team.pause;
-        team.fewer += 1;
     }
     team.last_wait = time;
 }

@@ -34,6 +34,7 @@ class NativeAttention:
                 "use attention_backend='torch'"
             )
         self.cache = cache
+        self.kernels = native.library(cache.model_dtype, cache.dtype if cache.quantized else None)
         self.sink_turn = sink_turn
         self._kept: tuple[ForwardBatch, native.Sequences] | None = None
         sinks = sink_turn.policy.sinks if sink_turn else 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,9 +15,6 @@ from torch import Tensor
 from minillm.sampling.logprobs import Logprob, LogprobTensors, NamedScores, dictionaries, score_named, score_tokens
 from minillm.sampling.metadata import SamplingMetadata
 from minillm.sampling.noise import gumbel_noise
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

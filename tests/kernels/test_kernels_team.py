@@ -1,0 +1,120 @@
+"""The team of threads gets smaller while another process takes its cores, and a step's torch operations with it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+
+import pytest
+import torch
+
+from minillm import LLM, SamplingParams
+from minillm.engine.request import Request
+from minillm.kernels import native
+from minillm.kernels.native_build import compile_shared
+from minillm.kernels.native_threads import threads_of_team
+from tests.helpers.speculating import NGRAM
+from tests.helpers.tiny import save_tiny_llama
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler with OpenMP here: the twins serve")
+# native_base.h with a clock that only the test moves.
+HARNESS = """
+#include <time.h>
+static long test_time;
+static int test_clock(clockid_t id, struct timespec *t) {
+    *t = (struct timespec){test_time / 1000, test_time % 1000 * 1000000};
+    return 0;
+}
+#define clock_gettime test_clock
+#include "native_base.h"
+void set_threads(int count) { omp_set_num_threads(count); }
+void wait_at(long milliseconds) { test_time = milliseconds; note_wait(0, MILLISECOND); }
+int size_at(long milliseconds) { test_time = milliseconds; return team_size(); }
+"""
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield 4
+    torch.set_num_threads(before)
+
+
+class Kernels:
+    """A library whose team is as large as a test says."""
+
+    def __init__(self, size: int):
+        self.team_size = lambda: size
+
+
+def test_a_limited_team_is_as_large_where_torch_uses_no_more_threads_than_it(tmp_path, threads):
+    (tmp_path / "harness.c").write_text(HARNESS)
+    flags = (*native.FLAGS, f"-I{native.SOURCE.parent}", "-Wno-unused-function")
+    compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("clang")
+    compile_shared(compiler, flags, tmp_path / "harness.c", tmp_path / "harness.so")
+    team = ctypes.CDLL(str(tmp_path / "harness.so"))
+    team.set_threads(threads)
+    assert team.size_at(1000) == 4
+    team.wait_at(1000), team.wait_at(1100)  # two waits, far apart
+    assert team.size_at(1100) == 4
+    team.wait_at(1110)
+    assert team.size_at(1120) == 3
+    team.set_threads(3)
+    assert team.size_at(1120) == 3
+    team.wait_at(1125)
+    assert team.size_at(1126) == 2
+    team.set_threads(threads)
+    assert team.size_at(1127) == 2 and team.size_at(5000) == 4  # and then it tries again
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_torch_uses_as_many_threads_as_the_team_and_then_all(threads, size):
+    with threads_of_team(Kernels(size)):
+        assert torch.get_num_threads() == size
+    assert torch.get_num_threads() == threads
+    with pytest.raises(RuntimeError, match="a step failed"), threads_of_team(Kernels(size)):
+        raise RuntimeError("a step failed")
+    assert torch.get_num_threads() == threads
+
+
+def test_nothing_is_set_while_the_team_has_all_its_threads(threads, monkeypatch):
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: pytest.fail(f"set to {count}"))
+    for kernels in (None, Kernels(threads), Kernels(threads + 1)):
+        with threads_of_team(kernels):
+            assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("speculation", [None, NGRAM])
+def test_every_step_of_the_engine_runs_with_the_threads_of_the_team(tmp_path, threads, monkeypatch, speculation):
+    """The forward pass, the draw, and a drafter's work."""
+    save_tiny_llama(tmp_path)
+    llm = LLM(tmp_path, device="cpu", dtype="float32", speculative_config=speculation)
+    engine, seen = llm.engine, {}
+    monkeypatch.setattr(engine.runner.kernels, "team_size", lambda: 2)
+
+    def watch(name, function):
+        def watched(*args):
+            seen.setdefault(name, set()).add(torch.get_num_threads())
+            return function(*args)
+
+        return watched
+
+    runner = engine.runner
+    parts = {"forward": (runner.model, "forward"), "sample": (runner.sampler, "sample")}
+    if speculation:
+        parts["draft"] = (runner.drafter, "propose")
+    for name, (owner, attribute) in parts.items():
+        monkeypatch.setattr(owner, attribute, watch(name, getattr(owner, attribute)))
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    engine.add_request(Request("a", [5, 6, 5, 6], params, 6))
+    while engine.has_unfinished:
+        engine.step()
+        assert torch.get_num_threads() == threads
+    assert seen == {name: {2} for name in parts}
+    monkeypatch.setattr(runner.sampler, "sample", lambda *args: 1 / 0)
+    engine.add_request(Request("b", [5, 6], params, 6))
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+    assert torch.get_num_threads() == threads
