@@ -262,16 +262,26 @@ def bench_throughput(
     shortest: Annotated[int, typer.Option(min=1, help="Prompts and outputs have this many tokens at least.")] = 16,
     longest: Annotated[int, typer.Option(min=16, help="And at most this many.")] = 256,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    beside: Annotated[
+        int | None,
+        typer.Option(min=1, help="Busy processes: minillm beside so many of them against minillm alone, in turns."),
+    ] = None,
     repeats: Annotated[int, typer.Option(help="Of each engine, in turns; at least 5.")] = 5,
     device: Device = "auto",
     save: Save = None,
 ) -> None:
-    """Many requests at once: minillm against the best that transformers.generate reaches, and what scheduling costs."""
+    """Many requests at once: minillm against the best that transformers.generate reaches, and what scheduling costs;
+    or minillm on a loaded machine."""
     with errors_in_one_line():
         from ..device import resolve_device
-        from . import throughput
+        from . import beside as loaded, throughput
 
         workload = throughput.Workload(shape, requests, shortest, longest, dtype, repeats)
+        if beside is not None:
+            with progress("measuring", loaded.num_rounds(workload)) as advance:
+                measured = loaded.run(workload, beside, device, command_line(), on_run=advance, keep=keep_in(save))
+            show(loaded.tables, measured, save)
+            return
         with progress("measuring", throughput.num_rounds(workload, resolve_device(device))) as advance:
             measured = throughput.run(workload, device, command_line(), on_run=advance, keep=keep_in(save))
         show(throughput.tables, measured, save)

@@ -79,13 +79,7 @@ def run(
     dtype = resolve_dtype(workload.dtype, where)
     record = Record(f"throughput-{workload.shape}", command, where, asdict(workload), keep)
     with tempfile.TemporaryDirectory() as folder:
-        path = resolve_model("tinyworld")
-        if workload.shape != "tinyworld":
-            if workload.shape not in shapes:
-                raise ValueError(f"shape={workload.shape!r} is unknown; choose one of {', '.join(shapes)}")
-            path = write_random_checkpoint(
-                shapes[workload.shape], Path(folder) / workload.shape, workload.seed, where, dtype
-            )
+        path = write_checkpoint(workload, Path(folder), shapes, where, dtype)
         config = load_config(path)
         weight_bytes = config.num_parameters() * dtype.itemsize
         record.ceilings = measure.measure_ceilings(where, (dtype,), measure.megabytes_to_read(weight_bytes, where))
@@ -130,6 +124,17 @@ def run(
     if "minillm" in record.samples:
         record.figures |= figures_of(record.samples, sum(lengths), limit)
     return record.finish()
+
+
+def write_checkpoint(
+    workload: Workload, folder: Path, shapes: dict[str, Shape], device: torch.device, dtype: torch.dtype
+) -> Path:
+    """The model of `workload`: the bundled one, or one with random weights, written into `folder`."""
+    if workload.shape == "tinyworld":
+        return resolve_model("tinyworld")
+    if workload.shape not in shapes:
+        raise ValueError(f"shape={workload.shape!r} is unknown; choose one of {', '.join(shapes)}")
+    return write_random_checkpoint(shapes[workload.shape], folder / workload.shape, workload.seed, device, dtype)
 
 
 def _pilot(theirs: Theirs, record: Record, on_run: Callable[[str], None]) -> dict[str, float]:
