@@ -185,7 +185,7 @@ static long attend_all(const Pages *p, const Sequences *seqs, const T *q, long q
     const long dim = p->dim, size = p->size, half = dim / 2, group = heads / p->kv_heads, num_seqs = seqs->num_seqs;
     const int64_t *starts = seqs->starts;
     long sink_blocks = (p->sinks + size - 1) / size, most = seqs->max_seq_len;  // keys that a tile reads
-    if (p->window && sink_blocks * size + p->window + TILE + 2 * size < most) most = sink_blocks * size + p->window + TILE + 2 * size;
+    if (p->window && sink_blocks * size + p->window + TILE + 3 * size < most) most = sink_blocks * size + p->window + TILE + 3 * size;
     const long height = tile_rows(most);
     TileMemory m;
     char *room = reserve(&for_tiles, place_tile(&m, NULL, dim, most, height) + num_seqs * sizeof(long) + 64);
@@ -203,8 +203,9 @@ static long attend_all(const Pages *p, const Sequences *seqs, const T *q, long q
         int rows = count * group - row < height ? count * group - row : height;
         long seen = p->window ? known + row / group + 1 - p->window : 0;  // from here on by the first row
         long skipped = seen / size > sink_blocks ? (seen / size - sink_blocks) * size : 0;
-        // Pairs of keys are those of an even position and the next, in any company. Behind sinks that may take a block that is not read.
-        long hole = p->sinks && skipped % PAIR ? size : 0;
+        // Pairs of keys are those of an even position and the next, in any company. Behind sinks that may take a block that is not
+        // read, or two where the blocks of the sinks end within a pair.
+        long hole = !p->sinks || !skipped ? 0 : skipped % PAIR ? size : sink_blocks * size % PAIR ? 2 * size : 0;
         skipped -= hole;
         Past past = {p, seqs->table + seq * seqs->max_blocks, item % p->kv_heads, sink_blocks, skipped / size, 0, 0, 0, hole};
         T *places[TILE];

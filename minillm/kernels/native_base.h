@@ -54,9 +54,12 @@ static inline void note_wait(long worked, long waited) {
 
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));
 
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
 // Narrow whole numbers as wide ones. gcc 12 takes bytes apart one by one where one instruction does it.
 #ifdef __AVX512F__
-#include <immintrin.h>
 static inline ints widen_bytes(const int8_t *p) { return (ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 static inline ints widen_halves(const uint16_t *p) { return (ints)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
 #else
@@ -123,8 +126,26 @@ static inline lanes larger(lanes x, lanes y) {
 #endif
 }
 
+// x * y + z, rounded once where the CPU can: compilers choose anew wherever they meet the formula.
+static inline lanes fused(lanes x, lanes y, lanes z) {
+#if defined(__AVX512F__)
+    return (lanes)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
+#elif defined(__AVX2__) && defined(__FMA__)
+    union { lanes all; __m256 half[2]; } a = {x}, b = {y}, c = {z};
+    for (int h = 0; h < 2; h++) c.half[h] = _mm256_fmadd_ps(a.half[h], b.half[h], c.half[h]);
+    return c.all;
+#elif defined(__FP_FAST_FMAF)
+    lanes made;
+    for (int l = 0; l < LANES; l++) made[l] = __builtin_fmaf(x[l], y[l], z[l]);
+    return made;
+#else
+    return x * y + z;
+#endif
+}
+
 static inline lanes exp_lanes(lanes x) {  // the same for LANES numbers up to 88
 #ifdef __AVX512F__
+    x = larger(-104.0f - (lanes){}, x);  // exp is 0 there; of numbers far below, `r` would be noise
     __m512 n = _mm512_roundscale_ps((__m512)(x * 1.44269504f), 0);
     lanes r = x - (lanes)n * 0.693359375f + (lanes)n * 2.12194440e-4f;
     lanes p = 1.0f + r * (1.0f + r * (0.5f + r * (1.6666667e-1f + r * (4.1666668e-2f + r * (8.3333310e-3f + r * 1.3888889e-3f)))));

@@ -3,7 +3,7 @@
 // The sum of a token's numbers over each span, [spans].
 static void sum_spans(const Matrix *m, const T *x, float *sums) {
     for (long s = 0, i = 0; s < spans_of(m); s++) {
-        long end = i + span_of(m) < m->in ? i + span_of(m) : m->in;
+        long end = span_end(m, i);
         float sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (long j = i; j < end; j++) sum += load(x[j]);

@@ -65,10 +65,6 @@ static inline void decode(const int kind, const uint8_t *codes, int c, const uin
     }
 }
 #else
-#ifdef __AVX2__
-#include <immintrin.h>
-#endif
-
 static inline lanes look_up(const float *table, ints index) {
 #if defined(__AVX512F__)
     return (lanes)_mm512_permutexvar_ps((__m512i)index, _mm512_loadu_ps(table));  // takes 4 bits of each index
@@ -126,12 +122,20 @@ static inline Side side_of(const Matrix *m, long n, long i) {
 }
 
 static inline lanes add_span(lanes total, lanes sum, const Matrix *m, const Side *side, float x_sum) {
-    if (m->zeros) sum -= side->zero * x_sum;
-    return total + side->scale * sum;
+    if (m->zeros) sum = fused(side->zero, -x_sum - (lanes){}, sum);
+    return fused(side->scale, sum, total);
 }
 
-static inline long span_of(const Matrix *m) { return m->group < SPAN ? m->group : SPAN; }
-static inline long spans_of(const Matrix *m) { return (m->in + span_of(m) - 1) / span_of(m); }
+// Spans have SPAN inputs, but for the last one of a group.
+static inline long span_end(const Matrix *m, long i) {
+    long end = (i / m->group + 1) * m->group;
+    if (end > m->in) end = m->in;
+    return end < i + SPAN ? end : i + SPAN;
+}
+
+static inline long spans_of(const Matrix *m) {
+    return m->in / m->group * ((m->group + SPAN - 1) / SPAN) + (m->in % m->group + SPAN - 1) / SPAN;
+}
 
 // `panels` panels from panel n times up to ROWS rows of x, their codes decoded on the way: few rows wait for memory. The order of
 // additions is the same for any number of rows and for spans that are decoded first, so that a row's result never depends on
@@ -139,11 +143,11 @@ static inline long spans_of(const Matrix *m) { return (m->in + span_of(m) - 1) /
 static inline __attribute__((always_inline)) void multiply_codes(const int rows, const int panels, const int kind, const Matrix *m,
                                                                  const Panels *of, int p0, const T *x, const float *x_sums,
                                                                  float *sums) {
-    const long spans = spans_of(m), span = span_of(m), apart = panels_beside(of) * step_bytes(kind);  // from step to step
+    const long spans = spans_of(m), apart = panels_beside(of) * step_bytes(kind);  // from step to step
     const uint8_t *codes = codes_of_panel(m, of->first + p0);
     lanes total[ROWS][PANELS] = {};
     for (long s = 0, i = 0; s < spans; s++) {
-        long end = i + span < m->in ? i + span : m->in;
+        long end = span_end(m, i);
         Side sides[PANELS];
         for (int p = 0; p < panels; p++) sides[p] = side_of(m, of->first + p0 + p, i);
         accumulator sum[ROWS][PANELS] = {};
@@ -215,8 +219,9 @@ static void decode_span(const Matrix *m, const Panels *of, long n, long first, l
 static void multiply_decoded(const Matrix *m, const Panels *of, const T *x, long rows, const float *x_sums, float *sums) {
     T values[SPAN * WIDTH] __attribute__((aligned(64)));
     float part[ROWS * WIDTH] __attribute__((aligned(64)));
-    for (long i = 0, s = 0; i < m->in; i += span_of(m), s++) {
-        long in = m->in - i < span_of(m) ? m->in - i : span_of(m);
+    const long spans = spans_of(m);
+    for (long i = 0, s = 0, in; i < m->in; i += in, s++) {
+        in = span_end(m, i) - i;
         Side sides[PANELS];
         for (int p = 0; p < of->count; p++) {
             decode_span(m, of, of->first + p, i, in, values + p * PAIR * LANES, of->count * LANES);
@@ -228,7 +233,7 @@ static void multiply_decoded(const Matrix *m, const Panels *of, const T *x, long
             for (int r = 0; r < count; r++)
                 for (int p = 0; p < of->count; p++) {
                     lanes *total = (lanes *)(sums + (row + r) * WIDTH + p * LANES), sum = *(lanes *)(part + r * WIDTH + p * LANES);
-                    *total = add_span(i ? *total : (lanes){}, sum, m, &sides[p], x_sums ? x_sums[(row + r) * spans_of(m) + s] : 0);
+                    *total = add_span(i ? *total : (lanes){}, sum, m, &sides[p], x_sums ? x_sums[(row + r) * spans + s] : 0);
                 }
         }
     }

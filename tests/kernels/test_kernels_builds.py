@@ -1,0 +1,187 @@
+"""The CPU's kernels compiled for lesser CPUs, against float64 and against the build for this one: products, attention,
+a whole layer. In each of them a row has the same bits in any company."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from minillm.kernels import native
+from minillm.kernels.native_structs import Layer, Matrix, Pages, Sequences
+from minillm.quantization.formats import FORMATS
+from tests.kernels.test_kernels_native_quant import (
+    ROWS,
+    assert_near,
+    multiply,
+    pack,
+    random_weight,
+    test_integer_activations_equal_integers_bit_for_bit as integer_activations_are_exact,
+    test_rows_unpack_to_the_weight_bit_for_bit as rows_unpack_exactly,
+)
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler with OpenMP here: the twins serve")
+FULL = native.library  # the build for this CPU, to compare with
+BUILDS = {  # what the compiler leaves out, T, and what pages hold
+    "AVX-512 without VBMI": (("-mno-avx512vbmi",), torch.bfloat16, torch.int8),
+    "AVX-512 without bfloat16 and VNNI": (("-mno-avx512bf16", "-mno-avx512vnni"), torch.bfloat16, None),
+    "AVX2": (("-mno-avx512f",), torch.float32, torch.float8_e4m3fn),
+    "no AVX": (("-march=x86-64",), torch.float32, None),
+}
+CUTS = ([1, 2, 3, 6, 8, 50], [69, 1], [9, 33, 28])  # of 70 tokens
+
+
+@dataclass(frozen=True)
+class Build:
+    dtype: torch.dtype
+    kv_dtype: torch.dtype | None
+
+    def near(self, got: Tensor, expected: Tensor) -> None:
+        tolerance = 2e-5 if self.dtype is torch.float32 else 3e-2
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
+
+
+@pytest.fixture(scope="module", params=BUILDS.values(), ids=BUILDS)
+def build(request):
+    flags, dtype, kv_dtype = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "FLAGS", (*native.FLAGS, *flags))
+        built = native.library.__wrapped__(dtype, kv_dtype)
+        if built is None:
+            pytest.skip(f"the compiler here does not know {' '.join(flags)}")
+        patch.setattr(native, "library", lambda dtype=dtype, kv_dtype=None: built)
+        yield Build(dtype, kv_dtype)
+
+
+def cut(run, count: int, lengths: list[int]) -> Tensor:
+    """The results of `count` tokens, so many at a time."""
+    starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
+    assert starts[-1] == count
+    return torch.cat([run(start, end) for start, end in zip(starts, starts[1:])])
+
+
+def test_products(build):
+    assert native.library().weight_pair() == 1
+    torch.manual_seed(0)
+    for out, inputs in ((1, 5), (33, 577), (100, 64)):
+        weight, x = torch.randn(out, inputs).to(build.dtype), torch.randn(70, inputs).to(build.dtype)
+        packed = native.pack(weight)
+        assert torch.equal(native.unpack(packed, out, inputs), weight)
+        together = native.linear(x, packed, None, out)
+        build.near(together.double(), x.double() @ weight.double().t())
+        for lengths in CUTS:
+            assert torch.equal(cut(lambda a, b: native.linear(x[a:b], packed, None, out), 70, lengths), together)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("inputs, group", [(77, 16), (520, None), (768, 384)])
+def test_products_of_codes(format, inputs, group, build):
+    weight = random_weight(format, 35, inputs, group, FORMATS[format].is_integer, True)
+    matrix, x = pack(weight, build.dtype), torch.randn(70, inputs).to(build.dtype)
+    together = multiply(x, matrix)
+    assert_near(together, x, weight)
+    for rows in ROWS:
+        assert torch.equal(multiply(x[-rows:], matrix), together[-rows:]), rows
+
+
+def test_integer_activations_and_rows(build):
+    integer_activations_are_exact((33, 64), build.dtype)
+    for format in FORMATS:
+        rows_unpack_exactly(format, build.dtype)
+
+
+def pages_of(build: Build, blocks: int, kv_heads: int, dim: int, size: int) -> tuple[Tensor, Tensor, tuple | None]:
+    """Pages in which nothing is written yet: NaN."""
+    dtype = build.kv_dtype or build.dtype
+    keys = torch.empty(blocks + 1, kv_heads, dim, size, dtype=dtype)
+    values = torch.empty(blocks + 1, kv_heads, size, dim, dtype=dtype)
+    for part in (keys, values):
+        part.view(torch.uint8).fill_(0xFF)
+    scales = torch.full((2, blocks + 1, kv_heads, size), float("nan")) if build.kv_dtype else None
+    return keys, values, scales
+
+
+def step(start: int, end: int, size: int, table: Tensor) -> Sequences:
+    positions = torch.arange(start, end)
+    slots = table[positions // size] * size + positions % size
+    return Sequences.of(torch.tensor([0, end - start]), torch.tensor([end]), table[None], slots, end)
+
+
+@pytest.mark.parametrize("heads, kv_heads, dim", [(9, 3, 20), (8, 1, 32), (3, 1, 7)])
+@pytest.mark.parametrize("size", [3, 16])
+def test_attention(heads, kv_heads, dim, size, build, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(70, n, dim, generator=generator).to(build.dtype) for n in (heads, kv_heads, kv_heads))
+    turn = torch.randn(2, 70, dim, generator=generator) if dim % 2 == 0 else None
+    table = torch.randperm(-(-70 // size), generator=generator) + 1
+
+    def attend(lengths: list[int], window: int | None, sinks: int) -> Tensor:
+        keys, values, scales = pages_of(build, len(table), kv_heads, dim, size)
+        pages = Pages.of(keys, values, scales, window, sinks)
+
+        def run(start: int, end: int) -> Tensor:
+            turned = turn[:, start:end].contiguous() if sinks and turn is not None else None
+            tokens = (x[start:end].contiguous() for x in (q, k, v))
+            return native.paged_attention(*tokens, pages, step(start, end, size, table), turned)
+
+        return cut(run, 70, lengths)
+
+    for window, sinks in ((None, 0), (9, 0), (11, 3)):
+        whole = attend([70], window, sinks)
+        for lengths in CUTS:
+            assert torch.equal(attend(lengths, window, sinks), whole), (window, sinks, lengths)
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "library", FULL)
+            build.near(whole, attend([70], window, sinks))
+
+
+@pytest.mark.parametrize("format", [None, "int4", "fp8"])
+def test_a_layer(format, build, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    hidden, inner, heads, kv_heads, dim, size = 264, 56, 4, 2, 24, 16
+    sizes = dict(hidden=hidden, heads=heads, kv_heads=kv_heads, dim=dim, intermediate=inner)
+    shapes = dict(
+        qkv=((heads + 2 * kv_heads) * dim, hidden),
+        o=(hidden, heads * dim),
+        gate_up=(2 * inner, hidden),
+        down=(hidden, inner),
+    )
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(build.dtype)
+
+    numbers = {name: random(*shape) / shape[1] ** 0.5 for name, shape in shapes.items()}
+    codes = {name: random_weight(format or "int4", *shape, None, False, True) for name, shape in shapes.items()}
+    for weight in codes.values():
+        weight.scales.fill_(0.02)
+    weights = {f"{name}_bias": random(shape[0]) for name, shape in shapes.items()}
+    weights |= dict(input_norm=random(hidden), post_norm=random(hidden), q_norm=random(dim), k_norm=None)
+    x, angles = random(70, hidden), random(2, 70, 1, dim)
+    table = torch.randperm(5, generator=generator) + 1
+
+    def run_layer(lengths: list[int]) -> Tensor:
+        if format is None:
+            packed = {name: native.pack(weight) for name, weight in numbers.items()}
+            matrices = {name: Matrix.of(packed[name], shapes[name][0]) for name in packed}
+        else:
+            packed = {name: pack(weight, build.dtype) for name, weight in codes.items()}
+            matrices = {name: matrix.struct for name, matrix in packed.items()}
+        layer = Layer.of(matrices, weights, sizes, 1e-5)
+        keys, values, scales = pages_of(build, 5, kv_heads, dim, size)
+        pages = Pages.of(keys, values, scales)
+
+        def run(start: int, end: int) -> Tensor:
+            states, (cos, sin) = x[start:end].clone(), angles[:, start:end].contiguous()
+            native.decoder_layer(layer, states, cos, sin, pages, step(start, end, size, table))
+            return states
+
+        return cut(run, 70, lengths)
+
+    whole = run_layer([70])
+    for lengths in CUTS:
+        assert torch.equal(run_layer(lengths), whole), lengths
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "library", FULL)
+        build.near(whole, run_layer([70]))
