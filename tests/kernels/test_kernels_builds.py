@@ -4,6 +4,7 @@ a whole layer. In each of them a row has the same bits in any company."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def cut(run, count: int, lengths: list[int]) -> Tensor:
     """The results of `count` tokens, so many at a time."""
     starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
     assert starts[-1] == count
-    return torch.cat([run(start, end) for start, end in zip(starts, starts[1:])])
+    return torch.cat([run(start, end) for start, end in pairwise(starts)])
 
 
 def test_products(build):
