@@ -47,11 +47,12 @@ class Build:
 @pytest.fixture(scope="module", params=BUILDS.values(), ids=BUILDS)
 def build(request):
     flags, dtype, kv_dtype = request.param
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:  # not while tests run: FULL would keep what it compiles then
         patch.setattr(native, "FLAGS", (*native.FLAGS, *flags))
         built = native.library.__wrapped__(dtype, kv_dtype)
-        if built is None:
-            pytest.skip(f"the compiler here does not know {' '.join(flags)}")
+    if built is None:
+        pytest.skip(f"the compiler here does not know {' '.join(flags)}")
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "library", lambda dtype=dtype, kv_dtype=None: built)
         yield Build(dtype, kv_dtype)
 
