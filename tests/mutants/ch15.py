@@ -147,7 +147,7 @@ class BitWords:
             out.append([int(stream[i * self.bits : (i + 1) * self.bits], 2) for i in range(count)])
         return torch.tensor(out, dtype=torch.int64).view(len(words), count)
 """,
-            expect="four million codes took more than",
+            expect="eight million codes took more than",
         ),
         Mutant("words of 64 bits", replace=("32)).to(torch.int32)", "32))"), expect="what pack returns"),
         Mutant(

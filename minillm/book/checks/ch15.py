@@ -156,8 +156,8 @@ def _words_random(case: Case) -> None:
     for _ in range(30):
         bits = case.randint(1, 17)
         _streams(case, bits, case.randint(0, 2**bits, case.randint(1, 5), case.randint(1, 70)))
-    many = case.randint(0, 8, 4000, 1000)
-    with within(case, "four million codes", "No loop over single codes: take all of them apart into bits at once."):
+    many = case.randint(0, 8, 8000, 1000)
+    with within(case, "eight million codes", "No loop over single codes: take all of them apart into bits at once."):
         _streams(case, 3, many, oracle=False)
 
 
