@@ -17,6 +17,7 @@ from ..kernels.language import MODE
 from ..kernels.matmul import matmul
 from ..kernels.norm import add_rms_norm, rms_norm, torch_add_rms_norm, torch_rms_norm
 from ..kv_cache.torch_attention import DecodePlan, decode_attention
+from ..model.layers import can_pack
 from .attention_cases import decode_cases, prefill_cases, sdpa_gathered
 from .case import Case
 from .kv_cases import kv8_cases
@@ -164,14 +165,16 @@ def linear_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[C
         out_features, in_features = (max(16, size // scale) for size in sizes)
         for rows in (1, 8, 64, 256):
             weight = torch.randn(out_features, in_features).to(dtype) * in_features**-0.5
-            panels, packed = native.pack(weight), torch.ops.mkldnn._reorder_linear_weight(weight, 16)
+            panels = native.pack(weight)
             candidates = {
                 "minillm, C": lambda x, panels=panels, n=out_features: native.linear(x, panels, None, n),
                 "F.linear": lambda x, weight=weight: F.linear(x, weight),
-                "oneDNN, packed": lambda x, packed=packed: torch.ops.mkldnn._linear_pointwise.default(
-                    x, packed, None, "none", [], ""
-                ),
             }
+            if can_pack(weight):  # an older CPU has no packed products of bfloat16
+                packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
+                candidates["oneDNN, packed"] = lambda x, packed=packed: torch.ops.mkldnn._linear_pointwise.default(
+                    x, packed, None, "none", [], ""
+                )
             cases.append(
                 Case(
                     f"C linear {rows} x {in_features} -> {out_features}",

@@ -88,10 +88,6 @@ void rotate(const T *x, const T *cosines, const T *sines, T *out, long tokens, l
         rotate_row(x + i * stride, cosines + i * dim, sines + i * dim, out + i * heads * dim, heads, dim);
 }
 
-#ifndef CHUNKS_FROM
-#define CHUNKS_FROM 32  // tokens a thread from which threads take tokens, not products
-#endif
-
 static inline uint64_t random_bits(uint64_t key, uint64_t counter) {  // SplitMix64
     uint64_t bits = key + (counter + 1) * 0x9E3779B97F4A7C15u;
     bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9u;
@@ -161,7 +157,8 @@ static long by_chunks(const Pass *pass, const Pages *pages, const Sequences *seq
             if (failed) continue;
             long count = tokens - from < chunk ? tokens - from : chunk;
             T *keys = made + count * qkv_size;
-            for (long i = 0; i < count; i++) norm_row(pass->x + (from + i) * w->hidden, w->input_norm, normed + i * w->hidden, w->hidden, w->eps);
+            for (long i = 0; i < count; i++)
+                norm_row(pass->x + (from + i) * w->hidden, w->input_norm, normed + i * w->hidden, w->hidden, w->eps);
             failed |= multiply_chunk(&w->qkv, normed, w->qkv_bias, NULL, made, count);
             for (long i = 0; i < count; i++) {
                 long token = from + i, angle = token * w->dim;
@@ -179,7 +176,8 @@ static long by_chunks(const Pass *pass, const Pages *pages, const Sequences *seq
             failed |= multiply_chunk(&w->o, pass->attended + from * q_size, w->o_bias, x, x, count);
             for (long i = 0; i < count; i++) norm_row(x + i * w->hidden, w->post_norm, normed + i * w->hidden, w->hidden, w->eps);
             failed |= multiply_chunk(&w->gate_up, normed, w->gate_up_bias, NULL, made, count);
-            for (long i = 0; i < count; i++) silu_mul_row(made + 2 * i * w->intermediate, normed + i * w->intermediate, w->intermediate);
+            for (long i = 0; i < count; i++)
+                silu_mul_row(made + 2 * i * w->intermediate, normed + i * w->intermediate, w->intermediate);
             failed |= multiply_chunk(&w->down, normed, w->down_bias, x, x, count);
         }
     }
@@ -202,8 +200,9 @@ static long by_products(const Pass *pass, const Pages *pages, const Sequences *s
     {
 #pragma omp for
         for (long i = 0; i < tokens; i++) {
-            qkv_of_token(w, qkv + i * qkv_size, pass->cosines + i * w->dim, pass->sines + i * w->dim, pass->q + i * q_size, keys + i * kv_size);
-            store_token(pages, seqs->slots[i], keys + i * kv_size, qkv + i * qkv_size + q_size + kv_size);
+            T *mine = qkv + i * qkv_size, *key = keys + i * kv_size;
+            qkv_of_token(w, mine, pass->cosines + i * w->dim, pass->sines + i * w->dim, pass->q + i * q_size, key);
+            store_token(pages, seqs->slots[i], key, mine + q_size + kv_size);
         }
         failed |= attend_all(pages, seqs, pass->q, q_size, turn, pass->attended, tokens, w->heads, 1.0f / sqrtf(w->dim));
     }
@@ -213,6 +212,8 @@ static long by_products(const Pass *pass, const Pages *pages, const Sequences *s
     silu_mul(gate_up, normed, tokens, w->intermediate);
     return multiply(&w->down, normed, w->down_bias, x, x, tokens);
 }
+
+enum { CHUNKS_FROM = 32 };  // tokens a thread from which threads take tokens, not products
 
 // A whole decoder layer, in place on x [tokens, hidden]: what `DecoderLayer.forward` says, in one call. Returns 1 if memory
 // ran out.

@@ -43,7 +43,7 @@ DTYPES = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
 @cache
 def library(dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None) -> ctypes.CDLL | None:
     """The kernels for `dtype`, and for KV pages of `kv_dtype` where those hold codes, compiled at the first call on
-    this machine (3 s) and kept; None where there are none."""
+    this machine (about 4 s) and kept; None where there are none."""
     if os.environ.get("MINILLM_NATIVE") == "0" or dtype not in DTYPES or not sys.platform.startswith("linux"):
         return None
     compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("clang")

@@ -15,7 +15,7 @@ static void score_sinks(int rows, const float *turned, const Past *past, float *
         }
 }
 
-// What codes are multiplied with: the scores of `count` keys from `key` on, or the weights of their values.
+// Multiply with what codes are scaled by: the scores of all keys that are read, or the weights of their values.
 static void scale_keys(int rows, const Past *past, const float *scales, float *scores, long stride) {
     const long size = past->pages->size;
     for (long key = past->first; key < past->last; key++) {
@@ -111,11 +111,11 @@ static void attend_tile(int rows, const Past *past, const TileMemory *m, const l
     const Pages *p = past->pages;
     const long dim = p->dim, start = past->start, last = past->last, end = start + whole(last - start, LANES);
     const int in_place = rows <= ROWS && start == past->first && p->size % LANES == 0 && dim % LANES == 0;
-    ASK_FOR_BLOCKS(key_block, past, past->first, start + WIDTH < last ? start + WIDTH : last);
+    PREFETCH_BLOCKS(key_block, past, past->first, start + WIDTH < last ? start + WIDTH : last);
     for (long key = start; key < last; key += WIDTH) {
         long panels = (last - key + LANES - 1) / LANES, next = key + WIDTH;
         if (panels > PANELS) panels = PANELS;
-        if (next < last) ASK_FOR_BLOCKS(key_block, past, next, next + WIDTH < last ? next + WIDTH : last);
+        if (next < last) PREFETCH_BLOCKS(key_block, past, next, next + WIDTH < last ? next + WIDTH : last);
         if (in_place) {
             const C *at[PANELS];
             for (int n = 0; n < panels; n++) at[n] = key_block(past, (key + n * LANES) / p->size) + (key + n * LANES) % p->size;
@@ -125,25 +125,26 @@ static void attend_tile(int rows, const Past *past, const TileMemory *m, const l
         take_keys(past, key, panels, m->vectors);
         for (int r = 0; r < rows; r += ROWS) {
             while (r + ROWS < rows && to[r + ROWS - 1] <= key) r += ROWS;  // none of these sees them
-            multiply_rows(rows - r < ROWS ? rows - r : ROWS, panels, panels, m->queries + r * m->dim_pairs, m->dim_pairs, m->vectors,
-                          m->dim_pairs, m->scores + r * m->stride + key - start, m->stride, 1, 0);
+            multiply_rows(rows - r < ROWS ? rows - r : ROWS, panels, panels, m->queries + r * m->dim_pairs, m->dim_pairs,
+                          m->vectors, m->dim_pairs, m->scores + r * m->stride + key - start, m->stride, 1, 0);
         }
     }
     if (turns) score_sinks(rows, m->turned, past, m->scores, m->stride);
     if (SCALED) scale_keys(rows, past, p->key_scales, m->scores, m->stride);
-    ASK_FOR_BLOCKS(value_block, past, past->first, start + KEYS < last ? start + KEYS : last);
+    PREFETCH_BLOCKS(value_block, past, past->first, start + KEYS < last ? start + KEYS : last);
     float inverse[TILE];
     for (int r = 0; r < rows; r++) {
         long sinks = p->sinks < to[r] ? p->sinks : to[r], begin = from[r] > sinks ? from[r] : sinks;
         if (!p->sinks) sinks = start;
-        softmax_row(m->scores + r * m->stride, sinks - start, (begin > start ? begin : start) - start, to[r] - start, end - start, scale, &inverse[r]);
+        if (begin < start) begin = start;
+        softmax_row(m->scores + r * m->stride, sinks - start, begin - start, to[r] - start, end - start, scale, &inverse[r]);
     }
     if (SCALED) scale_keys(rows, past, p->value_scales, m->scores, m->stride);
     for (long key = start; key < last; key += KEYS) {
         long count = whole(last - key < KEYS ? last - key : KEYS, PAIR), next = key + KEYS;
         const C *at[KEYS + 1];
         find_values(past, key, count, at);
-        if (next < last) ASK_FOR_BLOCKS(value_block, past, next, next + KEYS < last ? next + KEYS : last);
+        if (next < last) PREFETCH_BLOCKS(value_block, past, next, next + KEYS < last ? next + KEYS : last);
         for (long d = 0; d < dim; d += WIDTH) {
             long panels = (dim - d + LANES - 1) / LANES;
             if (panels > PANELS) panels = PANELS;
@@ -176,19 +177,20 @@ static inline long tile_rows(long keys) {
     return rows < 4 * ROWS ? 4 * ROWS : rows < TILE ? rows : TILE;
 }
 
-// Inside a parallel region, when the step's keys and values are in their slots: let every query attend to its past over the pages. A
-// tile is up to TILE (token, query head) pairs of one sequence that share a KV head. `turn`, cos and then signed sin, each
-// [num_tokens, dim], is what turns a query before it meets the sinks; NULL if it meets them as it is. Returns 1 if memory ran
-// out.
+// Inside a parallel region, when the step's keys and values are in their slots: let every query attend to its past over the
+// pages. A tile is up to TILE (token, query head) pairs of one sequence that share a KV head. `turn`, cos and then signed sin,
+// each [num_tokens, dim], is what turns a query before it meets the sinks; NULL if it meets them as it is. Returns 1 if memory
+// ran out.
 static long attend_all(const Pages *p, const Sequences *seqs, const T *q, long q_stride, const float *turn, T *out, long num_tokens,
                        long heads, float scale) {
     const long dim = p->dim, size = p->size, half = dim / 2, group = heads / p->kv_heads, num_seqs = seqs->num_seqs;
     const int64_t *starts = seqs->starts;
     long sink_blocks = (p->sinks + size - 1) / size, most = seqs->max_seq_len;  // keys that a tile reads
-    if (p->window && sink_blocks * size + p->window + TILE + 3 * size < most) most = sink_blocks * size + p->window + TILE + 3 * size;
+    const long in_window = sink_blocks * size + p->window + TILE + 3 * size;
+    if (p->window && in_window < most) most = in_window;
     const long height = tile_rows(most);
     TileMemory m;
-    char *room = reserve(&for_tiles, place_tile(&m, NULL, dim, most, height) + num_seqs * sizeof(long) + 64);
+    char *room = reserve(&for_tiles, place_tile(&m, NULL, dim, most, height) + 64);
     if (room) place_tile(&m, (char *)whole((long)room, 64), dim, most, height);
     long num_tiles = 0;
     for (long s = 0; s < num_seqs; s++) num_tiles += ((starts[s + 1] - starts[s]) * group + height - 1) / height;

@@ -17,9 +17,9 @@ enum { LANES = 16, ROWS = 6 };
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
 
-// Threads that share a product wait for the last of them. Where another process takes its core, that is milliseconds for a product of
-// microseconds: after two such waits in 20 ms the team is one thread smaller for a while, and then tries again. The limit is a number of
-// threads, not of those left out: it holds too where torch has been told to use no more than the team.
+// Threads that share a product wait for the last of them. Where another process takes its core, that is milliseconds for a product
+// of microseconds: after two such waits in 20 ms the team is one thread smaller for a while, and then tries again. The limit is a
+// number of threads, not of those left out: it holds too where torch has been told to use no more than the team.
 #include <time.h>
 enum { MILLISECOND = 1000000 };
 static struct { long last_wait, until, pause; int limit; } team;  // shared by all; a lost update does no harm

@@ -16,24 +16,24 @@
 #define IN_PAIRS
 enum { PAIR = 2 };
 typedef __m512 accumulator;
-typedef __m512i factors, spread;
+typedef __m512i factors, broadcast;
 static inline factors load_factors(const T *weights) { return _mm512_loadu_si512(weights); }
 static inline void store_factors(T *weights, factors w) { _mm512_storeu_si512(weights, w); }
-static inline spread load_spread(const T *x) {
+static inline broadcast load_broadcast(const T *x) {
     int32_t pair;
     memcpy(&pair, x, 4);
     return _mm512_set1_epi32(pair);
 }
-static inline accumulator multiply_add(accumulator sum, spread x, factors w) {
+static inline accumulator multiply_add(accumulator sum, broadcast x, factors w) {
     return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w);
 }
 #else
 enum { PAIR = 1 };
-typedef lanes accumulator, factors, spread;
+typedef lanes accumulator, factors, broadcast;
 static inline factors load_factors(const T *weights) { return load_lanes(weights); }
 static inline void store_factors(T *weights, factors w) { store_lanes(weights, w); }
-static inline spread load_spread(const T *x) { return load(*x) - (lanes){}; }
-static inline accumulator multiply_add(accumulator sum, spread x, factors w) { return sum + x * w; }
+static inline broadcast load_broadcast(const T *x) { return load(*x) - (lanes){}; }
+static inline accumulator multiply_add(accumulator sum, broadcast x, factors w) { return sum + x * w; }
 #endif
 
 #ifdef __AVX512F__
@@ -51,8 +51,8 @@ enum { WIDTH = PANELS * LANES };
 int weight_pair(void) { return PAIR; }
 int weight_panels(void) { return PANELS; }
 
-// Weights are asked for before they are needed: the CPU's own reading ahead is made for loops that do nothing else. While few
-// rows are multiplied, what comes AHEAD bytes later; with more rows, the first of them ask for the next group.
+// Weights are prefetched: the CPU's own reading ahead is made for loops that do nothing else. While few rows are multiplied, what
+// comes AHEAD bytes later; with more rows, the first of them prefetch the next group.
 #ifndef AHEAD
 #define AHEAD 8192  // chapter 14 compiles it with 0
 #endif
@@ -60,8 +60,8 @@ enum {
     CHUNK = 64,   // rows that a group meets while it is in a near cache
     DEPTH = 576,  // inputs of a group that fit there
 };
-// Not a function: gcc removes calls of one that only asks, as if it did nothing.
-#define ask_for(place) __builtin_prefetch(place, 0, 3)
+// Not a function: gcc removes calls of one that only prefetches, as if it did nothing.
+#define prefetch(place) __builtin_prefetch(place, 0, 3)
 
 // Begin or go on with the sums of a tile, its rows `sums_stride` apart. `step`: from the weights of one input to the next, in
 // numbers.
@@ -70,16 +70,17 @@ static inline __attribute__((always_inline)) void multiply_tile(const int rows, 
                                                                 long sums_stride, int begins, long ahead) {
     accumulator sum[ROWS][PANELS];
     for (int r = 0; r < rows; r++)
-        for (int p = 0; p < panels; p++) sum[r][p] = begins ? (accumulator){} : *(accumulator *)(sums + r * sums_stride + p * LANES);
+        for (int p = 0; p < panels; p++)
+            sum[r][p] = begins ? (accumulator){} : *(accumulator *)(sums + r * sums_stride + p * LANES);
     for (long i = 0; i < in; i += PAIR) {
         factors w[PANELS];
         for (int p = 0; p < panels; p++) {
             const T *place = weights + i * step + p * PAIR * LANES;
-            ask_for((const char *)place + ahead);
+            prefetch((const char *)place + ahead);
             w[p] = load_factors(place);
         }
         for (int r = 0; r < rows; r++) {
-            spread one = load_spread(x + r * x_stride + i);
+            broadcast one = load_broadcast(x + r * x_stride + i);
             IN_REGISTER(one);
             for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], one, w[p]);
         }
@@ -88,27 +89,30 @@ static inline __attribute__((always_inline)) void multiply_tile(const int rows, 
         for (int p = 0; p < panels; p++) *(accumulator *)(sums + r * sums_stride + p * LANES) = sum[r][p];
 }
 
+// What the compiler has to know as a constant, so that all sums stay in registers: every number of rows up to ROWS.
+#ifdef __AVX512F__
+#define FOR_EACH_ROWS(of) of(1) of(2) of(3) of(4) of(5) of(6) of(7) of(8)
+#else
+#define FOR_EACH_ROWS(of) of(1) of(2) of(3) of(4) of(5) of(6)
+#endif
+
 // The same for any number of rows up to ROWS, and `count` panels of a group that has `panels` of them.
 static __attribute__((noinline)) void multiply_rows(int rows, int count, int panels, const T *x, long x_stride, const T *weights,
                                                     long in, float *sums, long sums_stride, int begins, long ahead) {
-#define OF_ROWS(n)                                                                                                           \
-    case n:                                                                                                                  \
-        if (count == PANELS) multiply_tile(n, PANELS, x, x_stride, weights, WIDTH, in, sums, sums_stride, begins, ahead);    \
-        else                                                                                                                 \
-            for (int p = 0; p < count; p++)                                                                                  \
-                multiply_tile(n, 1, x, x_stride, weights + p * PAIR * LANES, panels * LANES, in, sums + p * LANES, sums_stride, \
-                              begins, ahead);                                                                                \
+    const long step = panels * LANES;
+#define OF_ROWS(n)                                                                                                         \
+    case n:                                                                                                                \
+        if (count == PANELS) multiply_tile(n, PANELS, x, x_stride, weights, WIDTH, in, sums, sums_stride, begins, ahead);  \
+        else                                                                                                               \
+            for (int p = 0; p < count; p++)                                                                                \
+                multiply_tile(n, 1, x, x_stride, weights + p * PAIR * LANES, step, in, sums + p * LANES, sums_stride,      \
+                              begins, ahead);                                                                              \
         break;
-    switch (rows) {  // a constant each, so that the compiler keeps all sums in registers
-        OF_ROWS(1) OF_ROWS(2) OF_ROWS(3) OF_ROWS(4) OF_ROWS(5) OF_ROWS(6)
-#ifdef __AVX512F__
-        OF_ROWS(7) OF_ROWS(8)
-#endif
-    }
+    switch (rows) { FOR_EACH_ROWS(OF_ROWS) }
 #undef OF_ROWS
 }
 
-// Some panels: `count` of them from panel `first`, which belong to one group of an output's `out` numbers.
+// `count` panels from panel `first`, all of one group, of a weight of `out` outputs.
 typedef struct {
     long first, out;
     int count;
@@ -165,7 +169,8 @@ static __attribute__((noinline)) void finish(const float *sums, long row, long r
     for (long r = 0; r < rows; r++)
         for (int p = 0; p < of->count; p++) {
             long from = (of->first + p) * LANES, place = (row + r) * target->size + from, width = target->size - from;
-            const T *bias = target->bias ? target->bias + from : NULL, *residual = target->residual ? target->residual + place : NULL;
+            const T *bias = target->bias ? target->bias + from : NULL;
+            const T *residual = target->residual ? target->residual + place : NULL;
             const float *sum = sums + r * WIDTH + p * LANES;
             if (width >= LANES) finish_lanes(*(const lanes *)sum, bias, residual, target->out + place);
             else finish_last(sum, bias, residual, target->out + place, width);

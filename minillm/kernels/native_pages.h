@@ -50,20 +50,23 @@ static inline const C *value_block(const Past *past, long block) {
     return past->pages->values + vectors_of(past, block) * past->pages->dim;
 }
 
-// Ask for all blocks that hold keys from `from` to `to` - 1: they lie anywhere, so the CPU cannot guess the next one.
-#define ASK_FOR_BLOCKS(block_of, past, from, to)                                                                    \
+// Prefetch all blocks that hold keys from `from` to `to` - 1: they lie anywhere, so the CPU cannot predict the next one.
+#define PREFETCH_BLOCKS(block_of, past, from, to)                                                                   \
     do {                                                                                                            \
         const long size_ = (past)->pages->size, count_ = (past)->pages->dim * size_;                                \
         for (long key_ = (from) - (from) % size_; key_ < (to); key_ += size_) {                                     \
             const C *block_ = block_of(past, key_ / size_);                                                         \
-            for (long i_ = 0; i_ < count_; i_ += 64 / (long)sizeof(C)) ask_for(block_ + i_);                        \
+            for (long i_ = 0; i_ < count_; i_ += 64 / (long)sizeof(C)) prefetch(block_ + i_);                        \
         }                                                                                                           \
     } while (0)
 
 // LANES codes of one input, and of the next where inputs are multiplied in pairs, as `multiply_tile` takes weights. NULL: zeros.
 static inline factors load_pair(const C *one, const C *next) {
 #ifdef IN_PAIRS
-    if (!SCALED) return (factors)((one ? widen_halves((const T *)one) : (ints){}) | (next ? widen_halves((const T *)next) << 16 : (ints){}));
+    if (!SCALED) {
+        ints low = one ? widen_halves((const T *)one) : (ints){}, high = next ? widen_halves((const T *)next) : (ints){};
+        return (factors)(low | high << 16);
+    }
     ints low = one ? (ints)read_lanes(one) : (ints){}, high = next ? (ints)read_lanes(next) : (ints){};
     return (factors)((low >> 16 & 0xffff) | (high & -65536));  // codes are whole as bfloat16
 #else
@@ -72,12 +75,12 @@ static inline factors load_pair(const C *one, const C *next) {
 #endif
 }
 
-// The same for up to LANES codes `step` apart.
-static inline void store_few(T *to, int count, const C *one, const C *next, long step) {
+// The same for the first `count` codes, to memory.
+static inline void store_few(T *to, int count, const C *one, const C *next) {
     for (int l = 0; l < LANES; l++)
         for (int k = 0; k < PAIR; k++) {
             const C *from = k ? next : one;
-            to[l * PAIR + k] = from && l < count ? store(read_one(from[l * step])) : 0;
+            to[l * PAIR + k] = from && l < count ? store(read_one(from[l])) : 0;
         }
 }
 
@@ -87,7 +90,10 @@ static void take_keys(const Past *past, long key, int panels, T *to) {
     for (int p = 0; p < panels; p++, key += LANES, to += PAIR * LANES) {
         if (is_read(past, key) && key % size + LANES <= size) {
             const C *keys = key_block(past, key / size) + key % size;
-            for (long d = 0; d < dim; d += PAIR) store_factors(to + d / PAIR * step, load_pair(keys + d * size, d + 1 < dim ? keys + (d + 1) * size : NULL));
+            for (long d = 0; d < dim; d += PAIR) {
+                const C *one = keys + d * size, *next = d + 1 < dim ? one + size : NULL;
+                store_factors(to + d / PAIR * step, load_pair(one, next));
+            }
             continue;
         }
         for (int l = 0; l < LANES; l++) {  // blocks that are no multiple of LANES: key by key
@@ -125,7 +131,7 @@ static void take_values(const C *const *at, long count, long from, int panels, l
             long d = from + p * LANES;
             const C *here = one ? one + p * LANES : NULL, *beside = next ? next + p * LANES : NULL;
             if (d + LANES <= dim) store_factors(to + p * PAIR * LANES, load_pair(here, beside));
-            else store_few(to + p * PAIR * LANES, dim - d, here, beside, 1);
+            else store_few(to + p * PAIR * LANES, dim - d, here, beside);
         }
     }
 }
@@ -138,7 +144,7 @@ static inline __attribute__((always_inline)) void score_in_place(const int rows,
         factors w[3];
         for (int p = 0; p < panels; p++) w[p] = load_pair(at[p] + d * size, at[p] + (d + 1) * size);
         for (int r = 0; r < rows; r++)
-            for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], load_spread(q + r * dim + d), w[p]);
+            for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], load_broadcast(q + r * dim + d), w[p]);
     }
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++) *(accumulator *)(scores + r * stride + p * LANES) = sum[r][p];
@@ -154,51 +160,47 @@ static inline __attribute__((always_inline)) void add_in_place(const int rows, c
     for (long k = 0; k < count; k += PAIR) {
         factors w[3];
         const C *one = at[k] + from, *next = at[k + 1] ? at[k + 1] + from : NULL;
-        for (int p = 0; p < panels; p++) w[p] = next ? load_pair(one + p * LANES, next + p * LANES) : load_pair(one + p * LANES, NULL);
+        for (int p = 0; p < panels; p++)
+            w[p] = next ? load_pair(one + p * LANES, next + p * LANES) : load_pair(one + p * LANES, NULL);
         for (int r = 0; r < rows; r++)
-            for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], load_spread(weights + r * apart + k), w[p]);
+            for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], load_broadcast(weights + r * apart + k), w[p]);
     }
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++) *(accumulator *)(sums + r * stride + p * LANES) = sum[r][p];
 }
 
-#define OF_ROWS(n, call)                                         \
-    case n:                                                      \
-        for (int p0 = 0; p0 < panels;) {                         \
-            enum { rows = n };                                   \
-            if (panels - p0 == 1) {                              \
-                enum { some = 1 };                               \
-                call;                                            \
-                p0 += 1;                                         \
-            } else if (panels - p0 == 2) {                       \
-                enum { some = 2 };                               \
-                call;                                            \
-                p0 += 2;                                         \
-            } else {                                             \
-                enum { some = 3 };                               \
-                call;                                            \
-                p0 += 3;                                         \
-            }                                                    \
-        }                                                        \
+// `call` for `n` rows and all panels, up to three at a time, as `some` of them from `p0` on.
+#define IN_PARTS(n, call)                    \
+    case n:                                  \
+        for (int p0 = 0; p0 < panels;) {     \
+            enum { rows = n };               \
+            if (panels - p0 == 1) {          \
+                enum { some = 1 };           \
+                call;                        \
+            } else if (panels - p0 == 2) {   \
+                enum { some = 2 };           \
+                call;                        \
+            } else {                         \
+                enum { some = 3 };           \
+                call;                        \
+            }                                \
+            p0 += 3;                         \
+        }                                    \
         break;
-#ifdef __AVX512F__
-#define OF_ALL_ROWS(call) \
-    OF_ROWS(1, call) OF_ROWS(2, call) OF_ROWS(3, call) OF_ROWS(4, call) OF_ROWS(5, call) OF_ROWS(6, call) OF_ROWS(7, call) OF_ROWS(8, call)
-#else
-#define OF_ALL_ROWS(call) \
-    OF_ROWS(1, call) OF_ROWS(2, call) OF_ROWS(3, call) OF_ROWS(4, call) OF_ROWS(5, call) OF_ROWS(6, call)
-#endif
 
 static __attribute__((noinline)) void score_few(int num_rows, int panels, const C *const *at, long size, const T *q, long dim,
                                                 float *scores, long stride) {
-    switch (num_rows) { OF_ALL_ROWS(score_in_place(rows, some, at + p0, size, q, dim, scores + p0 * LANES, stride)) }
+#define OF_ROWS(n) IN_PARTS(n, score_in_place(rows, some, at + p0, size, q, dim, scores + p0 * LANES, stride))
+    switch (num_rows) { FOR_EACH_ROWS(OF_ROWS) }
+#undef OF_ROWS
 }
 
 static __attribute__((noinline)) void add_few(int num_rows, int panels, const C *const *at, long count, long from, const T *weights,
                                               long apart, float *sums, long stride, int begins) {
-    switch (num_rows) {
-        OF_ALL_ROWS(add_in_place(rows, some, at, count, from + p0 * LANES, weights, apart, sums + p0 * LANES, stride, begins))
-    }
+#define OF_ROWS(n) \
+    IN_PARTS(n, add_in_place(rows, some, at, count, from + p0 * LANES, weights, apart, sums + p0 * LANES, stride, begins))
+    switch (num_rows) { FOR_EACH_ROWS(OF_ROWS) }
+#undef OF_ROWS
 }
 
 static inline void store_token(const Pages *p, long slot, const T *k, const T *v) {

@@ -46,8 +46,8 @@ static void multiply_block(const Matrix *m, const Rows *taken, long row, long ro
         multiply_numbers(x, rows, of, m->codes, m->in, sums);
     } else if (m->kind == W8A8) {
         for (long r = 0; r < rows; r += ROWS)
-            multiply_integer_rows(rows - r < ROWS ? rows - r : ROWS, of, m, taken->codes + (row + r) * m->in, taken->scales + row + r,
-                                  sums + r * WIDTH);
+            multiply_integer_rows(rows - r < ROWS ? rows - r : ROWS, of, m, taken->codes + (row + r) * m->in,
+                                  taken->scales + row + r, sums + r * WIDTH);
     } else if (all_rows >= DECODE_FROM && m->group >= SPAN) {  // short groups are scaled too often
         multiply_decoded(m, of, x, rows, x_sums, sums);
     } else {
@@ -89,7 +89,8 @@ int multiply(const Matrix *m, const T *x, const T *bias, const T *residual, T *o
         }
         long panels = (m->out + LANES - 1) / LANES, threads = omp_get_num_threads(), thread = omp_get_thread_num();
         long unit = panels >= 8 * PANELS * threads ? PANELS : 1;  // where panels are few, threads share a group
-        long first = panels / unit * thread / threads * unit, end = thread + 1 == threads ? panels : panels / unit * (thread + 1) / threads * unit;
+        long first = panels / unit * thread / threads * unit, end = panels / unit * (thread + 1) / threads * unit;
+        if (thread + 1 == threads) end = panels;
         for (long row = 0; row < rows; row += CHUNK)
             for (Panels of = next_panels(m, first, end); of.first < end; of = next_panels(m, of.first + of.count, end))
                 multiply_block(m, &taken, row, rows - row < CHUNK ? rows - row : CHUNK, rows, &of, &target);
@@ -130,7 +131,8 @@ int unpack_rows(const Matrix *m, const int64_t *ids, T *out, long count) {
         if (m->kind != W8A8) decode_span(m, &of, n, 0, m->in, values, LANES);
         for (long i = 0; i < m->in; i++) {
             long place = (n * groups + i / m->group) * LANES;
-            float value = m->kind == W8A8 ? ((const int8_t *)codes)[i / STEP * panels_beside(&of) * 128 + (i / 4 % 2 * LANES + lane) * 4 + i % 4]
+            const int8_t *step = (const int8_t *)codes + i / STEP * panels_beside(&of) * step_bytes(W8A8);
+            float value = m->kind == W8A8 ? step[(i / 4 % 2 * LANES + lane) * 4 + i % 4]
                                           : load(values[(i / PAIR * LANES + lane) * PAIR + i % PAIR]);
             if (m->zeros) value -= m->zeros[place + lane];
             out[k * m->in + i] = store(value * load_scales(m, place)[lane]);

@@ -1,4 +1,4 @@
-// Matrix products with weights in few bits: decoded in registers, on the way from memory to the multiplication. Built in
+// Matrix products with low-bit weights: decoded in registers, on the way from memory to the multiplication. Built in
 // chapter 15. `minillm/kernels/native_quant.py` packs and calls.
 //
 //     w = scale * (value of the code - zero)        scale and zero belong to a group of inputs of one output
@@ -23,7 +23,7 @@
 #endif
 enum {
     STEP = 8,
-    SPAN = 256,       // inputs that are summed before they are scaled: a group, or what of a longer one fits the nearest cache decoded
+    SPAN = 256,  // inputs that are summed before they are scaled: a group, or what of a longer one fits the nearest cache decoded
 };
 enum { NUMBERS, NIBBLES, BYTES, FLOATS, W8A8 };
 
@@ -137,9 +137,9 @@ static inline long spans_of(const Matrix *m) {
     return m->in / m->group * ((m->group + SPAN - 1) / SPAN) + (m->in % m->group + SPAN - 1) / SPAN;
 }
 
-// `panels` panels from panel n times up to ROWS rows of x, their codes decoded on the way: few rows wait for memory. The order of
-// additions is the same for any number of rows and for spans that are decoded first, so that a row's result never depends on
-// its company.
+// `panels` panels of `of`, from its p0-th on, times up to ROWS rows of x, their codes decoded on the way: few rows wait for
+// memory. The order of additions is the same for any number of rows and for spans that are decoded first, so that a row's
+// result never depends on its company.
 static inline __attribute__((always_inline)) void multiply_codes(const int rows, const int panels, const int kind, const Matrix *m,
                                                                  const Panels *of, int p0, const T *x, const float *x_sums,
                                                                  float *sums) {
@@ -152,14 +152,14 @@ static inline __attribute__((always_inline)) void multiply_codes(const int rows,
         for (int p = 0; p < panels; p++) sides[p] = side_of(m, of->first + p0 + p, i);
         accumulator sum[ROWS][PANELS] = {};
         for (; i < end; i += STEP, codes += apart) {
-            for (long b = 0; b < PANELS * step_bytes(kind) && p0 == 0; b += 64) ask_for(codes + b + AHEAD);  // for the whole group
+            for (long b = 0; b < PANELS * step_bytes(kind) && p0 == 0; b += 64) prefetch(codes + b + AHEAD);  // of the group
 #pragma GCC unroll 1
             for (int c = 0; c < STEP / PAIR; c += 2) {
                 factors w[PANELS][2];
                 for (int p = 0; p < panels; p++) decode(kind, codes + p * step_bytes(kind), c, m->table, w[p]);
                 for (int k = 0; k < 2; k++)
                     for (int r = 0; r < rows; r++) {
-                        spread one = load_spread(x + r * m->in + i + (c + k) * PAIR);
+                        broadcast one = load_broadcast(x + r * m->in + i + (c + k) * PAIR);
                         IN_REGISTER(one);
                         for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], one, w[p][k]);
                     }
@@ -176,25 +176,20 @@ static inline __attribute__((always_inline)) void multiply_codes(const int rows,
 static inline __attribute__((always_inline)) void multiply_codes_of(int rows, const int kind, const Matrix *m, const Panels *of,
                                                                     const T *x, const float *x_sums, float *sums) {
     int p = 0;
-#define OF_ROWS(n)                                                                                                                \
-    case n:                                                                                                                       \
-        for (; p + AT_ONCE(kind, n) <= of->count; p += AT_ONCE(kind, n))                                                                      \
-            multiply_codes(n, AT_ONCE(kind, n), kind, m, of, p, x, x_sums, sums + p * LANES);                                           \
-        for (; p < of->count; p++) multiply_codes(n, 1, kind, m, of, p, x, x_sums, sums + p * LANES);                             \
+#define OF_ROWS(n)                                                                                         \
+    case n:                                                                                                \
+        for (; p + AT_ONCE(kind, n) <= of->count; p += AT_ONCE(kind, n))                                   \
+            multiply_codes(n, AT_ONCE(kind, n), kind, m, of, p, x, x_sums, sums + p * LANES);              \
+        for (; p < of->count; p++) multiply_codes(n, 1, kind, m, of, p, x, x_sums, sums + p * LANES);      \
         break;
-    switch (rows) {
-        OF_ROWS(1) OF_ROWS(2) OF_ROWS(3) OF_ROWS(4) OF_ROWS(5) OF_ROWS(6)
-#ifdef __AVX512F__
-        OF_ROWS(7) OF_ROWS(8)
-#endif
-    }
+    switch (rows) { FOR_EACH_ROWS(OF_ROWS) }
 #undef OF_ROWS
 }
 
-static inline __attribute__((always_inline)) void decode_span_of(const int kind, const uint8_t *codes, const uint8_t *table, long apart,
-                                                                 T *values, long step, long in, long ahead) {
+static inline __attribute__((always_inline)) void decode_span_of(const int kind, const uint8_t *codes, const uint8_t *table,
+                                                                 long apart, T *values, long step, long in, long ahead) {
     for (long i = 0; i < in; i += STEP, codes += apart) {
-        for (long b = 0; b < step_bytes(kind); b += 64) ask_for(codes + b + ahead);
+        for (long b = 0; b < step_bytes(kind); b += 64) prefetch(codes + b + ahead);
         for (int c = 0; c < STEP / PAIR; c += 2) {
             factors w[2];
             decode(kind, codes, c, table, w);

@@ -1,6 +1,6 @@
 """The structures that the CPU's kernels read: the same fields in the same order as in C. Built in chapter 14.
 
-A structure holds addresses only: whoever makes it keeps the tensors.
+A structure holds addresses only: the caller keeps the tensors alive.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ KV_FLAGS = {torch.int8: ("-DKV_INT8",), torch.float8_e4m3fn: ("-DKV_FP8",)}  # p
 
 
 class Pages(ctypes.Structure):
-    """The pages of one layer, and which of their keys a query sees; the same fields in the same order as in
-    native_attention.h. It holds addresses only: whoever makes it keeps the tensors."""
+    """The pages of one layer, and which of their keys a query sees; see native_pages.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
@@ -44,8 +43,8 @@ class Pages(ctypes.Structure):
 
 
 class Sequences(ctypes.Structure):
-    """The sequences of a batch, and where their tokens lie: made once for all layers of a step; the same fields in the
-    same order as in native_attention.h."""
+    """The sequences of a batch, and where their tokens lie: made once for all layers of a step; see
+    native_pages.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query_start_loc", "seq_lens", "block_table", "slot_mapping")),
@@ -75,8 +74,7 @@ def padded_inputs(packed: Tensor, out_features: int) -> int:
 
 
 class Matrix(ctypes.Structure):
-    """A packed weight of any kind (0: numbers, others in `native_quant`); the same fields in the same order as in
-    native_quant.h. Like Layer it holds addresses only: whoever makes it keeps the tensors."""
+    """A packed weight of any kind (0: numbers, others in `native_quant`); see native_quant.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("codes", "scales", "zeros", "table", "sums")),
@@ -91,7 +89,7 @@ class Matrix(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """The weights of a decoder layer for `decoder_layer`; the same fields in the same order as in native.c."""
+    """The weights of a decoder layer for `decoder_layer`; see native.c."""
 
     MATRICES = ("qkv", "o", "gate_up", "down")
     WEIGHTS = ("qkv_bias", "o_bias", "gate_up_bias", "down_bias", "input_norm", "q_norm", "k_norm", "post_norm")

@@ -29,7 +29,7 @@ static inline ints dot(ints sum, ints four, const int8_t *codes) {  // four inpu
 #endif
 }
 
-// `panels` panels from panel n times up to ROWS rows of codes.
+// `panels` panels of `of`, from its p0-th on, times up to ROWS rows of codes.
 static inline __attribute__((always_inline)) void multiply_integers(const int rows, const int panels, const Matrix *m,
                                                                     const Panels *of, int p0, const uint8_t *x,
                                                                     const float *x_scales, float *sums) {
@@ -37,7 +37,7 @@ static inline __attribute__((always_inline)) void multiply_integers(const int ro
     const int8_t *codes = (const int8_t *)codes_of_panel(m, n);
     ints sum[ROWS][PANELS] = {};
     for (long i = 0; i < m->in; i += STEP, codes += apart) {
-        for (long b = 0; b < panels * step_bytes(W8A8); b += 64) ask_for(codes + b + AHEAD);
+        for (long b = 0; b < panels * step_bytes(W8A8); b += 64) prefetch(codes + b + AHEAD);
         for (int c = 0; c < 2; c++)
             for (int r = 0; r < rows; r++) {
                 ints four = load_four(x + r * m->in + i + 4 * c);
@@ -48,7 +48,8 @@ static inline __attribute__((always_inline)) void multiply_integers(const int ro
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++) {
             ints exact = sum[r][p] - *(const ints *)(m->sums + (n + p) * LANES);
-            *(lanes *)(sums + r * WIDTH + p * LANES) = __builtin_convertvector(exact, lanes) * x_scales[r] * load_scales(m, (n + p) * LANES);
+            lanes scales = load_scales(m, (n + p) * LANES);
+            *(lanes *)(sums + r * WIDTH + p * LANES) = __builtin_convertvector(exact, lanes) * x_scales[r] * scales;
         }
 }
 
@@ -60,11 +61,6 @@ static __attribute__((noinline)) void multiply_integer_rows(int rows, const Pane
         else                                                                                                              \
             for (int p = 0; p < of->count; p++) multiply_integers(n, 1, m, of, p, x, x_scales, sums + p * LANES);         \
         break;
-    switch (rows) {
-        OF_ROWS(1) OF_ROWS(2) OF_ROWS(3) OF_ROWS(4) OF_ROWS(5) OF_ROWS(6)
-#ifdef __AVX512F__
-        OF_ROWS(7) OF_ROWS(8)
-#endif
-    }
+    switch (rows) { FOR_EACH_ROWS(OF_ROWS) }
 #undef OF_ROWS
 }

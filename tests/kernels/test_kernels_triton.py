@@ -169,7 +169,8 @@ def test_softmax_equals_float64_and_its_twin(shape, dtype):
     out = softmax.softmax(x)
     assert out.shape == x.shape and out.dtype == dtype
     assert error(out, x.double().softmax(-1)) < ROUNDING[dtype]
-    assert error(out, softmax.torch_softmax(x)) < 4 * ROUNDING[dtype]
+    of_sum = shape[-1] / 8 * 2**-24  # torch adds in float32, in 8 sums side by side or more
+    assert error(out, softmax.torch_softmax(x)) < 4 * ROUNDING[dtype] + of_sum
 
 
 @every_dtype

@@ -165,7 +165,7 @@ class Comparison:
                     self._time(case, f"{dtype}/{case.name}", dtype, peers, {})
 
     def compare_quantized(self, quantization: str) -> None:
-        """Weights in few bits, and activations in bfloat16: llama.cpp alone has formats of as many bits."""
+        """Low-bit weights, with activations in bfloat16: of the peers only llama.cpp has formats of as many bits."""
         cases = [case for case in self.cases if case.quantization == quantization]
         if not cases:
             return
