@@ -107,7 +107,7 @@ _THERE: dict[str, dict[str, str]] = {
         "is_sleeping": "own: as LLMEngine has it",
         "reload_weights": "own: in the place of collective_rpc",
         "close": "own: end what is under way; also at the end of `with LLM(...) as llm:`",
-        "one_request step_once": "own: for callers that bring a thread of their own",
+        "one_request chat_requests step_once": "own: for callers that bring a thread of their own",
     },
     "RequestOutput": {
         "request_id prompt prompt_token_ids prompt_logprobs outputs finished num_cached_tokens": "",

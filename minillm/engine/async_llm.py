@@ -9,17 +9,20 @@ engine.shutdown()
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 from minillm.engine.inputs import Prompt
 from minillm.engine.llm import LLM
 from minillm.engine.llm_engine import EngineArgs
+from minillm.engine.mailbox import Mailbox
 from minillm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
-from minillm.engine.prompt_forms import check_call
+from minillm.engine.prompt_forms import check_call, refuse_later
+from minillm.engine.reading import Piece, Reading
+from minillm.engine.request import Request
 from minillm.engine.stream import Stream
 from minillm.engine.thread import EngineThread
 from minillm.sampling.params import RequestOutputKind, SamplingParams
@@ -35,6 +38,7 @@ class AsyncLLM:
     def __init__(self, llm: LLM):
         self.llm = llm
         self.thread = EngineThread(llm).start()
+        self._mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox[Piece]] = WeakKeyDictionary()
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **options: Any) -> Self:
@@ -56,40 +60,46 @@ class AsyncLLM:
         the error of a step that ended the request; one that was aborted ends with the finish_reason "abort".
         """
         check_call("generate", lora_request, others)
-        loop, arrived = asyncio.get_running_loop(), asyncio.Queue()
         name = uuid4().hex if request_id is None else request_id
+        request = await asyncio.to_thread(
+            self.llm.one_request, "generate", prompt, sampling_params, priority, None, lora_request
+        )
+        async for output in self._outputs(request, name):
+            yield output
 
-        def hear(delta: StreamDelta) -> None:
-            loop.call_soon_threadsafe(arrived.put_nowait, delta)
+    async def chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        lora_request: Any = None,
+        priority: int = 0,
+        **options: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The same for one conversation; `options` are those of `LLM.chat`."""
+        refuse_later(lora_request=(lora_request, 23))
+        name = uuid4().hex if request_id is None else request_id
+        requests = await asyncio.to_thread(
+            self.llm.chat_requests, messages, sampling_params, priority=priority, **options
+        )
+        if len(requests) != 1:
+            raise ValueError(f"chat() takes 1 conversation, not {len(requests)}; call it once for each")
+        async for output in self._outputs(requests[0], name):
+            yield output
 
-        submission = _Submission()
-        try:
-            stream = await asyncio.to_thread(
-                submission.make, lambda: self.thread.submit(prompt, sampling_params, name, priority, on_delta=hear)
-            )
-        except asyncio.CancelledError:
-            submission.leave()
-            raise
-        reader = _Reader(stream)
-        try:
-            while not reader.is_finished:
-                deltas = [await arrived.get()]
-                while not arrived.empty():
-                    deltas.append(arrived.get_nowait())
-                reader.take(deltas)
-                if reader.is_finished:
-                    await asyncio.to_thread(stream.finished.wait)
-                    if stream.error is not None:
-                        raise stream.error
-                if (output := reader.output(deltas)) is not None:
-                    yield output
-        finally:
-            if not reader.is_finished:
-                stream.abort()
+    def read(self, requests: Sequence[Request], request_ids: Sequence[str] | None = None) -> Reading:
+        """Submit requests that were made by `LLM.one_request` or `LLM.chat_requests`, to read them piece by piece in
+        this event loop."""
+        return Reading(self.thread, self._mailbox(), requests, request_ids)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End these; an id that is not under way changes nothing."""
         self.thread.abort(*([request_id] if isinstance(request_id, str) else request_id))
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Take no further request, and wait until all have ended; whether they have, within `timeout` seconds."""
+        return await asyncio.to_thread(self.thread.drain, timeout)
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         return await self._between_steps(lambda: self.llm.reset_prefix_cache(reset_running_requests))
@@ -118,36 +128,28 @@ class AsyncLLM:
     async def _between_steps(self, function: Callable[[], Any]) -> Any:
         return await asyncio.wrap_future(self.thread.call(function))
 
+    async def _outputs(self, request: Request, name: str) -> AsyncGenerator[RequestOutput, None]:
+        with self.read([request], [name]) as reading:
+            seen = _Seen(reading.streams[0])
+            async for pieces in reading:
+                deltas = [delta for _, delta in pieces]
+                seen.take(deltas)
+                if not reading.is_finished and (output := seen.output(deltas)) is not None:
+                    yield output
+        yield seen.output(deltas)
+
+    def _mailbox(self) -> Mailbox[Piece]:
+        """That of the running event loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._mailboxes:
+            self._mailboxes[loop] = Mailbox(loop)
+        return self._mailboxes[loop]
+
 
 AsyncLLMEngine = AsyncLLM  # vLLM's older name
 
 
-class _Submission:
-    """A request on its way to the engine thread. The thread that submits it cannot be cancelled: a request whose reader
-    has left meanwhile is aborted as soon as it is there."""
-
-    def __init__(self):
-        self._guard, self._stream, self._has_left = threading.Lock(), None, False
-
-    def make(self, submit: Callable[[], Stream]) -> Stream:
-        with self._guard:
-            if self._has_left:
-                raise asyncio.CancelledError
-            self._stream = submit()
-            return self._stream
-
-    def leave(self) -> None:
-        """Called in the event loop: it does not wait for the thread that submits."""
-        self._has_left = True
-        threading.Thread(target=self._abort, daemon=True).start()
-
-    def _abort(self) -> None:
-        with self._guard:
-            if self._stream is not None:
-                self._stream.abort()
-
-
-class _Reader:
+class _Seen:
     """What the coroutine that reads a request has seen of it. The thread that makes the texts goes on meanwhile, so
     nothing here is shared with it before the end."""
 

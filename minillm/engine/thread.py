@@ -88,6 +88,15 @@ class EngineThread:
         """
         check_callback(on_delta)
         request = self.llm.one_request("submit", prompt, sampling_params, priority, user, lora_request)
+        return self.add(request, request_id, on_delta)
+
+    def add(
+        self,
+        request: Request,
+        request_id: str | None = None,
+        on_delta: Callable[[StreamDelta], None] | None = None,
+    ) -> Stream:
+        """`submit` for a request that was made and checked before: it waits for nothing. Raises the same."""
         stream = Stream(request.group_id if request_id is None else request_id, self, on_delta)
         stream.sink = self.llm.outputs.sink(request, streaming=True, name=stream.request_id)
         with self._guard:
