@@ -132,7 +132,7 @@ class InputProcessor:
 
     def _check_against_vocabulary(self, params: SamplingParams) -> None:
         for name, token_ids in params.token_ids().items():
-            self._check_token_ids(name, token_ids)
+            self.check_token_ids(name, token_ids)
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(params, name) or 0) > self.vocab_size:
                 raise ValueError(f"{name}={getattr(params, name)} exceeds the vocabulary of {self.vocab_size} tokens")
@@ -162,10 +162,11 @@ class InputProcessor:
                 f"{name} has {len(token_ids)} tokens; max_model_len={self.max_model_len} must hold it{also}, "
                 f"so at most {most} are allowed"
             )
-        self._check_token_ids(f"{name}: prompt_token_ids", token_ids)
+        self.check_token_ids(f"{name}: prompt_token_ids", token_ids)
         return list(token_ids)
 
-    def _check_token_ids(self, name: str, token_ids: Sequence[int]) -> None:
+    def check_token_ids(self, name: str, token_ids: Sequence[int]) -> None:
+        """Raise ValueError for an id outside of the vocabulary."""
         for token_id in token_ids:
             if not 0 <= token_id < self.vocab_size:
                 raise ValueError(

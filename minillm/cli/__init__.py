@@ -1,4 +1,4 @@
-"""The command line: lab, tour, generate, train, quantize, bench, check. Built in chapter 00."""
+"""The command line: lab, tour, generate, serve, train, quantize, bench, check. Built in chapter 00."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from .bench.commands import bench
-from .bench.console import Device, Model, errors_in_one_line, log, out, progress, state
+from ..bench.commands import bench
+from ..bench.console import Device, Model, errors_in_one_line, log, out, progress, state
+from .serving import serve
 
 # torch and transformers take seconds to import: every command imports what it needs itself, so that help is instant.
 
@@ -64,7 +65,7 @@ def lab(
 
 def clone() -> Path:
     """The folder that holds the package: in a clone, the one with the chapters."""
-    return Path(__file__).resolve().parent.parent
+    return Path(__file__).resolve().parents[2]
 
 
 @app.command()
@@ -79,7 +80,7 @@ def tour(
     Every rung says the same words; the bars show how fast.
     """
     with errors_in_one_line():
-        from .bench import tour as ladder_tour
+        from ..bench import tour as ladder_tour
 
         ladder_tour.watch(model, device, max_tokens, seconds, console=out)
 
@@ -135,6 +136,9 @@ def generate(
         log.print(report_speed(count, first, time.perf_counter() - started), style="dim", highlight=False)
 
 
+app.command()(serve)
+
+
 def report_speed(count: int, first: float | None, total: float) -> str:
     """As in "64 tokens, 210.3 tokens/s after the first, first token after 4 ms"."""
     if first is None:
@@ -167,7 +171,7 @@ def train(
     `minillm train --preset tinyworld-draft --tokens 200000 --out runs/trial`
     """
     with errors_in_one_line():
-        from .training import run_preset
+        from ..training import run_preset
 
         folder = out_folder or Path("runs") / preset
         run_preset(preset, folder, tokens, seed, device, compile, learn_tokenizer, overwrite, out)
@@ -210,7 +214,7 @@ def quantize(
     `minillm quantize Qwen/Qwen3-0.6B --method awq --calibration my.txt --out runs/qwen3-awq`
     """
     with errors_in_one_line():
-        from . import quantizing
+        from .. import quantizing
 
         config = quantizing.config_of(
             method, bits, group_size or None, format, symmetric, act_order, documents, seed, calibration
@@ -268,12 +272,12 @@ def check(
         if badges != bool(repository):
             raise ValueError("--badges and --repository owner/name go together")
         if badges:
-            from .book import colab
+            from ..book import colab
 
             changed = colab.rewrite_badges(repository, clone())
             out.print(f"{len(changed)} files now point at {repository}", highlight=False)
         if release:
-            from .book import exercises
+            from ..book import exercises
 
             changed = exercises.regenerate(release, out=to, root=clone())
             out.print(
@@ -281,12 +285,12 @@ def check(
             )
         problems, write_line = [], partial(out.print, highlight=False, markup=False)
         if lint or execute or not (badges or release or like_a_gpu):
-            from .book import notebooks as checker
+            from ..book import notebooks as checker
 
             problems += checker.check(notebooks, execute_first=execute, root=clone(), report=write_line)
         if like_a_gpu:
-            from .book import like_a_gpu as rehearsal
-            from .book.paths import notebooks as chapters
+            from ..book import like_a_gpu as rehearsal
+            from ..book.paths import notebooks as chapters
 
             paths = notebooks or chapters("chapters", clone())
             with progress("running", sum(map(rehearsal.num_code_cells, paths))) as advance:
@@ -299,8 +303,8 @@ def check(
 
 def check_roads(count: int, seed: int, line: str | None) -> None:
     """Serve random roads, or the one of a line; ends with status 1 where one fails."""
-    from .book.roads.check import RoadCheck
-    from .book.roads.road import Road
+    from ..book.roads.check import RoadCheck
+    from ..book.roads.road import Road
 
     def write_line(text: object) -> None:
         out.print(str(text), highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,123 @@
+"""`minillm serve`: a model behind OpenAI's API. Built in chapter 23."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..bench.console import Device, errors_in_one_line, log
+
+KEY_VARIABLE = "MINILLM_API_KEY"
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="A bundled name, a local folder, or a hub id.")] = "tinyworld",
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; 0.0.0.0 listens on every network.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    served_model_name: Annotated[str | None, typer.Option(help="The model's name in requests and answers.")] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"A key that lets a client in; may be given again. ${KEY_VARIABLE} holds one too.", show_default=False
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="A TOML file of keys with their users, priorities and limits a minute.")
+    ] = None,
+    device: Device = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    quantization: Annotated[str | None, typer.Option(help="int8, int4, fp8 ...: low-bit weights.")] = None,
+    kv_cache_dtype: Annotated[str, typer.Option(help="auto, int8 or fp8.")] = "auto",
+    max_model_len: Annotated[int | None, typer.Option(help="Tokens of a prompt and its answer together.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Requests in one step.")] = 256,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step.")] = 8192,
+    num_kv_blocks: Annotated[int | None, typer.Option(help="Blocks of the KV cache; by default what fits.")] = None,
+    scheduling_policy: Annotated[str, typer.Option(help="fcfs, priority, sjf or fair.")] = "fcfs",
+    speculative_config: Annotated[
+        str | None, typer.Option(help='JSON, as in \'{"method": "ngram", "num_speculative_tokens": 4}\'.')
+    ] = None,
+    disk_kv_path: Annotated[
+        Path | None, typer.Option(help="A folder that keeps prefixes over a restart; needs --disk-kv-bytes.")
+    ] = None,
+    disk_kv_bytes: Annotated[int, typer.Option(help="What that folder may hold.")] = 0,
+    host_kv_bytes: Annotated[int, typer.Option(help="Host memory for blocks that the device has no room for.")] = 0,
+    max_queued_requests: Annotated[
+        int, typer.Option(help="Prompts under way and waiting; beyond that 429. 0: no limit.")
+    ] = 1024,
+    max_queued_tokens: Annotated[
+        int, typer.Option(help="Tokens that these may still come to; beyond that 429. 0: no limit.")
+    ] = 0,
+    max_body_bytes: Annotated[int, typer.Option(help="Of one request.")] = 4 * 2**20,
+    request_seconds: Annotated[float | None, typer.Option(help="A request that takes longer is ended.")] = None,
+    drain_seconds: Annotated[float, typer.Option(help="After SIGTERM, for requests under way.")] = 30.0,
+    page: Annotated[bool, typer.Option("--page/--no-page", help="The chat and the engine room at /.")] = True,
+    access_log: Annotated[bool, typer.Option("--access-log/--no-access-log", help="A line for each request.")] = True,
+) -> None:
+    """Serve a model over OpenAI's API, until Ctrl-C or SIGTERM.
+
+    `minillm serve tinyworld`
+
+    `curl localhost:8000/v1/completions --json '{"prompt": "Once upon a time"}'`
+    """
+    with errors_in_one_line():
+        import json
+
+        try:
+            from ..serving.config import ServerConfig
+            from ..serving.keys import Key, read_key_file
+            from ..serving.run import run
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("minillm"):
+                raise
+            raise ModuleNotFoundError(
+                f"`minillm serve` needs {error.name}; pip install 'minillm-book[serve]'", name=error.name
+            ) from None
+        from ..engine.async_llm import AsyncLLM
+        from ..engine.llm import LLM
+
+        secrets = [*(api_key or ()), *filter(None, [os.environ.get(KEY_VARIABLE)])]
+        keys = tuple(Key(secret) for secret in dict.fromkeys(secrets))
+        if api_key_file is not None:
+            keys += read_key_file(api_key_file)
+        config = ServerConfig(
+            host=host,
+            port=port,
+            served_model_name=served_model_name,
+            keys=keys,
+            max_body_bytes=max_body_bytes,
+            max_queued_requests=max_queued_requests or None,
+            max_queued_tokens=max_queued_tokens or None,
+            request_seconds=request_seconds,
+            drain_seconds=drain_seconds,
+            page=page,
+        )
+        if host not in ("127.0.0.1", "localhost", "::1") and not keys:
+            log.print(
+                f"anyone who reaches {host} may use this server; --api-key lets in those who have it", style="yellow"
+            )
+        options: dict[str, Any] = {
+            "device": device,
+            "dtype": dtype,
+            "quantization": quantization,
+            "kv_cache_dtype": kv_cache_dtype,
+            "max_model_len": max_model_len,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "num_kv_blocks": num_kv_blocks,
+            "scheduling_policy": scheduling_policy,
+            "disk_kv_path": disk_kv_path,
+            "disk_kv_bytes": disk_kv_bytes,
+            "host_kv_bytes": host_kv_bytes,
+            "speculative_config": speculative_config and json.loads(speculative_config),
+        }
+        log.print(f"loading {model} ...", style="dim", highlight=False)
+        engine = AsyncLLM(LLM(model, **options))
+        try:
+            run(engine, config, access_log, lambda url: log.print(f"serving {model} at {url}", highlight=False))
+        finally:
+            engine.shutdown()

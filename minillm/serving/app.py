@@ -1,0 +1,213 @@
+"""The HTTP application: paths, and what is answered. Built in chapter 23."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from minillm import __version__
+from minillm.engine.async_llm import AsyncLLM
+from minillm.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
+from minillm.serving.chat import ChatAnswer, ChatRequest, Chats
+from minillm.serving.completions import CompletionAnswer, CompletionRequest, Completions
+from minillm.serving.config import ServerConfig
+from minillm.serving.errors import KINDS, ApiError, ErrorAnswer, of_exception, of_validation
+from minillm.serving.known import Known
+from minillm.serving.limits import Limits
+from minillm.serving.service import Call, Service
+from minillm.serving.sse import DONE, EventStream, answered, event
+from minillm.serving.tokens import add_token_paths
+
+LEFT = 499  # nginx's status for a client that has left: it is in the log alone, since nobody reads it
+
+
+class Writer(Protocol):
+    """`Completions` or `Chats`."""
+
+    kind: str
+    chunk_kind: str
+
+    def choice(self, place: int, output: RequestOutput, sample: CompletionOutput) -> dict[str, Any]: ...
+    def pieces(self, place: int, delta: StreamDelta, request: Any) -> list[dict[str, Any]]: ...
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The errors of a path, for the OpenAPI description."""
+    return {status: {"model": ErrorAnswer, "description": KINDS[status]} for status in statuses}
+
+
+def create_app(engine: AsyncLLM, config: ServerConfig) -> FastAPI:
+    """OpenAI's API for one model. `app.state.service` is the `Service` behind it."""
+    service = Service(engine, config)
+    app = FastAPI(title="minillm", version=__version__, docs_url=None, redoc_url=None)
+    app.state.service = service
+    app.add_middleware(Limits, max_body_bytes=config.max_body_bytes, body_seconds=config.body_seconds)
+    _answer_errors(app)
+
+    asks = refusals(400, 401, 404, 408, 413, 429, 500, 503)
+    streams = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+
+    @app.post("/v1/completions", response_model=CompletionAnswer, responses=asks | streams)
+    async def completions(request: Request, body: CompletionRequest, client: Known) -> Response:
+        call = await service.call(body, client, len(body.prompts), Completions.prefix)
+        return await _answer(request, service, call, Completions(body, service.llm, call.requests), body)
+
+    @app.post("/v1/chat/completions", response_model=ChatAnswer, responses=asks | streams)
+    async def chat_completions(request: Request, body: ChatRequest, client: Known) -> Response:
+        call = await service.call(body, client, 1, Chats.prefix)
+        return await _answer(request, service, call, Chats(body, service.llm, call.requests), body)
+
+    @app.get("/v1/models", response_model=ModelList, responses=refusals(401))
+    async def models(client: Known) -> Any:
+        return {"object": "list", "data": [_card(service)]}
+
+    @app.get("/v1/models/{model:path}", response_model=ModelCard, responses=refusals(401, 404))
+    async def model(model: str, client: Known) -> Any:
+        if model != service.name:
+            raise ApiError(404, f"model={model!r} is not served here; served: {service.name!r}", "model")
+        return _card(service)
+
+    @app.get("/health", responses=refusals(503))
+    async def health() -> Response:
+        """200 while the engine can compute."""
+        try:
+            await engine.check_health()
+        except RuntimeError as error:
+            raise ApiError(503, str(error), code="unhealthy") from None
+        return Response(status_code=200)
+
+    @app.get("/ready", responses=refusals(503))
+    async def ready() -> Response:
+        """200 while requests are taken: what a load balancer asks."""
+        service.gate.check_open()
+        return await health()
+
+    @app.get("/version", response_model=Version)
+    async def version() -> Any:
+        return {"version": __version__}
+
+    @app.get("/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    add_token_paths(app, service, asks)
+    return app
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "minillm"
+    root: str
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class Version(BaseModel):
+    version: str
+
+
+def _card(service: Service) -> dict[str, Any]:
+    llm = service.llm
+    root = str(llm.config.model)
+    return {"id": service.name, "created": service.created, "root": root, "max_model_len": llm.max_model_len}
+
+
+async def _answer(request: Request, service: Service, call: Call, writer: Writer, body: Any) -> Response:
+    if body.stream:
+        return EventStream(_chunks(service, call, writer, body))
+    with call:
+        outputs = await answered(call.outputs(), request)
+        _raise_failed(outputs)
+        answer: dict[str, Any] = {"id": call.id, "object": writer.kind, "created": call.created, "model": service.name}
+        answer["choices"] = [
+            writer.choice(place, output, sample) for place, output in enumerate(outputs) for sample in output.outputs
+        ]
+        answer["usage"] = _usage(call, body)
+        return JSONResponse(answer)
+
+
+async def _chunks(service: Service, call: Call, writer: Writer, body: Any) -> AsyncGenerator[bytes, None]:
+    """The events of a streamed answer. An error after the first of them is an event too: the status is long sent."""
+    options = body.stream_options
+    with_usage = bool(options and options.include_usage)
+    always = bool(options and options.continuous_usage_stats)
+    head = json.dumps({"id": call.id, "object": writer.chunk_kind, "created": call.created, "model": service.name})
+
+    def chunk(choices: list[dict[str, Any]], usage: bool) -> bytes:
+        told = json.dumps(choices, ensure_ascii=False, separators=(",", ":"))
+        counts = f',"usage":{json.dumps(_usage(call, body))}' if usage else ',"usage":null' if with_usage else ""
+        return event(f'{head[:-1]},"choices":{told}{counts}}}')
+
+    with call:
+        try:
+            async with aclosing(call.pieces()) as all_pieces:
+                async for pieces in all_pieces:
+                    for place, delta in pieces:
+                        if delta.finish_reason == "error" or delta.error is not None:
+                            raise ApiError(400, delta.error or "the text could not go on", code="generation_failed")
+                        for choice in writer.pieces(place, delta, call.requests[place]):
+                            yield chunk([choice], always)
+            if with_usage:
+                yield chunk([], True)
+        except Exception as error:
+            yield event(json.dumps(of_exception(error).body()))
+        yield DONE
+
+
+def _usage(call: Call, body: Any) -> dict[str, Any]:
+    only_scores = getattr(body, "only_scores", False)
+    return call.usage((lambda count: 0) if only_scores else (lambda count: count)).model_dump()
+
+
+def _raise_failed(outputs: list[RequestOutput]) -> None:
+    for output in outputs:
+        for sample in output.outputs:
+            if sample.finish_reason == "error":
+                raise ApiError(400, sample.error or "the text could not go on", code="generation_failed")
+
+
+def _answer_errors(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def known(request: Request, error: ApiError) -> Response:
+        return error.answer()
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return of_validation(error.errors()).answer()
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 404:
+            return ApiError(404, f"there is no path {request.url.path}; /openapi.json lists those that are").answer()
+        if error.status_code == 405:
+            answer = ApiError(405, f"{request.url.path} does not take {request.method}").answer()
+            answer.headers.update(error.headers or {})
+            return answer
+        return ApiError(400, str(error.detail)).answer()
+
+    @app.exception_handler(ClientDisconnect)
+    async def left(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=LEFT)
+
+    @app.exception_handler(Exception)
+    async def other(request: Request, error: Exception) -> Response:
+        return of_exception(error).answer()
+
+    for kind in (ValueError, TypeError, NotImplementedError, RuntimeError):
+        app.add_exception_handler(kind, other)

@@ -1,0 +1,45 @@
+"""ServerConfig: how a server listens, whom it lets in, and how much it takes on. Built in chapter 23."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from minillm.serving.keys import Key
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Raises ValueError naming the field, the value and what is allowed. None as a limit means no limit."""
+
+    host: str = "127.0.0.1"  # this machine alone; 0.0.0.0 listens on every network
+    port: int = 8000  # 0 takes a free one
+    served_model_name: str | None = None  # the model's name in requests and answers; None: as it was loaded
+    keys: tuple[Key, ...] = ()  # none: every client is let in
+    max_body_bytes: int = 4 * 2**20  # of a request
+    max_header_bytes: int = 64 * 2**10  # of a request's head
+    head_seconds: float = 10.0  # until a request's head is complete
+    body_seconds: float = 30.0  # until its body is
+    send_seconds: float = 30.0  # that a client may leave what is sent to it unread
+    request_seconds: float | None = None  # until a request has to be answered whole
+    max_queued_requests: int | None = 1024  # under way and waiting, a prompt each
+    max_queued_tokens: int | None = None  # that they may still come to: prompts and max_tokens together
+    max_prompts: int = 256  # in one request of /v1/completions
+    max_choices: int = 128  # n
+    drain_seconds: float = 30.0  # after SIGTERM, for what is under way
+    page: bool = True  # the chat and the engine room at /
+
+    def __post_init__(self):
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port={self.port} is not allowed; allowed: 0 (a free one) to 65535")
+        for field in fields(self):
+            value: Any = getattr(self, field.name)
+            if field.name.endswith(("_seconds", "_bytes")) or field.name.startswith("max_"):
+                if value is None and "None" in str(field.type):
+                    continue
+                least = 0 if field.name == "drain_seconds" else 1
+                if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+                    raise ValueError(f"{field.name}={value!r} is not allowed; allowed: {least} or more")
+        values = [key.value for key in self.keys]
+        if len(set(values)) < len(values):
+            raise ValueError("two keys are the same; give each client its own")

@@ -1,0 +1,17 @@
+"""Who asks, for the paths that need to know. Built in chapter 23."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from minillm.serving.keys import Client
+
+
+def client_of(request: Request) -> Client:
+    """Raises ApiError 401."""
+    return request.app.state.service.clients.find(request.headers.get("authorization"))
+
+
+Known = Annotated[Client, Depends(client_of)]

@@ -1,0 +1,70 @@
+"""Limits on what a client sends: a body that is too large, or never complete. Built in chapter 23."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from minillm.serving.errors import ApiError
+
+Receive = Callable[[], Awaitable[Any]]
+
+
+class Limits:
+    """ASGI middleware. It reads the body, within its limits, before the application sees the request; what is beyond
+    them is refused, and the connection closed, since the rest of the body would be taken for the next request."""
+
+    def __init__(self, app: Any, max_body_bytes: int, body_seconds: float):
+        self.app, self.max_body_bytes, self.body_seconds = app, max_body_bytes, body_seconds
+
+    async def __call__(self, scope: Any, receive: Receive, send: Callable[..., Any]) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(self.body_seconds):
+                body = await self._body(scope, receive)
+        except TimeoutError:
+            seconds = f"body_seconds={self.body_seconds:g}"
+            await self._refuse(ApiError(408, f"the body was not complete after {seconds}"), scope, receive, send)
+            return
+        except ApiError as error:
+            await self._refuse(error, scope, receive, send)
+            return
+        if body is None:  # the client has left
+            return
+        told = False
+
+        async def replay() -> Any:
+            nonlocal told
+            if not told:
+                told = True
+                return {"type": "http.request", "body": body, "more_body": False}
+            return await receive()
+
+        await self.app(scope, replay, send)
+
+    async def _body(self, scope: Any, receive: Receive) -> bytes | None:
+        said = dict(scope["headers"]).get(b"content-length", b"0")
+        if said.isdigit():
+            self._check(int(said))
+        parts, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message.get("body", b""))
+            self._check(size := size + len(parts[-1]))
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _check(self, size: int) -> None:
+        if size > self.max_body_bytes:
+            raise ApiError(413, f"the body has {size} bytes or more; at most {self.max_body_bytes} are allowed")
+
+    @staticmethod
+    async def _refuse(error: ApiError, scope: Any, receive: Receive, send: Callable[..., Any]) -> None:
+        answer = error.answer()
+        answer.headers["Connection"] = "close"
+        await answer(scope, receive, send)

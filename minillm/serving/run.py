@@ -1,0 +1,180 @@
+"""Run a server until it is told to stop; or in a thread, for a notebook or a test. Built in chapter 23."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Self
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from minillm.engine.async_llm import AsyncLLM
+from minillm.serving.app import create_app
+from minillm.serving.config import ServerConfig
+
+LAST_SECONDS = 5.0  # for last pieces to be sent, after the engine has ended everything
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn that drains: the first signal closes the door and lets the engine finish, a second one ends it all."""
+
+    def __init__(self, app: FastAPI, config: ServerConfig, access_log: bool):
+        self.app, self.settings = app, config
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=config.host,
+                port=config.port,
+                http=protocol_of(config),
+                ws="none",
+                lifespan="off",
+                log_level="info" if access_log else "warning",
+                access_log=access_log,
+                server_header=False,
+                h11_max_incomplete_event_size=config.max_header_bytes,
+                timeout_graceful_shutdown=round(config.drain_seconds + LAST_SECONDS),
+            )
+        )
+        self._draining: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal."""
+        if self.should_exit:
+            self.force_exit = True
+        self.stop()
+
+    def stop(self) -> None:
+        """Take no more requests, finish what is under way, then return from `serve`; from any thread."""
+        self.should_exit = True
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        if self._draining is None:
+            service = self.app.state.service
+            self._draining = asyncio.ensure_future(service.drain(self.settings.drain_seconds))
+
+
+def protocol_of(config: ServerConfig) -> type[H11Protocol]:
+    """uvicorn's protocol with manners: a client that never ends its request's head, or never reads what is sent, loses
+    its connection."""
+
+    class Patient(H11Protocol):
+        _head: asyncio.TimerHandle | None = None
+        _unread: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._expect_head()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._stop("_head")
+            elif self._head is None:  # the beginning of another request on the same connection
+                self._expect_head()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._unread = self.loop.call_later(config.send_seconds, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._stop("_unread")
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop("_head")
+            self._stop("_unread")
+            super().connection_lost(exc)
+
+        def _expect_head(self) -> None:
+            self._head = self.loop.call_later(config.head_seconds, self.transport.abort)
+
+        def _stop(self, name: str) -> None:
+            if (timer := getattr(self, name)) is not None:
+                timer.cancel()
+                setattr(self, name, None)
+
+    return Patient
+
+
+def run(
+    engine: AsyncLLM,
+    config: ServerConfig,
+    access_log: bool = True,
+    on_start: Callable[[str], object] = lambda url: None,
+) -> None:
+    """Serve until SIGINT or SIGTERM; `on_start` hears of the URL. The engine stays open. Raises OSError where the port
+    is in use."""
+    with listen(config) as listener:
+        on_start(url_of(config, listener))
+        HttpServer(create_app(engine, config), config, access_log).run([listener])
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=2048)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"cannot listen on {config.host} port {config.port}: {error.strerror}; choose another --host or --port "
+            "(0 takes a free one)",
+        ) from None
+
+
+def url_of(config: ServerConfig, listener: socket.socket) -> str:
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http://{host}:{listener.getsockname()[1]}"
+
+
+class RunningServer:
+    """A server in a thread of its own, on a free port unless the configuration names one.
+
+    with RunningServer(engine) as server:
+        print(server.url)                 http://127.0.0.1:PORT
+
+    Leaving it drains. Raises OSError where the port is in use.
+    """
+
+    def __init__(self, engine: AsyncLLM, config: ServerConfig | None = None):
+        config = config or ServerConfig(port=0)
+        self.app = create_app(engine, config)
+        self.service = self.app.state.service
+        self.server = HttpServer(self.app, config, access_log=False)
+        self.socket = listen(config)
+        self.url = url_of(config, self.socket)
+        self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
+
+    def start(self) -> Self:
+        self._thread.start()
+        while not self.server.started:
+            if not self._thread.is_alive():
+                raise RuntimeError("the HTTP server ended before it began; see its log")
+            self._thread.join(0.01)
+        return self
+
+    def stop(self) -> None:
+        """A second call does nothing."""
+        self.server.stop()
+        self._thread.join()
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def _serve(self) -> None:
+        asyncio.run(self.server.serve([self.socket]))

@@ -1,0 +1,222 @@
+"""Service: between HTTP and the engine. Who asks, what is admitted, what is under way. Built in chapter 23.
+
+body -> Service.call -> Gate: a place -> requests, made in a thread -> Gate: their tokens -> Reading -> Call
+Call: pieces while they come, or all outputs; leaving it gives everything back
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+from uuid import uuid4
+
+from minillm.engine.admission import check_servable
+from minillm.engine.async_llm import AsyncLLM
+from minillm.engine.llm import LLM
+from minillm.engine.outputs import RequestOutput
+from minillm.engine.reading import Piece, Reading
+from minillm.engine.request import Request
+from minillm.sampling.params import SamplingParams
+from minillm.serving.config import ServerConfig
+from minillm.serving.errors import ApiError
+from minillm.serving.fields import PromptTokensDetails, Usage
+from minillm.serving.gate import Gate
+from minillm.serving.keys import Client, Clients
+from minillm.serving.metrics import ServerMetrics
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What a request takes from its client and from the server."""
+
+    defaults: SamplingParams
+    priority: int
+    user: str
+
+
+class Body(Protocol):
+    """What both endpoints' requests have."""
+
+    model: str | None
+    n: int | None
+    priority: int | None
+    user: str | None
+    request_id: str | None
+
+    def requests(self, llm: LLM, asking: Asking) -> list[Request]: ...
+
+
+class Service:
+    """One model behind HTTP. All methods belong to one event loop."""
+
+    def __init__(self, engine: AsyncLLM, config: ServerConfig):
+        self.engine, self.llm, self.config = engine, engine.llm, config
+        self.name = config.served_model_name or str(engine.llm.config.model)
+        self.created = int(time.time())
+        self.clients = Clients(config.keys)
+        self.gate = Gate(config.max_queued_requests, config.max_queued_tokens)
+        self.metrics = ServerMetrics(self)
+        self.calls: set[Call] = set()  # under way
+
+    async def call(self, body: Body, client: Client, num_prompts: int, prefix: str) -> Call:
+        """Check, admit and submit what `body` asks for. Raises ApiError, and what the engine says of its fields."""
+        self.gate.check_open()
+        client.check_rate()
+        self.check_model(body.model)
+        self._check_size(num_prompts, body.n or 1)
+        self.gate.enter(num_prompts)
+        num_tokens = 0
+        try:
+            requests = await asyncio.to_thread(self._make, body, self._asking(body, client))
+            most = sum(request.num_prompt_tokens + request.params.n * request.max_tokens for request in requests)
+            self.gate.check_open()
+            self.gate.take_tokens(most)
+            num_tokens = most
+            call_id = f"{prefix}-{body.request_id or uuid4().hex}"
+            names = [f"{call_id}-{place}" for place in range(len(requests))]
+            reading = self.engine.read(requests, names)
+        except BaseException as error:
+            self.gate.leave(num_prompts, num_tokens)
+            if isinstance(error, Exception):
+                self.metrics.refused()
+            raise
+        client.count_tokens(sum(request.num_prompt_tokens for request in requests))
+        return Call(self, call_id, client, requests, reading, num_tokens)
+
+    async def drain(self, seconds: float) -> None:
+        """Admit nothing more, and wait for what is under way; what has not ended after `seconds` is aborted, and its
+        clients get a last piece that says so."""
+        self.gate.is_closed = True
+        deadline = time.monotonic() + seconds
+        while self.calls and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        for call in tuple(self.calls):
+            call.reading.abort()
+
+    def _make(self, body: Body, asking: Asking) -> list[Request]:
+        """In a thread beside the loop: tokenizing takes time."""
+        self.llm.engine.check_open()
+        requests = body.requests(self.llm, asking)
+        scheduler = self.llm.engine.scheduler
+        for request in requests:
+            check_servable(
+                request, scheduler.kv_cache, scheduler.max_num_batched_tokens, scheduler.enable_chunked_prefill
+            )
+        return requests
+
+    def _asking(self, body: Body, client: Client) -> Asking:
+        if body.priority and (policy := self.llm.config.scheduling_policy) != "priority":
+            raise ApiError(
+                400,
+                f"priority={body.priority} has no meaning under the policy {policy!r}; leave it out, "
+                "or start the server with --scheduling-policy priority",
+                "priority",
+            )
+        priority = max(client.priority, body.priority if body.priority is not None else client.priority)
+        return Asking(self.llm.get_default_sampling_params(), priority, client.user or body.user or "")
+
+    def check_model(self, model: str | None) -> None:
+        if model is not None and model != self.name:
+            raise ApiError(
+                404, f"model={model!r} is not served here; served: {self.name!r}", "model", "model_not_found"
+            )
+
+    def _check_size(self, num_prompts: int, n: int) -> None:
+        if num_prompts > (most := self.config.max_prompts):
+            raise ApiError(
+                400, f"prompt has {num_prompts} entries; at most {most} are allowed in one request", "prompt"
+            )
+        if n > (most := self.config.max_choices):
+            raise ApiError(400, f"n={n} is not allowed; allowed: 1 to {most}", "n")
+
+
+class Call:
+    """One HTTP request under way in the engine; `with` it, so that everything is given back."""
+
+    def __init__(
+        self,
+        service: Service,
+        call_id: str,
+        client: Client,
+        requests: Sequence[Request],
+        reading: Reading,
+        num_tokens: int,
+    ):
+        self.service, self.id, self.client, self.requests = service, call_id, client, requests
+        self.reading, self.num_tokens = reading, num_tokens
+        self.created = int(time.time())
+        self._num_completion = 0
+        self._is_left = False
+        service.calls.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._is_left:
+            return
+        self._is_left = True
+        self.reading.abort()
+        service = self.service
+        service.calls.discard(self)
+        service.gate.leave(len(self.requests), self.num_tokens)
+        self.client.count_tokens(self._num_completion)
+        for stream in self.reading.streams:
+            service.metrics.ended(stream.sink)
+
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """Raises ApiError 503 at the deadline, and the error of a step that ended the request."""
+        async with self._deadline():
+            async for pieces in self.reading:
+                self._num_completion += sum(len(delta.token_ids) for _, delta in pieces)
+                yield pieces
+
+    async def outputs(self) -> list[RequestOutput]:
+        """All of it, at the end."""
+        async for _ in self.pieces():
+            pass
+        return self.reading.outputs()
+
+    def usage(self, counts: Callable[[int], int] = lambda count: count) -> Usage:
+        """The tokens so far; `counts` corrects those of the answers."""
+        prompt = sum(request.num_prompt_tokens for request in self.requests)
+        completion = counts(self._num_completion)
+        cached = sum(request.num_cached_tokens for request in self.requests)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+        )
+
+    def _deadline(self) -> _Deadline:
+        return _Deadline(self.service.config.request_seconds)
+
+
+class _Deadline:
+    """`asyncio.timeout` that says what to do about it."""
+
+    def __init__(self, seconds: float | None):
+        self.seconds, self._timeout = seconds, asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except TimeoutError:
+            raise ApiError(
+                503,
+                f"the answer was not complete after request_seconds={self.seconds:g}; ask for fewer tokens, "
+                "or try again later",
+                code="timeout",
+            ) from None
