@@ -85,7 +85,10 @@ class ChatRequest(Shared, WithTools):
             tools=[tool.model_dump(exclude_none=True) for tool in self.tools] if self.mode != "none" else None,
             chat_template_kwargs=self.chat_template_kwargs,
         )
-        salted = [{"prompt": text} | ({"cache_salt": self.cache_salt} if self.cache_salt else {}) for text in prompts]
+        salted = [
+            {"prompt": text} | ({"cache_salt": self.cache_salt} if self.cache_salt is not None else {})
+            for text in prompts
+        ]
         # The template writes the special tokens itself.
         return llm.inputs.requests(salted, params, bool(self.add_special_tokens), asking.priority, asking.user)
 

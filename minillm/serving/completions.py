@@ -53,7 +53,7 @@ class CompletionRequest(Shared):
         prompts: list[dict[str, Any]] = []
         for prompt in self.prompts:
             name = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
-            prompts.append({name: prompt} | ({"cache_salt": self.cache_salt} if self.cache_salt else {}))
+            prompts.append({name: prompt} | ({"cache_salt": self.cache_salt} if self.cache_salt is not None else {}))
         special = self.add_special_tokens is not False
         return llm.inputs.requests(prompts, params, special, asking.priority, asking.user)
 

@@ -81,9 +81,7 @@ def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     if first["type"] == "extra_forbidden":
-        return ApiError(
-            400, f"{param} is not a field of this request, or is not served; leave it out", param, "unknown_field"
-        )
+        return ApiError(400, f"{param} is no field of this request; leave it out", param, "unknown_field")
     value = repr(first.get("input"))
     value = value if len(value) <= 100 else f"{value[:60]} ... {value[-30:]}"
     said = first["msg"].removeprefix("Value error, ")
@@ -98,5 +96,5 @@ def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 
 def _field_named(message: str) -> str | None:
     """The field that a message of the engine begins with, as in "temperature=-1 is not allowed"."""
-    found = re.match(r"([a-z_]+)(?:=| has | exceeds )", message)
-    return found.group(1) if found else None
+    found = re.match(r"([a-z_]+)(?:\[\d+\])*(?:=|: | is | has | exceeds | belongs | needs | names | and )", message)
+    return found and {"prompts": "prompt"}.get(found.group(1), found.group(1))

@@ -1,0 +1,74 @@
+"""What the server's tests share: one small engine, and servers on free ports that leave nothing behind in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import httpx
+import openai
+import pytest
+
+from minillm import AsyncLLM
+from minillm.engine.llm import LLM
+from minillm.serving.config import ServerConfig
+from minillm.serving.run import RunningServer
+
+PATIENCE = 60.0  # seconds after which a wait counts as a hang
+MODEL = "tinyworld-draft"
+CONVERSATION = [{"role": "user", "content": "What does a cow say?"}]
+
+
+@pytest.fixture(scope="package")
+def llm() -> LLM:
+    return LLM(MODEL, dtype="float32", device="cpu", num_kv_blocks=600, max_num_seqs=64)
+
+
+@pytest.fixture(scope="package")
+def engine(llm) -> Iterator[AsyncLLM]:
+    engine = AsyncLLM(llm)
+    yield engine
+    engine.shutdown()
+
+
+@pytest.fixture
+def serve(engine) -> Iterator[Callable[..., RunningServer]]:
+    """Starts a server with this configuration. After the test the engine holds nothing of any request."""
+    with ExitStack() as stack:
+        yield lambda **config: stack.enter_context(RunningServer(engine, ServerConfig(port=0, **config)))
+    settle(engine)
+
+
+@pytest.fixture(scope="module")
+def server(engine) -> Iterator[RunningServer]:
+    with RunningServer(engine) as server:
+        yield server
+        settle(engine)
+        assert not server.service.calls and server.service.gate.num_requests == server.service.gate.num_tokens == 0
+
+
+@pytest.fixture(scope="module")
+def client(server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def http(server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
+        yield http
+
+
+def settle(engine: AsyncLLM) -> None:
+    """Wait until nothing is under way, and check what is left: no request, no block that is owned."""
+    wait_until(lambda: not engine.thread.streams and not engine.llm.engine.has_unfinished)
+    engine.llm.engine.scheduler.check_integrity()
+    pool = engine.llm.engine.kv_cache.pool
+    assert pool.num_free == pool.num_blocks
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.005)
