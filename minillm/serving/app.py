@@ -51,7 +51,12 @@ def create_app(engine: AsyncLLM, config: ServerConfig) -> FastAPI:
     service = Service(engine, config)
     app = FastAPI(title="minillm", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
-    app.add_middleware(Limits, max_body_bytes=config.max_body_bytes, body_seconds=config.body_seconds)
+    app.add_middleware(
+        Limits,
+        max_header_bytes=config.max_header_bytes,
+        max_body_bytes=config.max_body_bytes,
+        body_seconds=config.body_seconds,
+    )
     _answer_errors(app)
 
     asks = refusals(400, 401, 404, 408, 413, 429, 500, 503)
@@ -159,8 +164,10 @@ async def _chunks(service: Service, call: Call, writer: Writer, body: Any) -> As
             async with aclosing(call.pieces()) as all_pieces:
                 async for pieces in all_pieces:
                     for place, delta in pieces:
-                        if delta.finish_reason == "error" or delta.error is not None:
-                            raise ApiError(400, delta.error or "the text could not go on", code="generation_failed")
+                        if delta.finish_reason == "error":
+                            raise _failed(delta.error)
+                        if delta.error is not None:  # a step failed: its error is raised behind the last piece
+                            continue
                         for choice in writer.pieces(place, delta, call.requests[place]):
                             yield chunk([choice], always)
             if with_usage:
@@ -179,7 +186,12 @@ def _raise_failed(outputs: list[RequestOutput]) -> None:
     for output in outputs:
         for sample in output.outputs:
             if sample.finish_reason == "error":
-                raise ApiError(400, sample.error or "the text could not go on", code="generation_failed")
+                raise _failed(sample.error)
+
+
+def _failed(error: str | None) -> ApiError:
+    """A grammar that could not go on."""
+    return ApiError(400, error or "the text could not go on", code="generation_failed")
 
 
 def _answer_errors(app: FastAPI) -> None:

@@ -34,12 +34,16 @@ class ServerConfig:
             raise ValueError(f"port={self.port} is not allowed; allowed: 0 (a free one) to 65535")
         for field in fields(self):
             value: Any = getattr(self, field.name)
-            if field.name.endswith(("_seconds", "_bytes")) or field.name.startswith("max_"):
-                if value is None and "None" in str(field.type):
-                    continue
-                least = 0 if field.name == "drain_seconds" else 1
-                if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
-                    raise ValueError(f"{field.name}={value!r} is not allowed; allowed: {least} or more")
+            if not field.name.startswith("max_") and not field.name.endswith("_seconds"):
+                continue
+            if value is None and "None" in str(field.type):
+                continue
+            is_count = field.name.startswith("max_")
+            allowed = "0 or more" if field.name == "drain_seconds" else "1 or more" if is_count else "over 0"
+            least = 1 if is_count else 0
+            fits = type(value) in ((int,) if is_count else (int, float)) and value >= least
+            if not fits or (value == 0 and allowed == "over 0"):
+                raise ValueError(f"{field.name}={value!r} is not allowed; allowed: {allowed}")
         values = [key.value for key in self.keys]
         if len(set(values)) < len(values):
             raise ValueError("two keys are the same; give each client its own")

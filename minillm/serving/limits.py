@@ -15,8 +15,9 @@ class Limits:
     """ASGI middleware. It reads the body, within its limits, before the application sees the request; what is beyond
     them is refused, and the connection closed, since the rest of the body would be taken for the next request."""
 
-    def __init__(self, app: Any, max_body_bytes: int, body_seconds: float):
-        self.app, self.max_body_bytes, self.body_seconds = app, max_body_bytes, body_seconds
+    def __init__(self, app: Any, max_header_bytes: int, max_body_bytes: int, body_seconds: float):
+        self.app, self.max_header_bytes = app, max_header_bytes
+        self.max_body_bytes, self.body_seconds = max_body_bytes, body_seconds
 
     async def __call__(self, scope: Any, receive: Receive, send: Callable[..., Any]) -> None:
         if scope["type"] != "http":
@@ -46,6 +47,9 @@ class Limits:
         await self.app(scope, replay, send)
 
     async def _body(self, scope: Any, receive: Receive) -> bytes | None:
+        size = sum(len(name) + len(value) for name, value in scope["headers"])
+        if size > self.max_header_bytes:
+            raise ApiError(431, f"the headers have {size} bytes; at most {self.max_header_bytes} are allowed")
         said = dict(scope["headers"]).get(b"content-length", b"0")
         if said.isdigit():
             self._check(int(said))
