@@ -125,8 +125,8 @@ static void attend_tile(int rows, const Past *past, const TileMemory *m, const l
         take_keys(past, key, panels, m->vectors);
         for (int r = 0; r < rows; r += ROWS) {
             while (r + ROWS < rows && to[r + ROWS - 1] <= key) r += ROWS;  // none of these sees them
-            multiply_rows(rows - r < ROWS ? rows - r : ROWS, panels, panels, m->queries + r * m->dim_pairs, m->dim_pairs,
-                          m->vectors, m->dim_pairs, m->scores + r * m->stride + key - start, m->stride, 1, 0);
+            multiply_rows(rows - r < ROWS ? rows - r : ROWS, panels, panels, PAIR * LANES, m->queries + r * m->dim_pairs,
+                          m->dim_pairs, m->vectors, m->dim_pairs, m->scores + r * m->stride + key - start, m->stride, 1, 0);
         }
     }
     if (turns) score_sinks(rows, m->turned, past, m->scores, m->stride);
@@ -157,7 +157,8 @@ static void attend_tile(int rows, const Past *past, const TileMemory *m, const l
                 float *sums = m->sums + r * m->dim_panels + d;
                 long seen = to[r + some - 1] - key < count ? whole(to[r + some - 1] - key, PAIR) : count;  // of these rows
                 if (in_place) add_few(some, panels, at, seen, d, weights, apart, sums, m->dim_panels, key == start);
-                else multiply_rows(some, panels, panels, weights, apart, m->vectors, seen, sums, m->dim_panels, key == start, 0);
+                else multiply_rows(some, panels, panels, PAIR * LANES, weights, apart, m->vectors, seen, sums, m->dim_panels,
+                                   key == start, 0);
             }
         }
     }

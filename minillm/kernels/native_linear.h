@@ -1,7 +1,7 @@
 // Matrix products: weights in groups of panels, multiplied in tiles whose sums stay in registers. Built in chapter 14.
 //
-// A panel is LANES outputs, and PANELS of them are a group. The weights of a group lie as they are read, from front to back:
-// [in / PAIR][PANELS][LANES][PAIR], so a load brings the weights of LANES outputs for one input, of bfloat16 for two. The last
+// A panel is LANES outputs, and GROUP of them are a group. The weights of a group lie as they are read, from front to back:
+// [in / PAIR][GROUP][LANES][PAIR], so a load brings the weights of LANES outputs for one input, of bfloat16 for two. The last
 // group has the panels that are left.
 //
 //             a group's outputs, WIDTH              a tile: up to ROWS rows of x times a group, `in` multiplications deep
@@ -9,6 +9,9 @@
 //     row 0  [16 sums]  [16 sums]  [16 sums]        each weight is loaded once for ROWS rows, each x once for PANELS panels:
 //     row 1  [16 sums]  [16 sums]  [16 sums]        11 loads for 24 multiplications of 16 (of bfloat16: 32) numbers
 //     ...
+//
+// With 16 registers (AVX2) a group is one panel: six rows of it fill them. One row would leave most of them empty, and every
+// addition waiting for the one before it, so one row takes PANELS groups at once, two or three rows take two.
 //
 // A sum begins with the first input and takes one after the other, whatever the tile and whichever rows share it: a row's
 // result never depends on its company.
@@ -36,20 +39,26 @@ static inline broadcast load_broadcast(const T *x) { return load(*x) - (lanes){}
 static inline accumulator multiply_add(accumulator sum, broadcast x, factors w) { return sum + x * w; }
 #endif
 
+// PANELS: of a tile, at most. AT_ONCE: of a tile of so many rows. Chapter 14 compiles it with PANELS 1.
 #ifdef __AVX512F__
 #ifndef PANELS
-#define PANELS 3  // chapter 14 compiles it with 1
+#define PANELS 3
 #endif
+#define AT_ONCE(rows) PANELS
+enum { GROUP = PANELS };
 #define IN_REGISTER(x) __asm__("" : "+v"(x))  // gcc would load an x again for every panel
 #else
-#undef PANELS
-#define PANELS 1
+#ifndef PANELS
+#define PANELS 4
+#endif
+#define AT_ONCE(rows) (PANELS == 1 || rows > 3 ? 1 : rows > 1 ? 2 : PANELS)
+enum { GROUP = 1 };
 #define IN_REGISTER(x)
 #endif
 enum { WIDTH = PANELS * LANES };
 
 int weight_pair(void) { return PAIR; }
-int weight_panels(void) { return PANELS; }
+int weight_panels(void) { return GROUP; }
 
 // Weights are prefetched: the CPU's own reading ahead is made for loops that do nothing else. While few rows are multiplied, what
 // comes AHEAD bytes later; with more rows, the first of them prefetch the next group.
@@ -63,11 +72,11 @@ enum {
 // Not a function: gcc removes calls of one that only prefetches, as if it did nothing.
 #define prefetch(place) __builtin_prefetch(place, 0, 3)
 
-// Begin or go on with the sums of a tile, its rows `sums_stride` apart. `step`: from the weights of one input to the next, in
-// numbers.
+// Begin or go on with the sums of a tile, its rows `sums_stride` apart. `step`: from the weights of one input to the next,
+// `apart`: from one panel to the next, in numbers.
 static inline __attribute__((always_inline)) void multiply_tile(const int rows, const int panels, const T *x, long x_stride,
-                                                                const T *weights, long step, long in, float *sums,
-                                                                long sums_stride, int begins, long ahead) {
+                                                                const T *weights, long step, long apart, long in,
+                                                                float *sums, long sums_stride, int begins, long ahead) {
     accumulator sum[ROWS][PANELS];
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++)
@@ -75,7 +84,7 @@ static inline __attribute__((always_inline)) void multiply_tile(const int rows, 
     for (long i = 0; i < in; i += PAIR) {
         factors w[PANELS];
         for (int p = 0; p < panels; p++) {
-            const T *place = weights + i * step + p * PAIR * LANES;
+            const T *place = weights + i * step + p * apart;
             prefetch((const char *)place + ahead);
             w[p] = load_factors(place);
         }
@@ -96,43 +105,48 @@ static inline __attribute__((always_inline)) void multiply_tile(const int rows, 
 #define FOR_EACH_ROWS(of) of(1) of(2) of(3) of(4) of(5) of(6)
 #endif
 
-// The same for any number of rows up to ROWS, and `count` panels of a group that has `panels` of them.
-static __attribute__((noinline)) void multiply_rows(int rows, int count, int panels, const T *x, long x_stride, const T *weights,
-                                                    long in, float *sums, long sums_stride, int begins, long ahead) {
+// The same for any number of rows up to ROWS, and for `count` panels of groups that have `panels` of them.
+static __attribute__((noinline)) void multiply_rows(int rows, int count, int panels, long apart, const T *x, long x_stride,
+                                                    const T *weights, long in, float *sums, long sums_stride, int begins,
+                                                    long ahead) {
     const long step = panels * LANES;
+    int p = 0;
 #define OF_ROWS(n)                                                                                                         \
     case n:                                                                                                                \
-        if (count == PANELS) multiply_tile(n, PANELS, x, x_stride, weights, WIDTH, in, sums, sums_stride, begins, ahead);  \
-        else                                                                                                               \
-            for (int p = 0; p < count; p++)                                                                                \
-                multiply_tile(n, 1, x, x_stride, weights + p * PAIR * LANES, step, in, sums + p * LANES, sums_stride,      \
-                              begins, ahead);                                                                              \
+        if (GROUP == 1 || panels == GROUP)                                                                                 \
+            for (; p + AT_ONCE(n) <= count; p += AT_ONCE(n))                                                               \
+                multiply_tile(n, AT_ONCE(n), x, x_stride, weights + p * apart, GROUP > 1 ? GROUP * LANES : step,           \
+                              GROUP > 1 ? PAIR * LANES : apart, in, sums + p * LANES, sums_stride, begins, ahead);         \
+        for (; p < count; p++)                                                                                             \
+            multiply_tile(n, 1, x, x_stride, weights + p * apart, step, 0, in, sums + p * LANES, sums_stride, begins,      \
+                          ahead);                                                                                          \
         break;
     switch (rows) { FOR_EACH_ROWS(OF_ROWS) }
 #undef OF_ROWS
 }
 
-// `count` panels from panel `first`, all of one group, of a weight of `out` outputs.
+// `count` panels from panel `first` of a weight of `out` outputs: of one group, or, where that is one panel, of several.
 typedef struct {
     long first, out;
     int count;
 } Panels;
 
 static inline int panels_beside(const Panels *of) {  // how many panels their group has
-    long left = (of->out + LANES - 1) / LANES - of->first / PANELS * PANELS;
-    return left < PANELS ? left : PANELS;
+    long left = (of->out + LANES - 1) / LANES - of->first / GROUP * GROUP;
+    return left < GROUP ? left : GROUP;
 }
 
 // sums [rows][WIDTH] = up to CHUNK rows of x [rows, in] times some panels.
 static void multiply_numbers(const T *x, long rows, const Panels *of, const T *weights, long in, float *sums) {
     int panels = panels_beside(of);
-    weights += of->first / PANELS * WIDTH * in + of->first % PANELS * PAIR * LANES;
+    long apart = GROUP > 1 ? PAIR * LANES : in * LANES;
+    weights += of->first / GROUP * GROUP * LANES * in + of->first % GROUP * PAIR * LANES;
     for (long i = 0; i < in; i += DEPTH)
         for (long row = 0; row < rows; row += ROWS) {
             long depth = in - i < DEPTH ? in - i : DEPTH, count = rows - row < ROWS ? rows - row : ROWS;
-            long ahead = rows <= ROWS ? AHEAD : row == 0 ? WIDTH * in * (long)sizeof(T) : 0;
-            multiply_rows(count, of->count, panels, x + row * in + i, in, weights + i * panels * LANES, depth, sums + row * WIDTH,
-                          WIDTH, i == 0, ahead);
+            long ahead = rows <= ROWS ? AHEAD : row == 0 ? GROUP * LANES * in * (long)sizeof(T) : 0;
+            multiply_rows(count, of->count, panels, apart, x + row * in + i, in, weights + i * panels * LANES, depth,
+                          sums + row * WIDTH, WIDTH, i == 0, ahead);
         }
 }
 

@@ -136,12 +136,14 @@ static void take_values(const C *const *at, long count, long from, int panels, l
     }
 }
 
+enum { IN_PART = PANELS > 3 ? PANELS : 3 };
+
 // What few queries do without the detour over memory: scores of `panels` times LANES keys, which lie from at[panel] on.
 static inline __attribute__((always_inline)) void score_in_place(const int rows, const int panels, const C *const *at, long size,
                                                                  const T *q, long dim, float *scores, long stride) {
-    accumulator sum[ROWS][3] = {};
+    accumulator sum[ROWS][IN_PART] = {};
     for (long d = 0; d < dim; d += PAIR) {
-        factors w[3];
+        factors w[IN_PART];
         for (int p = 0; p < panels; p++) w[p] = load_pair(at[p] + d * size, at[p] + (d + 1) * size);
         for (int r = 0; r < rows; r++)
             for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], load_broadcast(q + r * dim + d), w[p]);
@@ -154,11 +156,11 @@ static inline __attribute__((always_inline)) void score_in_place(const int rows,
 static inline __attribute__((always_inline)) void add_in_place(const int rows, const int panels, const C *const *at, long count,
                                                                long from, const T *weights, long apart, float *sums, long stride,
                                                                int begins) {
-    accumulator sum[ROWS][3];
+    accumulator sum[ROWS][IN_PART];
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++) sum[r][p] = begins ? (accumulator){} : *(accumulator *)(sums + r * stride + p * LANES);
     for (long k = 0; k < count; k += PAIR) {
-        factors w[3];
+        factors w[IN_PART];
         const C *one = at[k] + from, *next = at[k + 1] ? at[k + 1] + from : NULL;
         for (int p = 0; p < panels; p++)
             w[p] = next ? load_pair(one + p * LANES, next + p * LANES) : load_pair(one + p * LANES, NULL);
@@ -169,7 +171,8 @@ static inline __attribute__((always_inline)) void add_in_place(const int rows, c
         for (int p = 0; p < panels; p++) *(accumulator *)(sums + r * stride + p * LANES) = sum[r][p];
 }
 
-// `call` for `n` rows and all panels, up to three at a time, as `some` of them from `p0` on.
+// `call` for `n` rows and all panels, as many at a time as leave their sums in registers, as `some` of them from `p0` on.
+#ifdef __AVX512F__
 #define IN_PARTS(n, call)                    \
     case n:                                  \
         for (int p0 = 0; p0 < panels;) {     \
@@ -187,6 +190,20 @@ static inline __attribute__((always_inline)) void add_in_place(const int rows, c
             p0 += 3;                         \
         }                                    \
         break;
+#else
+#define IN_PARTS(n, call)                                   \
+    case n: {                                               \
+        enum { rows = n };                                  \
+        int p0 = 0;                                         \
+        {                                                   \
+            enum { some = AT_ONCE(n) };                     \
+            for (; p0 + some <= panels; p0 += some) call;   \
+        }                                                   \
+        enum { some = 1 };                                  \
+        for (; p0 < panels; p0++) call;                     \
+        break;                                              \
+    }
+#endif
 
 static __attribute__((noinline)) void score_few(int num_rows, int panels, const C *const *at, long size, const T *q, long dim,
                                                 float *scores, long stride) {

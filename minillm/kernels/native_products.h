@@ -67,9 +67,9 @@ static void multiply_block(const Matrix *m, const Rows *taken, long row, long ro
     finish(sums, row, rows, of, target);
 }
 
-// The next of the panels from `first` that belong to one group, at most up to `end`.
-static inline Panels next_panels(const Matrix *m, long first, long end) {
-    long stop = (first / PANELS + 1) * PANELS;
+// The next panels from `first`, at most up to `end`: what is left of a group; where that is one panel, as many as few rows take.
+static inline Panels next_panels(const Matrix *m, long rows, long first, long end) {
+    long stop = GROUP > 1 ? (first / GROUP + 1) * GROUP : first + (rows <= 2 * ROWS ? PANELS : 1);
     return (Panels){first, m->out, (stop < end ? stop : end) - first};
 }
 
@@ -88,11 +88,11 @@ int multiply(const Matrix *m, const T *x, const T *bias, const T *residual, T *o
             for (long row = 0; row < rows; row++) take_row(m, &taken, row);
         }
         long panels = (m->out + LANES - 1) / LANES, threads = omp_get_num_threads(), thread = omp_get_thread_num();
-        long unit = panels >= 8 * PANELS * threads ? PANELS : 1;  // where panels are few, threads share a group
+        long unit = panels >= 8 * GROUP * threads ? GROUP : 1;  // where panels are few, threads share a group
         long first = panels / unit * thread / threads * unit, end = panels / unit * (thread + 1) / threads * unit;
         if (thread + 1 == threads) end = panels;
         for (long row = 0; row < rows; row += CHUNK)
-            for (Panels of = next_panels(m, first, end); of.first < end; of = next_panels(m, of.first + of.count, end))
+            for (Panels of = next_panels(m, rows, first, end); of.first < end; of = next_panels(m, rows, of.first + of.count, end))
                 multiply_block(m, &taken, row, rows - row < CHUNK ? rows - row : CHUNK, rows, &of, &target);
         if (thread == 0) done = now();
     }
@@ -107,7 +107,7 @@ static int multiply_chunk(const Matrix *m, const T *x, const T *bias, const T *r
     if (take_rows(m, x, rows, &taken)) return 1;
     for (long row = 0; row < rows && (taken.codes || taken.sums); row++) take_row(m, &taken, row);
     long panels = (m->out + LANES - 1) / LANES;
-    for (Panels of = next_panels(m, 0, panels); of.first < panels; of = next_panels(m, of.first + of.count, panels))
+    for (Panels of = next_panels(m, rows, 0, panels); of.first < panels; of = next_panels(m, rows, of.first + of.count, panels))
         multiply_block(m, &taken, 0, rows, rows, &of, &target);
     return 0;
 }

@@ -4,7 +4,7 @@
 //     w = scale * (value of the code - zero)        scale and zero belong to a group of inputs of one output
 //
 // A span of a group is summed unscaled, and then adds scale * (sum of x * value - zero * sum of x). As in native_linear.h, a panel
-// holds LANES outputs, and PANELS of them are a group; codes lie in steps of STEP inputs, [in / STEP][PANELS][one of these]:
+// holds LANES outputs, and GROUP of them are a group; codes lie in steps of STEP inputs, [in / STEP][GROUP][one of these]:
 //
 //     NIBBLES        codes of up to 4 bits (int2, int3, int4, fp4): a word of 32 bits for each output
 //
@@ -17,7 +17,11 @@
 //     W8A8           bytes, four inputs of an output side by side: [STEP / 4][LANES][4]
 
 // Panels whose sums stay in registers, beside what decoding takes.
-#define AT_ONCE(kind, rows) (PANELS < 3 ? PANELS : rows <= 5 || kind != NIBBLES ? 3 : 2)
+#ifdef __AVX512F__
+#define DECODED_AT_ONCE(kind, rows) (PANELS < 3 ? PANELS : rows <= 5 || kind != NIBBLES ? 3 : 2)
+#else
+#define DECODED_AT_ONCE(kind, rows) (PANELS > 1 && rows == 1 ? 2 : 1)
+#endif
 #ifndef DECODE_FROM
 #define DECODE_FROM 33  // rows from which panels are decoded first, and once
 #endif
@@ -99,8 +103,11 @@ static inline void decode(const int kind, const uint8_t *codes, int c, const uin
 
 // Where the codes of panel n begin, one of a group.
 static inline const uint8_t *codes_of_panel(const Matrix *m, long n) {
-    return (const uint8_t *)m->codes + (n / PANELS * PANELS * (m->in / STEP) + n % PANELS) * step_bytes(m->kind);
+    return (const uint8_t *)m->codes + (n / GROUP * GROUP * (m->in / STEP) + n % GROUP) * step_bytes(m->kind);
 }
+
+// From the codes of a panel to those of the next one, at the same inputs.
+static inline long panels_apart(const Matrix *m, const int kind) { return (GROUP > 1 ? 1 : m->in / STEP) * step_bytes(kind); }
 
 static inline lanes load_scales(const Matrix *m, long place) {
     if (!m->half_scales) return *(const lanes *)((const float *)m->scales + place);
@@ -143,7 +150,7 @@ static inline long spans_of(const Matrix *m) {
 static inline __attribute__((always_inline)) void multiply_codes(const int rows, const int panels, const int kind, const Matrix *m,
                                                                  const Panels *of, int p0, const T *x, const float *x_sums,
                                                                  float *sums) {
-    const long spans = spans_of(m), apart = panels_beside(of) * step_bytes(kind);  // from step to step
+    const long spans = spans_of(m), apart = panels_apart(m, kind), step = panels_beside(of) * step_bytes(kind);
     const uint8_t *codes = codes_of_panel(m, of->first + p0);
     lanes total[ROWS][PANELS] = {};
     for (long s = 0, i = 0; s < spans; s++) {
@@ -151,12 +158,13 @@ static inline __attribute__((always_inline)) void multiply_codes(const int rows,
         Side sides[PANELS];
         for (int p = 0; p < panels; p++) sides[p] = side_of(m, of->first + p0 + p, i);
         accumulator sum[ROWS][PANELS] = {};
-        for (; i < end; i += STEP, codes += apart) {
-            for (long b = 0; b < PANELS * step_bytes(kind) && p0 == 0; b += 64) prefetch(codes + b + AHEAD);  // of the group
+        for (; i < end; i += STEP, codes += step) {
+            for (long b = 0; b < GROUP * step_bytes(kind) && (p0 == 0 || GROUP == 1); b += 64)  // of the group
+                for (int p = 0; p < (GROUP > 1 ? 1 : panels); p++) prefetch(codes + p * apart + b + AHEAD);
 #pragma GCC unroll 1
             for (int c = 0; c < STEP / PAIR; c += 2) {
                 factors w[PANELS][2];
-                for (int p = 0; p < panels; p++) decode(kind, codes + p * step_bytes(kind), c, m->table, w[p]);
+                for (int p = 0; p < panels; p++) decode(kind, codes + p * apart, c, m->table, w[p]);
                 for (int k = 0; k < 2; k++)
                     for (int r = 0; r < rows; r++) {
                         broadcast one = load_broadcast(x + r * m->in + i + (c + k) * PAIR);
@@ -178,8 +186,8 @@ static inline __attribute__((always_inline)) void multiply_codes_of(int rows, co
     int p = 0;
 #define OF_ROWS(n)                                                                                         \
     case n:                                                                                                \
-        for (; p + AT_ONCE(kind, n) <= of->count; p += AT_ONCE(kind, n))                                   \
-            multiply_codes(n, AT_ONCE(kind, n), kind, m, of, p, x, x_sums, sums + p * LANES);              \
+        for (; p + DECODED_AT_ONCE(kind, n) <= of->count; p += DECODED_AT_ONCE(kind, n))                   \
+            multiply_codes(n, DECODED_AT_ONCE(kind, n), kind, m, of, p, x, x_sums, sums + p * LANES);      \
         for (; p < of->count; p++) multiply_codes(n, 1, kind, m, of, p, x, x_sums, sums + p * LANES);      \
         break;
     switch (rows) { FOR_EACH_ROWS(OF_ROWS) }
@@ -224,7 +232,7 @@ static void multiply_decoded(const Matrix *m, const Panels *of, const T *x, long
         }
         for (long row = 0; row < rows; row += ROWS) {
             int count = rows - row < ROWS ? rows - row : ROWS;
-            multiply_rows(count, of->count, of->count, x + row * m->in + i, m->in, values, in, part, WIDTH, 1, 0);
+            multiply_rows(count, of->count, of->count, PAIR * LANES, x + row * m->in + i, m->in, values, in, part, WIDTH, 1, 0);
             for (int r = 0; r < count; r++)
                 for (int p = 0; p < of->count; p++) {
                     lanes *total = (lanes *)(sums + (row + r) * WIDTH + p * LANES), sum = *(lanes *)(part + r * WIDTH + p * LANES);

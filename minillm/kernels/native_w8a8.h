@@ -33,16 +33,17 @@ static inline ints dot(ints sum, ints four, const int8_t *codes) {  // four inpu
 static inline __attribute__((always_inline)) void multiply_integers(const int rows, const int panels, const Matrix *m,
                                                                     const Panels *of, int p0, const uint8_t *x,
                                                                     const float *x_scales, float *sums) {
-    const long n = of->first + p0, apart = panels_beside(of) * step_bytes(W8A8);  // from step to step
+    const long n = of->first + p0, apart = panels_apart(m, W8A8), step = panels_beside(of) * step_bytes(W8A8);
     const int8_t *codes = (const int8_t *)codes_of_panel(m, n);
     ints sum[ROWS][PANELS] = {};
-    for (long i = 0; i < m->in; i += STEP, codes += apart) {
-        for (long b = 0; b < panels * step_bytes(W8A8); b += 64) prefetch(codes + b + AHEAD);
+    for (long i = 0; i < m->in; i += STEP, codes += step) {
+        for (long b = 0; b < step_bytes(W8A8); b += 64)
+            for (int p = 0; p < panels; p++) prefetch(codes + p * apart + b + AHEAD);
         for (int c = 0; c < 2; c++)
             for (int r = 0; r < rows; r++) {
                 ints four = load_four(x + r * m->in + i + 4 * c);
                 IN_REGISTER(four);
-                for (int p = 0; p < panels; p++) sum[r][p] = dot(sum[r][p], four, codes + p * step_bytes(W8A8) + 64 * c);
+                for (int p = 0; p < panels; p++) sum[r][p] = dot(sum[r][p], four, codes + p * apart + 64 * c);
             }
     }
     for (int r = 0; r < rows; r++)
@@ -55,11 +56,12 @@ static inline __attribute__((always_inline)) void multiply_integers(const int ro
 
 static __attribute__((noinline)) void multiply_integer_rows(int rows, const Panels *of, const Matrix *m, const uint8_t *x,
                                                             const float *x_scales, float *sums) {
+    int p = 0;
 #define OF_ROWS(n)                                                                                                        \
     case n:                                                                                                               \
-        if (of->count == PANELS) multiply_integers(n, PANELS, m, of, 0, x, x_scales, sums);                               \
-        else                                                                                                              \
-            for (int p = 0; p < of->count; p++) multiply_integers(n, 1, m, of, p, x, x_scales, sums + p * LANES);         \
+        for (; p + AT_ONCE(n) <= of->count; p += AT_ONCE(n))                                                              \
+            multiply_integers(n, AT_ONCE(n), m, of, p, x, x_scales, sums + p * LANES);                                    \
+        for (; p < of->count; p++) multiply_integers(n, 1, m, of, p, x, x_scales, sums + p * LANES);                      \
         break;
     switch (rows) { FOR_EACH_ROWS(OF_ROWS) }
 #undef OF_ROWS
