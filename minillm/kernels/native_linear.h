@@ -30,13 +30,54 @@ static inline broadcast load_broadcast(const T *x) {
 static inline accumulator multiply_add(accumulator sum, broadcast x, factors w) {
     return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w);
 }
-#else
+static inline lanes as_lanes(accumulator sum) { return (lanes)sum; }
+#elif defined(__AVX512F__)
 enum { PAIR = 1 };
 typedef lanes accumulator, factors, broadcast;
+static inline lanes as_lanes(accumulator sum) { return sum; }
+static inline factors as_factors(lanes x) { return x; }
 static inline factors load_factors(const T *weights) { return load_lanes(weights); }
 static inline void store_factors(T *weights, factors w) { store_lanes(weights, w); }
 static inline broadcast load_broadcast(const T *x) { return load(*x) - (lanes){}; }
 static inline accumulator multiply_add(accumulator sum, broadcast x, factors w) { return sum + x * w; }
+#else  // LANES floats are PARTS vectors of the CPU's own width: gcc 12 takes every addition of wider ones through memory
+#ifdef __AVX__
+enum { PAIR = 1, PARTS = 2 };
+#else
+enum { PAIR = 1, PARTS = 4 };
+#endif
+typedef float part __attribute__((vector_size(4 * LANES / PARTS), aligned(4)));
+typedef struct { part of[PARTS]; } accumulator, factors;
+typedef part broadcast;
+static inline lanes as_lanes(accumulator sum) {
+    lanes x;
+    memcpy(&x, &sum, sizeof x);
+    return x;
+}
+static inline factors as_factors(lanes x) {
+    factors w;
+    memcpy(&w, &x, sizeof w);
+    return w;
+}
+static inline factors load_factors(const T *weights) {
+    factors w;
+    for (int q = 0; q < PARTS; q++, weights += LANES / PARTS) {
+#ifdef BF16
+        typedef uint16_t narrow __attribute__((vector_size(2 * LANES / PARTS), aligned(2)));
+        typedef int32_t wide __attribute__((vector_size(4 * LANES / PARTS)));
+        w.of[q] = (part)(__builtin_convertvector(*(const narrow *)weights, wide) << 16);
+#else
+        w.of[q] = *(const part *)weights;
+#endif
+    }
+    return w;
+}
+static inline void store_factors(T *weights, factors w) { store_lanes(weights, as_lanes(w)); }
+static inline broadcast load_broadcast(const T *x) { return load(*x) - (part){}; }
+static inline accumulator multiply_add(accumulator sum, broadcast x, factors w) {
+    for (int q = 0; q < PARTS; q++) sum.of[q] += x * w.of[q];
+    return sum;
+}
 #endif
 
 // PANELS: of a tile, at most. AT_ONCE: of a tile of so many rows. Chapter 14 compiles it with PANELS 1.

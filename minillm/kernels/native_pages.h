@@ -71,7 +71,7 @@ static inline factors load_pair(const C *one, const C *next) {
     return (factors)((low >> 16 & 0xffff) | (high & -65536));  // codes are whole as bfloat16
 #else
     (void)next;
-    return (factors)(one ? read_lanes(one) : (lanes){});
+    return as_factors(one ? read_lanes(one) : (lanes){});
 #endif
 }
 

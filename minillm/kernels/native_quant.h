@@ -90,12 +90,12 @@ static inline lanes look_up(const float *table, ints index) {
 
 static inline void decode(const int kind, const uint8_t *codes, int c, const uint8_t *table, factors *w) {
     for (int k = 0; k < 2; k++) {
-        if (kind == NIBBLES) w[k] = look_up((const float *)table, *(const ints *)codes >> (2 * c + 16 * k));
+        if (kind == NIBBLES) w[k] = as_factors(look_up((const float *)table, *(const ints *)codes >> (2 * c + 16 * k)));
         if (kind == BYTES || kind == FLOATS) {
             ints byte = widen_bytes((const int8_t *)codes + (c + k) * LANES);
             // The bits of an e4m3 number, moved to where a float has them: 2^120 times too small, for the exponents differ.
             lanes small = (lanes)(((byte & 0x7f) << 20) | (byte & INT32_MIN));
-            w[k] = kind == FLOATS ? small * 0x1p120f : __builtin_convertvector(byte, lanes);
+            w[k] = as_factors(kind == FLOATS ? small * 0x1p120f : __builtin_convertvector(byte, lanes));
         }
     }
 }
@@ -175,7 +175,7 @@ static inline __attribute__((always_inline)) void multiply_codes(const int rows,
         }
         for (int r = 0; r < rows; r++)
             for (int p = 0; p < panels; p++)
-                total[r][p] = add_span(total[r][p], (lanes)sum[r][p], m, &sides[p], m->zeros ? x_sums[r * spans + s] : 0);
+                total[r][p] = add_span(total[r][p], as_lanes(sum[r][p]), m, &sides[p], m->zeros ? x_sums[r * spans + s] : 0);
     }
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++) *(lanes *)(sums + r * WIDTH + p * LANES) = total[r][p];
