@@ -23,6 +23,7 @@ from minillm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutp
 from minillm.engine.prompt_forms import check_call, refuse_later
 from minillm.engine.reading import Piece, Reading
 from minillm.engine.request import Request
+from minillm.engine.serving_counters import ServingCounters
 from minillm.engine.stream import Stream
 from minillm.engine.thread import EngineThread
 from minillm.sampling.params import RequestOutputKind, SamplingParams
@@ -37,7 +38,8 @@ class AsyncLLM:
 
     def __init__(self, llm: LLM):
         self.llm = llm
-        self.thread = EngineThread(llm).start()
+        llm.counters = self.counters = ServingCounters(llm)
+        self.thread = EngineThread(llm, self.counters.end).start()
         self._mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox[Piece]] = WeakKeyDictionary()
 
     @classmethod

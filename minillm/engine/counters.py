@@ -57,18 +57,22 @@ class Histogram(Metric):
 
 @dataclass
 class Distribution:
-    """Values, sorted into buckets as they come."""
+    """Values, sorted into buckets as they come: each counts in the first bucket whose limit is not below it."""
 
-    counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
+    limits: Sequence[float] = SECONDS
+    counts: list[int] = field(default_factory=list)
     total: float = 0.0
 
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(SECONDS, seconds)] += 1
-        self.total += seconds
+    def __post_init__(self):
+        self.counts = self.counts or [0] * (len(self.limits) + 1)
+
+    def add(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.limits, value)] += times
+        self.total += value * times
 
     def metric(self, name: str) -> Histogram:
         buckets, below = {}, 0
-        for limit, count in zip((*map(str, SECONDS), "+Inf"), self.counts):
+        for limit, count in zip((*map(str, self.limits), "+Inf"), list(self.counts)):
             below += count
             buckets[limit] = below
         return Histogram(name, {}, below, self.total, buckets)

@@ -23,6 +23,7 @@ from minillm.engine.inputs import Prompt
 from minillm.engine.outputs import StreamDelta
 from minillm.engine.prompt_forms import check_callback
 from minillm.engine.request import Request
+from minillm.engine.sink import OutputSink
 from minillm.engine.stream import Stream
 from minillm.sampling.params import SamplingParams
 
@@ -36,11 +37,12 @@ class EngineThread:
     """Runs an `LLM` in a thread of its own, from `start` (or `with EngineThread(llm) as thread:`) to `close`.
 
     Request ids are the caller's own; each may be used again when its request has ended. The LLM's own methods stay
-    usable: they take turns with this thread.
+    usable: they take turns with this thread. `on_finish` is called in the text thread for each request that ends,
+    before its caller hears of it.
     """
 
-    def __init__(self, llm: LLM):
-        self.llm = llm
+    def __init__(self, llm: LLM, on_finish: Callable[[OutputSink], None] | None = None):
+        self.llm, self.on_finish = llm, on_finish
         self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.outbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.streams: dict[str, Stream] = {}  # under way, by the caller's id
@@ -98,7 +100,7 @@ class EngineThread:
     ) -> Stream:
         """`submit` for a request that was made and checked before: it waits for nothing. Raises the same."""
         stream = Stream(request.group_id if request_id is None else request_id, self, on_delta)
-        stream.sink = self.llm.outputs.sink(request, streaming=True, name=stream.request_id)
+        stream.sink = self.llm.outputs.sink(request, streaming=True, name=stream.request_id, on_finish=self.on_finish)
         with self._guard:
             if not self._accepts:
                 raise RuntimeError("this engine thread takes no requests: it was not started, drains, or is closed")

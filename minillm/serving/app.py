@@ -24,6 +24,7 @@ from minillm.serving.config import ServerConfig
 from minillm.serving.errors import KINDS, ApiError, ErrorAnswer, of_exception, of_validation
 from minillm.serving.known import Known
 from minillm.serving.limits import Limits
+from minillm.serving.metrics import ServerMetrics
 from minillm.serving.service import Call, Service
 from minillm.serving.sse import DONE, EventStream, answered, event
 from minillm.serving.tokens import add_token_paths
@@ -56,8 +57,9 @@ def create_app(engine: AsyncLLM, config: ServerConfig) -> FastAPI:
         max_header_bytes=config.max_header_bytes,
         max_body_bytes=config.max_body_bytes,
         body_seconds=config.body_seconds,
+        on_refused=service.metrics.refused,
     )
-    _answer_errors(app)
+    _answer_errors(app, service.metrics)
 
     asks = refusals(400, 401, 404, 408, 413, 429, 500, 503)
     streams = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
@@ -102,7 +104,8 @@ def create_app(engine: AsyncLLM, config: ServerConfig) -> FastAPI:
         return {"version": __version__}
 
     @app.get("/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
-    async def metrics() -> Response:
+    def metrics() -> Response:
+        """In a thread: writing it takes milliseconds."""
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     add_token_paths(app, service, asks)
@@ -194,24 +197,28 @@ def _failed(error: str | None) -> ApiError:
     return ApiError(400, error or "the text could not go on", code="generation_failed")
 
 
-def _answer_errors(app: FastAPI) -> None:
+def _answer_errors(app: FastAPI, metrics: ServerMetrics) -> None:
+    def refuse(error: ApiError) -> Response:
+        metrics.refused(error.status)
+        return error.answer()
+
     @app.exception_handler(ApiError)
     async def known(request: Request, error: ApiError) -> Response:
-        return error.answer()
+        return refuse(error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return of_validation(error.errors()).answer()
+        return refuse(of_validation(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
         if error.status_code == 404:
-            return ApiError(404, f"there is no path {request.url.path}; /openapi.json lists those that are").answer()
+            return refuse(ApiError(404, f"there is no path {request.url.path}; /openapi.json lists those that are"))
         if error.status_code == 405:
-            answer = ApiError(405, f"{request.url.path} does not take {request.method}").answer()
+            answer = refuse(ApiError(405, f"{request.url.path} does not take {request.method}"))
             answer.headers.update(error.headers or {})
             return answer
-        return ApiError(400, str(error.detail)).answer()
+        return refuse(ApiError(400, str(error.detail)))
 
     @app.exception_handler(ClientDisconnect)
     async def left(request: Request, error: ClientDisconnect) -> Response:
@@ -219,7 +226,7 @@ def _answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def other(request: Request, error: Exception) -> Response:
-        return of_exception(error).answer()
+        return refuse(of_exception(error))
 
     for kind in (ValueError, TypeError, NotImplementedError, RuntimeError):
         app.add_exception_handler(kind, other)

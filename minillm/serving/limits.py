@@ -15,8 +15,15 @@ class Limits:
     """ASGI middleware. It reads the body, within its limits, before the application sees the request; what is beyond
     them is refused, and the connection closed, since the rest of the body would be taken for the next request."""
 
-    def __init__(self, app: Any, max_header_bytes: int, max_body_bytes: int, body_seconds: float):
-        self.app, self.max_header_bytes = app, max_header_bytes
+    def __init__(
+        self,
+        app: Any,
+        max_header_bytes: int,
+        max_body_bytes: int,
+        body_seconds: float,
+        on_refused: Callable[[int], object] = lambda status: None,
+    ):
+        self.app, self.max_header_bytes, self.on_refused = app, max_header_bytes, on_refused
         self.max_body_bytes, self.body_seconds = max_body_bytes, body_seconds
 
     async def __call__(self, scope: Any, receive: Receive, send: Callable[..., Any]) -> None:
@@ -67,8 +74,8 @@ class Limits:
         if size > self.max_body_bytes:
             raise ApiError(413, f"the body has {size} bytes or more; at most {self.max_body_bytes} are allowed")
 
-    @staticmethod
-    async def _refuse(error: ApiError, scope: Any, receive: Receive, send: Callable[..., Any]) -> None:
+    async def _refuse(self, error: ApiError, scope: Any, receive: Receive, send: Callable[..., Any]) -> None:
+        self.on_refused(error.status)
         answer = error.answer()
         answer.headers["Connection"] = "close"
         await answer(scope, receive, send)

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from minillm.engine.async_llm import AsyncLLM
 from minillm.serving.app import create_app
 from minillm.serving.config import ServerConfig
+from minillm.serving.metrics import watch_loop
 
 LAST_SECONDS = 5.0  # for last pieces to be sent, after the engine has ended everything
 
@@ -45,7 +46,11 @@ class HttpServer(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        await super().serve(sockets)
+        watching = asyncio.ensure_future(watch_loop(self.app.state.service.metrics.loop_lag))
+        try:
+            await super().serve(sockets)
+        finally:
+            watching.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal."""

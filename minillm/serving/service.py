@@ -79,10 +79,8 @@ class Service:
             call_id = f"{prefix}-{body.request_id or uuid4().hex}"
             names = [f"{call_id}-{place}" for place in range(len(requests))]
             reading = self.engine.read(requests, names)
-        except BaseException as error:
+        except BaseException:
             self.gate.leave(num_prompts, num_tokens)
-            if isinstance(error, Exception):
-                self.metrics.refused()
             raise
         client.count_tokens(sum(request.num_prompt_tokens for request in requests))
         return Call(self, call_id, client, requests, reading, num_tokens)
@@ -167,8 +165,6 @@ class Call:
         service.calls.discard(self)
         service.gate.leave(len(self.requests), self.num_tokens)
         self.client.count_tokens(self._num_completion)
-        for stream in self.reading.streams:
-            service.metrics.ended(stream.sink)
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """Raises ApiError 503 at the deadline, and the error of a step that ended the request."""
