@@ -42,7 +42,8 @@ def serve(
         str | None, typer.Option(help='JSON, as in \'{"method": "ngram", "num_speculative_tokens": 4}\'.')
     ] = None,
     disk_kv_path: Annotated[
-        Path | None, typer.Option(help="A folder that keeps prefixes over a restart; needs --disk-kv-bytes.")
+        Path | None,
+        typer.Option(help="A folder that keeps prefixes over a restart; needs --disk-kv-bytes and --host-kv-bytes."),
     ] = None,
     disk_kv_bytes: Annotated[int, typer.Option(help="What that folder may hold.")] = 0,
     host_kv_bytes: Annotated[int, typer.Option(help="Host memory for blocks that the device has no room for.")] = 0,

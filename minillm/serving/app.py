@@ -162,17 +162,23 @@ async def _chunks(service: Service, call: Call, writer: Writer, body: Any) -> As
         counts = f',"usage":{json.dumps(_usage(call, body))}' if usage else ',"usage":null' if with_usage else ""
         return event(f'{head[:-1]},"choices":{told}{counts}}}')
 
+    failure: ApiError | None = None
     with call:
         try:
             async with aclosing(call.pieces()) as all_pieces:
                 async for pieces in all_pieces:
+                    events = []  # what is there is sent at once: a write to the socket costs more than an event
                     for place, delta in pieces:
                         if delta.finish_reason == "error":
-                            raise _failed(delta.error)
-                        if delta.error is not None:  # a step failed: its error is raised behind the last piece
-                            continue
-                        for choice in writer.pieces(place, delta, call.requests[place]):
-                            yield chunk([choice], always)
+                            failure = _failed(delta.error)
+                            break
+                        if delta.error is None:  # a failed step raises its error behind the last piece
+                            choices = writer.pieces(place, delta, call.requests[place])
+                            events += [chunk([choice], always) for choice in choices]
+                    if events:
+                        yield b"".join(events)
+                    if failure is not None:
+                        raise failure
             if with_usage:
                 yield chunk([], True)
         except Exception as error:
