@@ -14,7 +14,7 @@ from collections import deque
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-AT_ONCE = 32  # inboxes that wake their readers before the loop sees to others: some 2 ms of work
+AT_ONCE = 16  # inboxes that wake their readers before the loop sees to others: a few milliseconds of work
 
 
 class Inbox(Generic[Item]):

@@ -43,7 +43,7 @@ class Reading:
         try:
             for place, request in enumerate(requests):
                 name = None if request_ids is None else request_ids[place]
-                self.streams.append(thread.add(request, name, partial(self._hear, mailbox, place)))
+                self.streams.append(thread.add(request, name, partial(self._hear, mailbox, place), keeps_deltas=False))
         except BaseException:
             self.abort()
             raise

@@ -19,8 +19,14 @@ class Stream:
     """One request of an `EngineThread`: iterate over its deltas, or wait for its `output`.
     Several threads may not share one."""
 
-    def __init__(self, request_id: str, thread: EngineThread, on_delta: Callable[[StreamDelta], None] | None):
-        self.request_id, self.thread, self.on_delta = request_id, thread, on_delta
+    def __init__(
+        self,
+        request_id: str,
+        thread: EngineThread,
+        on_delta: Callable[[StreamDelta], None] | None,
+        keeps_deltas: bool = True,
+    ):
+        self.request_id, self.thread, self.on_delta, self.keeps_deltas = request_id, thread, on_delta, keeps_deltas
         self.sink: OutputSink  # made by `EngineThread.submit`
         self.error: BaseException | None = None  # why it was refused, or ended without an output
         self.finished = threading.Event()
@@ -76,12 +82,14 @@ class Stream:
         self.close()
 
     def close(self) -> None:
+        self.on_delta = None  # it leads back to here: without the circle all is freed at once
         self.finished.set()
         self._deltas.put(None)
         self.thread.forget(self)
 
     def _deliver(self, delta: StreamDelta) -> None:
-        self._deltas.put(delta)
+        if self.keeps_deltas:
+            self._deltas.put(delta)
         if self.on_delta is not None:
             try:
                 self.on_delta(delta)

@@ -14,8 +14,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from minillm.engine.deltas import TokenDelta
@@ -44,7 +46,9 @@ class EngineThread:
     def __init__(self, llm: LLM, on_finish: Callable[[OutputSink], None] | None = None):
         self.llm, self.on_finish = llm, on_finish
         self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self.outbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.outbox: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: there are tasks; False: the last were
+        self._tasks: deque[Callable[[], None]] = deque()  # for the text thread
+        self._is_told = False  # of tasks that it has not begun
         self.streams: dict[str, Stream] = {}  # under way, by the caller's id
         self.error: BaseException | None = None  # of the last step that failed
         self.num_failed_steps = 0
@@ -97,9 +101,11 @@ class EngineThread:
         request: Request,
         request_id: str | None = None,
         on_delta: Callable[[StreamDelta], None] | None = None,
+        keeps_deltas: bool = True,
     ) -> Stream:
-        """`submit` for a request that was made and checked before: it waits for nothing. Raises the same."""
-        stream = Stream(request.group_id if request_id is None else request_id, self, on_delta)
+        """`submit` for a request that was made and checked before: it waits for nothing. Raises the same.
+        With `keeps_deltas=False` nobody will iterate over the stream."""
+        stream = Stream(request.group_id if request_id is None else request_id, self, on_delta, keeps_deltas)
         stream.sink = self.llm.outputs.sink(request, streaming=True, name=stream.request_id, on_finish=self.on_finish)
         with self._guard:
             if not self._accepts:
@@ -202,10 +208,9 @@ class EngineThread:
 
     def _add(self, request: Request, stream: Stream) -> None:
         try:
-            self.llm.outputs.add_raw(request, _Forward(self.outbox, stream))
+            self.llm.outputs.add_raw(request, _Forward(stream))
         except Exception as error:
-            refused = error
-            self.outbox.put(lambda: stream.fail(refused))
+            self.pass_on(partial(stream.fail, error))
 
     def _run(self) -> None:
         """The engine thread."""
@@ -229,22 +234,34 @@ class EngineThread:
                 self.num_failed_steps += 1
                 if self.llm.engine.is_closed:
                     time.sleep(0.01)
-        self.outbox.put(None)
+        self.outbox.put(False)
+
+    def pass_on(self, task: Callable[[], None]) -> None:
+        """Have something done by the text thread, in the order of the calls. It is woken once for what comes together:
+        waking a thread takes longer than a token."""
+        self._tasks.append(task)
+        if not self._is_told:
+            self._is_told = True
+            self.outbox.put(True)
 
     def _write(self) -> None:
         """The text thread."""
-        while (task := self.outbox.get()) is not None:
-            task()
+        working = True
+        while working:
+            working = self.outbox.get()
+            self._is_told = False  # cleared first: what comes from now on is told again, and may be found done
+            while self._tasks:
+                self._tasks.popleft()()
 
 
 class _Forward:
     """Stands for a stream in the engine thread: passes on what comes, and does no work there."""
 
-    def __init__(self, outbox: queue.SimpleQueue, stream: Stream):
-        self.outbox, self.stream = outbox, stream
+    def __init__(self, stream: Stream):
+        self.stream = stream
 
     def take(self, delta: TokenDelta) -> None:
-        self.outbox.put(lambda: self.stream.take(delta))
+        self.stream.thread.pass_on(partial(self.stream.take, delta))
 
     def fail(self, error: BaseException | None) -> None:
-        self.outbox.put(lambda: self.stream.fail(error))
+        self.stream.thread.pass_on(partial(self.stream.fail, error))

@@ -9,8 +9,8 @@ from fastapi import Depends, Request
 from minillm.serving.keys import Client
 
 
-def client_of(request: Request) -> Client:
-    """Raises ApiError 401."""
+async def client_of(request: Request) -> Client:
+    """A coroutine, so that no thread is asked. Raises ApiError 401."""
     return request.app.state.service.clients.find(request.headers.get("authorization"))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from minillm.serving.errors import ApiError
+from minillm.serving.turnstile import Turnstile
 
 Receive = Callable[[], Awaitable[Any]]
 
@@ -25,6 +26,7 @@ class Limits:
     ):
         self.app, self.max_header_bytes, self.on_refused = app, max_header_bytes, on_refused
         self.max_body_bytes, self.body_seconds = max_body_bytes, body_seconds
+        self.turnstile = Turnstile()
 
     async def __call__(self, scope: Any, receive: Receive, send: Callable[..., Any]) -> None:
         if scope["type"] != "http":
@@ -42,6 +44,7 @@ class Limits:
             return
         if body is None:  # the client has left
             return
+        await self.turnstile.enter()
         told = False
 
         async def replay() -> Any:

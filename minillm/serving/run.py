@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from minillm.serving.config import ServerConfig
 from minillm.serving.metrics import watch_loop
 
 LAST_SECONDS = 5.0  # for last pieces to be sent, after the engine has ended everything
+WAITING = 2048  # connections that the kernel keeps until the loop accepts them
+ACCEPTED = 4  # at once: of many that come together each takes the loop some milliseconds, and streams wait meanwhile
 
 
 class HttpServer(uvicorn.Server):
@@ -37,6 +40,7 @@ class HttpServer(uvicorn.Server):
                 log_level="info" if access_log else "warning",
                 access_log=access_log,
                 server_header=False,
+                backlog=ACCEPTED,
                 h11_max_incomplete_event_size=config.max_header_bytes,
                 timeout_graceful_shutdown=round(config.drain_seconds + LAST_SECONDS),
             )
@@ -51,6 +55,11 @@ class HttpServer(uvicorn.Server):
             await super().serve(sockets)
         finally:
             watching.cancel()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(WAITING)  # asyncio takes one number for what waits and for what is accepted at once
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal."""
@@ -122,14 +131,21 @@ def run(
     """Serve until SIGINT or SIGTERM; `on_start` hears of the URL. The engine stays open. Raises OSError where the port
     is in use."""
     with listen(config) as listener:
+        server = HttpServer(create_app(engine, config), config, access_log)
         on_start(url_of(config, listener))
-        HttpServer(create_app(engine, config), config, access_log).run([listener])
+        # What is there stays: looked through again and again, half a million objects would hold up every stream.
+        gc.collect()
+        gc.freeze()
+        try:
+            server.run([listener])
+        finally:
+            gc.unfreeze()
 
 
 def listen(config: ServerConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        return socket.create_server((config.host, config.port), family=family, backlog=2048)
+        return socket.create_server((config.host, config.port), family=family, backlog=WAITING)
     except OSError as error:
         raise OSError(
             error.errno,

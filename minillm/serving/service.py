@@ -27,6 +27,7 @@ from minillm.serving.fields import PromptTokensDetails, Usage
 from minillm.serving.gate import Gate
 from minillm.serving.keys import Client, Clients
 from minillm.serving.metrics import ServerMetrics
+from minillm.serving.turnstile import Turnstile
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Service:
         self.clients = Clients(config.keys)
         self.gate = Gate(config.max_queued_requests, config.max_queued_tokens)
         self.metrics = ServerMetrics(self)
+        self.turnstile = Turnstile()
         self.calls: set[Call] = set()  # under way
 
     async def call(self, body: Body, client: Client, num_prompts: int, prefix: str) -> Call:
@@ -72,6 +74,7 @@ class Service:
         num_tokens = 0
         try:
             requests = await asyncio.to_thread(self._make, body, self._asking(body, client))
+            await self.turnstile.enter()
             most = sum(request.num_prompt_tokens + request.params.n * request.max_tokens for request in requests)
             self.gate.check_open()
             self.gate.take_tokens(most)
