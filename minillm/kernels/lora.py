@@ -7,7 +7,6 @@ token_slots   2  2 -1  0  0  0        the tokens of one adapter share the readin
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 
