@@ -23,7 +23,7 @@ class Prompts:
     as_text: bool = False  # instead of token ids; a chat is always text
     chat: bool = False
     ignore_eos: bool = True
-    extra_body: dict[str, Any] = field(default_factory=dict)
+    extra_body: dict[str, Any] = field(default_factory=dict)  # put into every request; None leaves a field out
 
     def __post_init__(self):
         if (self.as_text or self.chat) and self.tokenizer is None:
@@ -46,7 +46,7 @@ class Prompts:
         for name in ("user", "priority"):
             if value := getattr(request, name):
                 body[name] = value
-        return json.dumps(body | self.extra_body)
+        return json.dumps({name: value for name, value in (body | self.extra_body).items() if value is not None})
 
 
 def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
