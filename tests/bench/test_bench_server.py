@@ -53,7 +53,8 @@ def test_answers_of_another_length_are_not_timed(checkpoint, monkeypatch):
 def test_every_token_of_the_checkpoint_has_a_text_and_prompts_have_their_length(checkpoint):
     tokenizer, token_ids = load_vocabulary(str(checkpoint))
     texts = [tokenizer.decode([token_id]) for token_id in token_ids]
-    assert len(tokenizer) == TINY.vocab_size and all(texts)
+    assert len(tokenizer) == TINY.vocab_size and all(texts) and "\N{REPLACEMENT CHARACTER}" not in "".join(texts)
+    assert not set(tokenizer.all_special_ids) & set(token_ids) and len(token_ids) > TINY.vocab_size - 200
     words = [one for one in token_ids if not tokenizer.convert_ids_to_tokens(one).startswith(peers.FILLER)]
     for place in range(20):
         text = text_of(tokenizer, words[place * 30 : place * 30 + 25])

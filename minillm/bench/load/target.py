@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -73,12 +74,25 @@ def own_server(model: str, options: Sequence[str] = ()) -> Iterator[Target]:
 
 
 @contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block like an exception, so that nothing that was started is left behind."""
+    if threading.current_thread() is not threading.main_thread():  # only that one may take signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def server_process(
     command: Sequence[str], ready: Callable[[str], str | None], environment: dict[str, str] | None = None
 ) -> Iterator[str]:
     """Run a server until the block ends; gives its URL, which `ready` tells from what it has written so far, or None
     before it is there. Raises RuntimeError, with its last words, where it ends or is not there within START_SECONDS."""
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() as log, ended_by_sigterm():
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
