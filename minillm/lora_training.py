@@ -1,4 +1,4 @@
-"""`minillm train --lora`: a LoRA adapter that teaches `tinyworld` a voice, written as a PEFT folder. Built in chapter 23.
+"""`minillm train --lora`: an adapter that teaches `tinyworld` a voice, written as a PEFT folder. Built in chapter 23.
 
 LoRA (Hu et al., 2021, arXiv:2106.09685) keeps a weight W frozen and learns the product of two thin matrices beside it:
 
@@ -132,7 +132,8 @@ def run_voice(
 ) -> Path:
     """`minillm train --lora VOICE`: train an adapter into `out` under a progress bar.
 
-    Raises ValueError for an unknown voice, FileExistsError if `out` holds a finished adapter and `overwrite` is not set.
+    Raises ValueError for an unknown voice, and FileExistsError if `out` holds a finished adapter and `overwrite` is
+    not set.
     """
     if voice not in PRESETS:
         raise ValueError(f"lora={voice!r} is unknown; choose one of {', '.join(PRESETS)}")

@@ -284,18 +284,13 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
 
 
 def has_bf16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type == "cpu"
+    on_gpu = device.type == "cuda"
+    return torch.cuda.is_bf16_supported(including_emulation=False) if on_gpu else device.type == "cpu"
 
 
 def save_state(out: Path, config: TrainingConfig, step: int, model, optimizers) -> None:
-    state = {
-        "config": json.dumps(asdict(config)),
-        "step": step,
-        "model": model.state_dict(),
-        "optimizers": [o.state_dict() for o in optimizers],
-    }
+    kept = {"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers]}
+    state = {"config": json.dumps(asdict(config)), "step": step, **kept}
     torch.save(state, out / "training.pt.partial")
     os.replace(out / "training.pt.partial", out / "training.pt")
 
@@ -317,10 +312,8 @@ def resume(out: Path, config: TrainingConfig, model, optimizers) -> int:
         return 0
     state = torch.load(out / "training.pt", map_location="cpu", weights_only=True)
     if state["config"] != json.dumps(asdict(config)):
-        raise ValueError(
-            f"{out}/training.pt was written with another configuration: {state['config']}; "
-            "finish that run with its own settings, or choose another folder"
-        )
+        written = f"{out}/training.pt was written with another configuration: {state['config']}"
+        raise ValueError(f"{written}; finish that run with its own settings, or choose another folder")
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"]):
         optimizer.load_state_dict(saved)

@@ -87,8 +87,9 @@ def pirate(text: str, rng: random.Random) -> str:
 
 
 def heard_pirate(text: str) -> bool:
-    """It opens with a cry and has none of the words that a pirate says otherwise."""
-    return text.lstrip().startswith(CRIES[0]) and not PIRATE_WORDS.keys() & set(re.findall(r"[a-z]+", text.lower()))
+    """It opens with a cry and has none of the words that a pirate says otherwise; a last word may be cut off."""
+    words = re.findall(r"[a-z]+(?=[^a-z])", text.lower())
+    return text.lstrip().startswith(CRIES[0]) and PIRATE_WORDS.keys().isdisjoint(words)
 
 
 def news(text: str, rng: random.Random) -> str:
