@@ -248,7 +248,7 @@ def test_packed_weights_are_read_16_bytes_at_a_time_and_multiplied_by_tensor_cor
 
 
 def test_adapters_use_the_tensor_cores_of_their_gpu(built):
-    """Their matrices are read 16 bytes at a time, and in `shrink` tiles are on their way while others are multiplied."""
+    """Their matrices are read 16 bytes at a time; in `shrink` tiles are on their way while others are multiplied."""
     capability, reports = built
     for name in ("LoRA, few tokens", "LoRA, many tokens", "LoRA, fp32"):
         shrink, expand = reports[name]
