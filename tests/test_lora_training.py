@@ -10,11 +10,12 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from minillm import lora_training, training
+from minillm import training
+from minillm.training import lora
 from minillm.zoo import tokenizer as bpe
 from tests.test_training import assert_same
 
-TOY = lora_training.LoRAConfig("pirate", rank=3, alpha=6.0, num_steps=10, rows_per_batch=4, length=48, lr=0.02)
+TOY = lora.LoRAConfig("pirate", rank=3, alpha=6.0, num_steps=10, rows_per_batch=4, length=48, lr=0.02)
 CPU = torch.device("cpu")
 
 
@@ -31,7 +32,7 @@ def base(tmp_path_factory):
 def train(base, out, config=TOY, **options) -> list[float]:
     """The losses of the steps that this call has made."""
     losses = []
-    lora_training.train(config, out, CPU, lambda progress: losses.append(progress.loss), base=base, **options)
+    lora.train(config, out, CPU, lambda progress: losses.append(progress.loss), base=base, **options)
     return losses
 
 
@@ -80,7 +81,7 @@ def test_peft_loads_what_is_written_with_equal_logits(base, trained):
         return LlamaForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
 
     ours, stored = model(), weights(trained[0])
-    for name, layer in lora_training.attach(ours, TOY).items():
+    for name, layer in lora.attach(ours, TOY).items():
         layer.lora_a.data = stored.pop(f"base_model.model.{name}.lora_A.weight").float()
         layer.lora_b.data = stored.pop(f"base_model.model.{name}.lora_B.weight").float()
     assert not stored
@@ -95,8 +96,8 @@ def test_peft_loads_what_is_written_with_equal_logits(base, trained):
 def test_the_loss_counts_the_voice_and_not_the_prompt(base):
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     config = replace(TOY, rows_per_batch=8, length=500)
-    tokens, loss_weights = lora_training.batch(config, 3, tokenizer)
-    again, _ = lora_training.batch(config, 3, tokenizer)
+    tokens, loss_weights = lora.batch(config, 3, tokenizer)
+    again, _ = lora.batch(config, 3, tokenizer)
     assert tokens.shape == loss_weights.shape and (tokens == again).all() and len(tokens) == 8
     assert (tokens[:, 0] == tokenizer.token_to_id(bpe.BEGIN)).all() and set(loss_weights.flatten()) == {0.0, 1.0}
     for row, weight in zip(tokens, loss_weights):
@@ -107,6 +108,6 @@ def test_the_loss_counts_the_voice_and_not_the_prompt(base):
 
 def test_run_voice_refuses_what_it_cannot_do(trained, tmp_path):
     with pytest.raises(ValueError, match=r"'opera'.*pirate, news"):
-        lora_training.run_voice("opera", tmp_path)
+        lora.run_voice("opera", tmp_path)
     with pytest.raises(FileExistsError, match="finished adapter"):
-        lora_training.run_voice("pirate", trained[0])
+        lora.run_voice("pirate", trained[0])

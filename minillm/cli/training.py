@@ -52,7 +52,7 @@ def train(
         _refuse("a whole model, without --lora", tokens=tokens, compile=compile, learn_tokenizer=learn_tokenizer)
         if preset != "tinyworld":
             raise ValueError(f"--preset={preset!r} has no voices; --lora trains an adapter for tinyworld")
-        from ..lora_training import run_voice
+        from ..training.lora import run_voice
 
         folder = out_folder or Path("runs") / f"tinyworld-{lora}"
         run_voice(lora, folder, rank, steps, seed, device, overwrite, out)

@@ -1,4 +1,4 @@
-"""The voices are exact, and the bundled adapters speak in them."""
+"""The voices are exact, and the bundled adapters are there: tests/engine/test_lora_voices.py lets them speak."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from minillm import zoo
 from minillm.zoo import corpus, voices
 
 MAX_BYTES = 1_000_000
-PROMPTS = [voices.cut_opening(document.text)[0] for document in corpus.held_out("story", 8)]
 
 
 @pytest.mark.parametrize("voice", voices.VOICES)
@@ -91,29 +89,3 @@ def test_the_bundled_adapters_are_there_and_small():
         assert {file.name for file in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
         assert sum(file.stat().st_size for file in folder.iterdir()) <= MAX_BYTES
         assert {tensor.dtype for tensor in load_file(folder / "adapter_model.safetensors").values()} == {torch.bfloat16}
-
-
-def test_peft_loads_the_bundled_adapters_and_each_tells_fresh_stories_in_its_voice():
-    """Greedily, in float32; the model alone is in no voice."""
-    peft = pytest.importorskip("peft")
-    folder = zoo.bundled()["tinyworld"]
-    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model = peft.PeftModel.from_pretrained(base, zoo.bundled_adapters()["tinyworld-pirate"], "pirate")
-    model.load_adapter(zoo.bundled_adapters()["tinyworld-news"], "news")
-    prompts = tokenizer(PROMPTS, return_tensors="pt", padding=True)
-
-    def told() -> list[str]:
-        """The voices that are heard in the continuation of each prompt."""
-        with torch.inference_mode():
-            ids = model.generate(
-                input_ids=prompts.input_ids, attention_mask=prompts.attention_mask, max_new_tokens=40, do_sample=False
-            )
-        texts = tokenizer.batch_decode(ids[:, prompts.input_ids.shape[1] :], skip_special_tokens=True)
-        return [" ".join(name for name, voice in voices.VOICES.items() if voice.heard(text)) for text in texts]
-
-    for voice in voices.VOICES:
-        model.set_adapter(voice)
-        assert told() == [voice] * len(PROMPTS)
-    with model.disable_adapter():
-        assert told() == [""] * len(PROMPTS)

@@ -27,10 +27,10 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from . import zoo
-from .device import resolve_device
-from .training import Progress, bar_of, has_bf16, learning_rate_scale, resume, save_state
-from .zoo import corpus, tokenizer as bpe, voices
+from .. import zoo
+from ..device import resolve_device
+from ..zoo import corpus, tokenizer as bpe, voices
+from . import Progress, bar_of, has_bf16, learning_rate_scale, resume, save_state
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 BASE = "tinyworld"

@@ -30,9 +30,9 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from . import zoo
-from .device import resolve_device
-from .zoo import corpus, tokenizer as bpe
+from .. import zoo
+from ..device import resolve_device
+from ..zoo import corpus, tokenizer as bpe
 
 
 @dataclass(frozen=True)
