@@ -66,6 +66,10 @@ _THERE: dict[str, dict[str, str]] = {
         "block_size": "differs: any number from 1 on; 16 unless given",
         "gpu_memory_utilization": "differs: 0.9 unless given",
         "enable_prefix_caching": "differs: True unless given",
+        "enable_lora": "",
+        "max_loras": "differs: 8 unless given",
+        "max_lora_rank": "differs: any number from 1 to 64; 16 unless given",
+        "max_cpu_loras": "differs: four times max_loras unless given",
         "scheduling_policy": "differs: fcfs and priority, and also sjf, fair and lpm",
         "attention_backend": "differs: auto, torch, native and triton",
         "kv_cache_dtype": "differs: auto, int8 and fp8",
@@ -112,7 +116,7 @@ _THERE: dict[str, dict[str, str]] = {
     "RequestOutput": {
         "request_id prompt prompt_token_ids prompt_logprobs outputs finished num_cached_tokens": "",
         "metrics": "differs: always there, with the names of vLLM's engines of both generations",
-        "lora_request": "differs: None; adapters come with chapter 23",
+        "lora_request": "",
         "encoder_prompt encoder_prompt_token_ids": f"{_NONE}: the book serves decoders alone",
         "kv_transfer_params ec_transfer_params": f"{_NONE}: an LLM is one process",
         "num_cache_creation_tokens": f"{_NONE}: every full block is cached",
@@ -121,7 +125,7 @@ _THERE: dict[str, dict[str, str]] = {
     "CompletionOutput": {
         "index text token_ids cumulative_logprob logprobs stop_reason": "",
         "finish_reason": 'differs: "error" too, for a grammar or a function that could not go on',
-        "lora_request": "differs: None; adapters come with chapter 23",
+        "lora_request": "",
         "routed_experts": f"{_NONE}: routed experts are not reported",
         "sampling_mask": f"{_NONE}: the tokens that the filters kept are not reported",
         "spec_decode_metrics": f"{_NONE}: num_drafted_tokens and num_accepted_tokens are in the request's metrics",

@@ -33,14 +33,15 @@ class RequestState:
     """What the runner knows of one request. A drafter reads it too (`minillm.speculative.drafter.DraftedRequest`)."""
 
     __slots__ = (
-        "cache_salt", "draft_probs", "grammar", "index", "logprob_start_len", "num_prompt_tokens", "output_token_ids",
-        "params", "prompt", "prompt_token_ids", "request_id", "seed", "slot", "stop_token_ids", "stuck", "token_ids",
+        "adapter", "cache_salt", "draft_probs", "grammar", "index", "logprob_start_len", "num_prompt_tokens",
+        "output_token_ids", "params", "prompt", "prompt_token_ids", "request_id", "seed", "slot", "stop_token_ids",
+        "stuck", "token_ids",
     )  # fmt: skip
 
     def __init__(self, new: NewRequest, slot: int, grammar: Grammar | None):
         self.request_id, self.params, self.seed, self.index = new.request_id, new.params, new.seed, new.index
         self.stop_token_ids, self.cache_salt = new.stop_token_ids, new.cache_salt
-        self.logprob_start_len = new.logprob_start_len
+        self.logprob_start_len, self.adapter = new.logprob_start_len, new.adapter
         self.token_ids = new.token_ids  # prompt and output, as far as the host knows them
         self.num_prompt_tokens = new.num_prompt_tokens
         self.prompt_token_ids = new.token_ids[: new.num_prompt_tokens]
