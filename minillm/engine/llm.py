@@ -172,8 +172,8 @@ class LLM(Chatting, BeamSearching, Pooling, Adapting, Upkeep):
 
         A prompt is a string, a list of token ids, or a dictionary (`minillm.inputs`). `sampling_params` is one for all,
         or one each; None stands for `get_default_sampling_params()`. So is `lora_request`; None stands for the model
-        without an adapter. `use_tqdm` shows a progress bar, or is called to make one, as `tqdm` is. Every prompt is checked before the first is computed; see `InputProcessor` for what is
-        raised.
+        without an adapter. `use_tqdm` shows a progress bar, or is called to make one, as `tqdm` is. Every prompt is
+        checked before the first is computed; see `InputProcessor` for what is raised.
         """
         check_call("generate", others)
         self.engine.check_open()

@@ -80,10 +80,10 @@ class Request:
     # Slots keep the state of hundreds of requests, which a step passes through twice, close together in memory.
     __slots__ = (
         "adapter", "arrival_time", "cached_tokens", "error", "finish_reason", "max_computed_tokens", "max_tokens",
-        "needs_host", "num_accepted_tokens", "num_cached_tokens", "num_computed_tokens", "num_drafted_tokens", "num_forks",
-        "num_in_flight", "num_preemptions", "output_token_ids", "prompt_logprobs", "request_id", "scheduled_time",
-        "spec", "spec_token_ids", "status", "steps_in_flight", "stop_reason", "stop_token_ids", "takes_drafts",
-        "token_ids", "token_times",
+        "needs_host", "num_accepted_tokens", "num_cached_tokens", "num_computed_tokens", "num_drafted_tokens",
+        "num_forks", "num_in_flight", "num_preemptions", "output_token_ids", "prompt_logprobs", "request_id",
+        "scheduled_time", "spec", "spec_token_ids", "status", "steps_in_flight", "stop_reason", "stop_token_ids",
+        "takes_drafts", "token_ids", "token_times",
     )  # fmt: skip
 
     group_id, index, prompt, prompt_token_ids = map(_asked, ("group_id", "index", "prompt", "prompt_token_ids"))

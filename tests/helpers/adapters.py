@@ -42,10 +42,10 @@ def save_adapter(
 
 
 def peft_tokens(
-    model_folder: Path, adapter: Path | None, prompts: Sequence[Sequence[int]], max_tokens: int, base=None
+    model_folder: Path, adapter: Path | None, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> list[list[int]]:
     """Greedy tokens of every prompt, alone, by PEFT (or by transformers, without an adapter)."""
-    model = base or AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     if adapter is not None:
         model = PeftModel.from_pretrained(model, adapter)
     model.eval()
