@@ -15,8 +15,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from minillm.engine.input_batch import RequestState
 from minillm.engine.lora_request import AdapterRef
+from minillm.engine.step_inputs import RequestState
 from minillm.model.decoder import Decoder
 from minillm.model.errors import AdapterError
 from minillm.model.lora_adapter import Adapter, read_adapter

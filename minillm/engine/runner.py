@@ -15,12 +15,13 @@ from torch import Tensor
 
 from minillm.engine.following import note_failed
 from minillm.engine.graphs import DecodeGraphs
-from minillm.engine.input_batch import InputBatch, RequestState, StepInputs
+from minillm.engine.input_batch import InputBatch
 from minillm.engine.launched import LaunchedStep
 from minillm.engine.lora_cache import AdapterCache
 from minillm.engine.pieces import PieceGraphs
 from minillm.engine.prompt_scores import ScoredPrompt, prompts_to_score, score_prompts
 from minillm.engine.step import ScheduledRequest, SchedulerOutput, StepResult
+from minillm.engine.step_inputs import RequestState, StepInputs
 from minillm.kernels.native_threads import threads_of_team
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.transfer import BlockTransfer

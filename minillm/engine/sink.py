@@ -172,16 +172,8 @@ class OutputSink:
             with_texts(row, self._name, prompt[max(0, i - CHARACTER_TOKENS) : i]) for i, row in enumerate(rows)
         ]
         metrics = RequestMetrics.of(request, self)
-        return RequestOutput(
-            self.name,
-            request.prompt,
-            request.prompt_token_ids,
-            prompt_logprobs,
-            self.samples,
-            True,
-            metrics,
-            request.spec.lora_request,
-        )
+        told = (request.prompt, request.prompt_token_ids, prompt_logprobs)
+        return RequestOutput(self.name, *told, self.samples, True, metrics, request.spec.lora_request)
 
     def _text(self, sample: CompletionOutput, delta: TokenDelta) -> tuple[str, str | None]:
         """The new text, and why the sample ends with this token if it does."""
