@@ -206,9 +206,8 @@ def test_the_async_engine_takes_adapters(engine, folders, said):
         request = LoRARequest("pirate", 5, folders["pirate"])
         assert await engine.add_lora(request) and not await engine.add_lora(request)
         assert 5 in await engine.list_loras() and await engine.pin_lora(5)
-        async for output in engine.generate(ASK["prompt"], PARAMS, lora_request=request):
-            pass
-        assert output.outputs[0].text == said["pirate"] and output.lora_request == request
+        outputs = [one async for one in engine.generate(ASK["prompt"], PARAMS, lora_request=request)]
+        assert outputs[-1].outputs[0].text == said["pirate"] and outputs[-1].lora_request == request
         assert await engine.remove_lora(5) and not await engine.remove_lora(5)
 
     asyncio.run(run())
