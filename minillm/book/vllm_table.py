@@ -110,6 +110,7 @@ _THERE: dict[str, dict[str, str]] = {
         "save_prefix_cache load_prefix_cache": "own: the cached blocks as a file",
         "is_sleeping": "own: as LLMEngine has it",
         "reload_weights": "own: in the place of collective_rpc",
+        "add_lora remove_lora list_loras pin_lora": "own: as LLMEngine has them",
         "close": "own: end what is under way; also at the end of `with LLM(...) as llm:`",
         "one_request chat_requests step_once": "own: for callers that bring a thread of their own",
     },
