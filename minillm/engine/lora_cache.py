@@ -38,15 +38,15 @@ class AdapterCache:
         self._lock = threading.RLock()  # of what is on the host
         self._plain: Sequence[RequestState] = ()  # those of the last step without adapters
 
-    def read(self, path: str, in_use: Collection[str] = ()) -> str:
-        """Read a folder and keep its adapter on the host; returns its key. Adapters `in_use` are not dropped for it.
-        Raises AdapterError."""
+    def read(self, path: str, in_use: Collection[str] = (), waiting: Collection[str] = ()) -> str:
+        """Read a folder and keep its adapter on the host; returns its key. No adapter `in_use` is dropped for it, and
+        those that requests wait for go last. Raises AdapterError."""
         adapter = read_adapter(path, self.model.config, self.slots.shapes, self.slots.max_rank, self.model.dtype)
         with self._lock:
             self.num_read += 1
             self.on_host[adapter.key] = adapter
             self.on_host.move_to_end(adapter.key)
-            self._shrink({adapter.key, *in_use})
+            self._shrink({adapter.key, *in_use}, waiting)
         return adapter.key
 
     def prepare(self, ref: AdapterRef, in_use: Collection[str] = ()) -> Adapter:
@@ -54,6 +54,7 @@ class AdapterCache:
         with self._lock:
             if (adapter := self.on_host.get(ref.key)) is not None:
                 self.on_host.move_to_end(ref.key)
+                self._shrink({ref.key, *in_use})
                 return adapter
         if self.read(ref.path, {ref.key, *in_use}) != ref.key:
             raise AdapterError(f"the adapter in {ref.path} has changed since its request was made; ask again")
@@ -109,10 +110,11 @@ class AdapterCache:
                 return self.on_device.pop(key)
         raise RuntimeError(f"a step has more adapters than max_loras={self.slots.max_loras}")
 
-    def _shrink(self, in_use: Collection[str]) -> None:
-        """Drop the least recently used that nothing needs, until they are no more than allowed."""
-        for key in list(self.on_host):
-            if len(self.on_host) <= self.max_cpu_loras:
-                return
-            if key not in in_use and key not in self.pinned:
-                del self.on_host[key]
+    def _shrink(self, in_use: Collection[str], waiting: Collection[str] = ()) -> None:
+        """Drop the least recently used until they are no more than allowed: one more, where all of those are in use."""
+        for spared in (waiting, ()):
+            for key in list(self.on_host):
+                if len(self.on_host) <= self.max_cpu_loras:
+                    return
+                if key not in in_use and key not in self.pinned and key not in spared:
+                    del self.on_host[key]

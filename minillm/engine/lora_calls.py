@@ -8,6 +8,7 @@ A folder is read in the caller's thread, so that a broken one raises there and n
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from minillm.engine.config import EngineConfig
@@ -15,6 +16,7 @@ from minillm.engine.engine import Engine
 from minillm.engine.lock import FairLock, locked
 from minillm.engine.lora_cache import AdapterCache
 from minillm.engine.lora_request import AdapterRef, LoRARequest, each_lora_request
+from minillm.engine.request import Request
 
 if TYPE_CHECKING:
     from minillm.engine.llm import LLM
@@ -49,11 +51,11 @@ class Adapters:
         return [found.get(id(one)) for one in asked]
 
     def resolve(self, request: LoRARequest) -> Resolved:
-        cache, path = self.cache, str(request.lora_path)
+        cache, path, scheduler = self.cache, str(request.lora_path), self.llm.engine.scheduler
         known = self.known.get(request.lora_int_id)
         if known is not None and known[1].path == path and not request.load_inplace and known[1].key in cache:
             return request, known[1]
-        ref = AdapterRef(cache.read(path, self._in_use()), path)
+        ref = AdapterRef(cache.read(path, self._of(scheduler.running), self._of(scheduler.requests.values())), path)
         with self._guard:
             before = self.known.get(request.lora_int_id)
             self.known[request.lora_int_id] = (request, ref)
@@ -90,7 +92,7 @@ class Adapters:
         key, most = known[1].key, self.llm.config.max_loras - 1
         if key not in cache.pinned and len(cache.pinned) >= most:
             raise ValueError(f"max_loras={most + 1} lets {most} adapters be pinned: the others need a batch slot")
-        cache.prepare(known[1], self._in_use())
+        cache.prepare(known[1], self._of(self.llm.engine.scheduler.running))
         self._pin(key)
         return True
 
@@ -102,16 +104,17 @@ class Adapters:
         """A number stands for this content no more: the host drops it, unless another number or a request has it."""
         if any(ref.key == key for _, ref in dict(self.known).values()):
             return
-        self.llm.engine.scheduler.gate.pinned.discard(key)
-        if key in self._in_use():
+        scheduler = self.llm.engine.scheduler
+        scheduler.gate.pinned.discard(key)
+        if key in self._of(scheduler.requests.values()):
             self.cache.pinned.discard(key)
         else:
             self.cache.drop(key)
 
-    def _in_use(self) -> set[str]:
-        """The adapters of requests that have not finished."""
-        requests = tuple(self.llm.engine.scheduler.requests.values())
-        return {request.adapter.key for request in requests if request.adapter is not None}
+    @staticmethod
+    def _of(requests: Iterable[Request]) -> set[str]:
+        """Their adapters. A copy first: the engine's thread may change what is given."""
+        return {request.adapter.key for request in tuple(requests) if request.adapter is not None}
 
 
 class Adapting:
