@@ -208,12 +208,11 @@ class State:
         for name in names:
             found = [branch._values[name] for branch in branches if name in branch._values]
             self._values[name] = [value for value, _ in found], [output for _, output in found]
-        # Nothing of theirs is under way.
-        self._branches = [branch for branch in self._branches if branch not in branches]
+        self._branches = [one for one in self._branches if one not in branches]  # nothing of theirs is under way
 
     def _share(self, token_ids: list[int], count: int) -> Iterator:
-        """Have the full blocks of `token_ids` computed, if `count` requests will begin with them:
-        those that come in one step would all compute them, since a step can share only what was there before it."""
+        """Have the full blocks of `token_ids` computed, if `count` requests will begin with them: in one step each of
+        those would compute them, since a step can share only what was there before it."""
         kv_cache = self.llm.engine.kv_cache
         whole = token_ids[: len(token_ids) // kv_cache.block_size * kv_cache.block_size]
         if count > 1 and whole and kv_cache.enable_prefix_caching and self._num_cached(whole) < len(whole):
