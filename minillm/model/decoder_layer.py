@@ -153,9 +153,8 @@ class SelfAttention(nn.Module):
             self.q_norm, self.k_norm = (norm(size, config.rms_norm_eps, dtype, device) for size in sizes)
 
     def forward(self, x: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
-        qkv = self.qkv_proj(x, batch.token_slots).view(
-            x.shape[0], -1, self.head_dim
-        )  # [num_tokens, heads of q, k and v, head_dim]
+        # [num_tokens, heads of q, k and v, head_dim]
+        qkv = self.qkv_proj(x, batch.token_slots).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split_with_sizes(self.heads, dim=1)
         if self.q_norm is not None:
             qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
