@@ -19,11 +19,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from minillm.kernels import native
 from minillm.kernels.language import capability, next_power_of_2, serves, tl, triton
+from minillm.staging import upload
 
 MANY_TOKENS = 256  # from here on tiles of 64 tokens, which tensor cores can fill
 SPLIT = 512  # inputs that a program sums up where tokens are few
@@ -31,10 +33,27 @@ MAX_SPLITS = 8
 
 
 class LoRAPlan(NamedTuple):
-    """The tokens of a batch by their adapter: the same for all layers of a step."""
+    """The tokens of a batch by their adapter."""
 
-    order: Tensor  # [num_tokens] int64: tokens sorted by batch slot, those without an adapter first
+    order: Tensor  # [num_tokens]: tokens sorted by batch slot, those without an adapter first
     starts: Tensor  # [max_loras + 1] int32: where each slot's tokens begin in `order`, and where the last ones end
+
+
+class TokenSlots(NamedTuple):
+    """Which adapter each token of a step has: made once for all its layers."""
+
+    slots: Tensor  # [num_tokens] int32: the batch slot of the token's adapter, -1 where it has none
+    plan: LoRAPlan | None = None  # on a GPU
+
+    @classmethod
+    def on(cls, device: torch.device, slots: np.ndarray, max_loras: int) -> TokenSlots:
+        """From the host, in one copy that is not waited for."""
+        if device.type == "cpu":
+            return cls(*upload(slots, device=device))
+        order = np.argsort(slots, kind="stable").astype(np.int32)
+        starts = np.searchsorted(slots[order], np.arange(max_loras + 1)).astype(np.int32)
+        slots_there, *plan = upload(slots, order, starts, device=device)
+        return cls(slots_there, LoRAPlan(*plan))
 
 
 def add_lora_(
@@ -46,8 +65,8 @@ def add_lora_(
     in its B, and zeros beyond its rank; B is read fastest as the transposed view of [max_loras, max_rank,
     out_features]. token_slots [num_tokens] int32. `output` is changed in place and returned; it may be some columns of
     a wider matrix. Sums are in float32, and the product is rounded once; the Triton kernels also round what lies
-    between the two products to the dtype of B. Nothing is copied to the host. `plan`, from `plan_lora`, saves sorting
-    the tokens in every layer of a step on a GPU.
+    between the two products to the dtype of B. Nothing is copied to the host. `plan` saves sorting the tokens in
+    every layer of a step on a GPU: see `TokenSlots`.
     """
     alike = output.dtype == x.dtype == lora_a.dtype == lora_b.dtype
     if alike and output.stride(1) == 1 and lora_a[0].is_contiguous():
@@ -84,14 +103,14 @@ def triton_add_lora_(
     splits = 1 if many else min(triton.cdiv(k, SPLIT), MAX_SPLITS)
     shrunk = torch.empty(splits, num_tokens, width, dtype=torch.float32, device=x.device)
     places = num_tokens // tile_m + max_loras
-    shared = dict(TILE_M=tile_m, RANK=width, SLOTS=next_power_of_2(max_loras), SPLITS=splits, num_warps=num_warps)
+    shared = dict(TILE_M=tile_m, RANK=width, SLOTS=next_power_of_2(max_loras), num_warps=num_warps)
     shrink_kernel[(places, splits)](
         x, lora_a, order, starts, shrunk, num_tokens, max_loras, k, max_rank, x.stride(0), lora_a.stride(0),
         TILE_K=tile, num_stages=3, **shared,
     )  # fmt: skip
     expand_kernel[(places, triton.cdiv(n, tile))](
-        shrunk, lora_b, order, starts, output, num_tokens, max_loras, n, max_rank, output.stride(0), *lora_b.stride(),
-        TILE_N=tile, num_stages=1, **shared,
+        shrunk, lora_b, order, starts, output, num_tokens, splits, max_loras, n, max_rank, output.stride(0),
+        *lora_b.stride(), TILE_N=tile, num_stages=1, **shared,
     )  # fmt: skip
     return output
 
@@ -107,19 +126,19 @@ def torch_add_lora_(output: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, t
     return output
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "num_slots"])
 def shrink_kernel(
     x, a, order, starts, shrunk, num_tokens, num_slots, k, rank, x_row, a_slot,
-    TILE_M: tl.constexpr, TILE_K: tl.constexpr, RANK: tl.constexpr, SLOTS: tl.constexpr, SPLITS: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_K: tl.constexpr, RANK: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """One split of the inputs, for one tile of tokens: shrunk [SPLITS, tokens in `order`, RANK]."""
+    """One split of the inputs, for one tile of tokens: shrunk [splits, tokens in `order`, RANK]."""
     slot, first, end = find_tile(starts, tl.program_id(0), num_slots, SLOTS, TILE_M)
     if first < end:
         rows, ranks, inner = first + tl.arange(0, TILE_M), tl.arange(0, RANK), tl.arange(0, TILE_K)
         tokens = tl.load(order + rows, rows < end, 0)
         split = tl.program_id(1)
-        size = tl.cdiv(tl.cdiv(k, SPLITS), TILE_K) * TILE_K  # of a split: whole tiles
-        x_tile = x + tokens[:, None] * x_row + inner[None, :]  # pointers [TILE_M, TILE_K]
+        size = tl.cdiv(tl.cdiv(k, tl.num_programs(1)), TILE_K) * TILE_K  # of a split: whole tiles
+        x_tile = x + tokens[:, None].to(tl.int64) * x_row + inner[None, :]  # pointers [TILE_M, TILE_K]
         a_tile = a + slot.to(tl.int64) * a_slot + ranks[None, :] * k + inner[:, None]  # pointers [TILE_K, RANK]
         acc = tl.zeros((TILE_M, RANK), tl.float32)
         for start in range(split * size, tl.minimum(split * size + size, k), TILE_K):
@@ -131,10 +150,10 @@ def shrink_kernel(
         tl.store(shrunk + where, acc, (rows < end)[:, None])
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "num_splits", "num_slots"])
 def expand_kernel(
-    shrunk, b, order, starts, out, num_tokens, num_slots, n, rank, out_row, b_slot, b_out, b_rank,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr, RANK: tl.constexpr, SLOTS: tl.constexpr, SPLITS: tl.constexpr,
+    shrunk, b, order, starts, out, num_tokens, num_splits, num_slots, n, rank, out_row, b_slot, b_out, b_rank,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, RANK: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     """A tile of outputs, for one tile of tokens: the splits are added up in their order."""
     slot, first, end = find_tile(starts, tl.program_id(0), num_slots, SLOTS, TILE_M)
@@ -143,14 +162,14 @@ def expand_kernel(
         columns = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
         tokens = tl.load(order + rows, rows < end, 0)
         reduced = tl.zeros((TILE_M, RANK), tl.float32)
-        for split in range(SPLITS):
+        for split in range(num_splits):
             where = (split * num_tokens + rows).to(tl.int64)[:, None] * RANK + ranks[None, :]
             reduced += tl.load(shrunk + where, (rows < end)[:, None], 0.0)
         b_tile = b + slot.to(tl.int64) * b_slot + ranks[:, None] * b_rank + columns[None, :] * b_out  # [RANK, TILE_N]
         b_values = tl.load(b_tile, (ranks < rank)[:, None] & (columns < n)[None, :], 0.0)
         made = tl.dot(reduced.to(b.dtype.element_ty), b_values, input_precision="ieee")
         inside = (rows < end)[:, None] & (columns < n)[None, :]
-        out_tile = out + tokens[:, None] * out_row + columns[None, :]
+        out_tile = out + tokens[:, None].to(tl.int64) * out_row + columns[None, :]
         before = tl.load(out_tile, inside, 0.0).to(tl.float32)
         tl.store(out_tile, (before + made).to(out.dtype.element_ty), inside)
 
