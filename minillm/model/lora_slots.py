@@ -62,7 +62,8 @@ class LoraSlots:
             for name, rows in named.items():
                 out_features, in_features = self.shapes[name]
                 lora_a = torch.zeros(max_loras, max_rank, in_features, **make)
-                self.parts[name] = AdaptedPart(rows, lora_a, torch.zeros(max_loras, out_features, max_rank, **make))
+                lora_b = torch.zeros(max_loras, max_rank, out_features, **make).transpose(1, 2)  # kernels read it so
+                self.parts[name] = AdaptedPart(rows, lora_a, lora_b)
             linear.adapters = tuple(self.parts[name] for name in named)
 
     def put(self, slot: int, adapter: Adapter) -> None:
