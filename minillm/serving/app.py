@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from minillm import __version__
 from minillm.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
+from minillm.serving.absent import why_absent
 from minillm.serving.chat import ChatAnswer, ChatRequest, Chats
 from minillm.serving.completions import CompletionAnswer, CompletionRequest, Completions
 from minillm.serving.errors import KINDS, ApiError, ErrorAnswer, of_exception, of_validation
@@ -24,6 +25,7 @@ from minillm.serving.known import Known
 from minillm.serving.limits import Limits
 from minillm.serving.metrics import ServerMetrics
 from minillm.serving.models import Models
+from minillm.serving.repository_paths import add_repository_paths
 from minillm.serving.service import Call, Service
 from minillm.serving.sse import DONE, EventStream, answered, event
 from minillm.serving.tokens import add_token_paths
@@ -77,12 +79,11 @@ def create_app(models: Models) -> FastAPI:
 
     @app.get("/v1/models", response_model=ModelList, responses=refusals(401))
     async def model_list(client: Known) -> Any:
-        return {"object": "list", "data": [card for service in models for card in service.cards()]}
+        return {"object": "list", "data": models.cards()}
 
     @app.get("/v1/models/{model:path}", response_model=ModelCard, responses=refusals(401, 404))
     async def model(model: str, client: Known) -> Any:
-        cards = models.find(model).cards()
-        return next((card for card in cards if card["id"] == model), cards[0])
+        return models.card(model)
 
     @app.get("/health", responses=refusals(503))
     async def health() -> Response:
@@ -96,7 +97,7 @@ def create_app(models: Models) -> FastAPI:
     @app.get("/ready", responses=refusals(503))
     async def ready() -> Response:
         """200 while requests are taken: what a load balancer asks."""
-        models.check_open()
+        models.check_ready()
         return await health()
 
     @app.get("/version", response_model=Version)
@@ -109,6 +110,8 @@ def create_app(models: Models) -> FastAPI:
         return Response(models.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     add_token_paths(app, models, asks)
+    if models.loader is not None:
+        add_repository_paths(app, models.loader, refusals)
     return app
 
 
@@ -213,7 +216,7 @@ def _answer_errors(app: FastAPI, metrics: ServerMetrics) -> None:
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
         if error.status_code == 404:
-            return refuse(ApiError(404, f"there is no path {request.url.path}; /openapi.json lists those that are"))
+            return refuse(ApiError(404, why_absent(request.url.path)))
         if error.status_code == 405:
             answer = refuse(ApiError(405, f"{request.url.path} does not take {request.method}"))
             answer.headers.update(error.headers or {})
