@@ -1,4 +1,4 @@
-"""Paths of OpenAI's and of vLLM's API that this server does not have, and what there is instead. Built in chapter 23."""
+"""Paths of OpenAI's and vLLM's APIs that are not served, and what there is instead. Built in chapter 23."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ABSENT = {
     "/v1/files": "nothing of a request is kept",
     "/v1/batches": "send the requests at once: they share steps",
     "/v1/fine_tuning": "`minillm train --lora` trains adapters",
-    "/v2": "it belongs to a model repository; start the server with --model-repository",
+    "/v2": "/openapi.json lists what a server with --model-repository has of it",
 }
 
 

@@ -12,21 +12,21 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+
+import torch
 
 from minillm.engine.async_llm import AsyncLLM
 from minillm.engine.llm import LLM
 from minillm.serving.errors import ApiError
+from minillm.serving.gate import SHUTTING_DOWN
 from minillm.serving.memory import Memory, NoRoom, default_memory, needs_of
 from minillm.serving.models import Models
 from minillm.serving.repository import Repository, UnknownModel
 from minillm.serving.service import Service
 
-Result = TypeVar("Result")
 LAST_SECONDS = 5.0  # for clients to hear that their request was aborted
 log = logging.getLogger("uvicorn.error")
 
@@ -53,7 +53,7 @@ class Loader:
         self._reasons: dict[tuple[str, str], str] = {}  # why one is not loaded
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by name: one change at a time
         self._building = asyncio.Lock()
-        self._is_closed = threading.Event()
+        self._builds: set[asyncio.Future[AsyncLLM]] = set()  # under way
 
     async def load(self, name: str, choose: Callable[[list[str]], Sequence[str]] = lambda found: found[-1:]) -> None:
         """Serve the versions that `choose` takes out of those there are; by default the highest. Others of this name
@@ -85,6 +85,8 @@ class Loader:
                     await self.load(name)
                 except ApiError as error:
                     log.warning("%s", error.message)
+                if self.models.is_draining:
+                    break
         finally:
             self.models.is_loading = False
 
@@ -107,7 +109,9 @@ class Loader:
     async def states(self) -> list[State]:
         """Every version in the repository, and every one that is loaded though its folder is gone."""
         listed: dict[tuple[str, str], str] = {}
-        for name in await asyncio.to_thread(self.repository.names):
+        with _refused("the repository cannot be read: ", self.repository.path):
+            names = await asyncio.to_thread(self.repository.names)
+        for name in names:
             try:
                 found = await asyncio.to_thread(self.repository.versions, name)
                 listed |= {(name, version): "" for version in found} or {(name, ""): "it has no version"}
@@ -118,9 +122,14 @@ class Loader:
             self._state(key, why) for key, why in sorted(listed.items(), key=lambda one: (one[0][0], _number(one[0])))
         ]
 
+    def give_up(self) -> None:
+        """Load nothing more: the server shuts down. A model that is being read is closed when it is there."""
+        for made in self._builds:
+            if not made.done():
+                made.set_exception(ApiError(503, SHUTTING_DOWN, code="draining", retry_after=5))
+
     def close(self) -> None:
-        """End every engine; a model that is still being made is closed when it is there."""
-        self._is_closed.set()
+        """End every engine."""
         for service in self.services.values():
             service.engine.shutdown()
 
@@ -139,10 +148,8 @@ class Loader:
                 folder = await asyncio.to_thread(self.repository.folder, name, version)
                 num_blocks = self.memory.take(full_name, await asyncio.to_thread(needs_of, folder, self.options))
                 async with self._building:
-                    engine = await self._in_thread(lambda: self._build(folder, num_blocks))
-            if self.models.is_draining:
-                engine.shutdown()
-                self.models.check_open()
+                    self.models.check_open()
+                    engine = await self._build(folder, num_blocks)
         except BaseException as error:
             self.memory.give_back(full_name)
             self._reasons[key] = str(error)
@@ -157,12 +164,6 @@ class Loader:
             gc.freeze()
         log.info("loaded %s", full_name)
 
-    def _build(self, folder: Path, num_blocks: int) -> AsyncLLM:
-        engine = AsyncLLM(LLM(folder, **self.options | {"num_kv_blocks": num_blocks}))
-        if self._is_closed.is_set():
-            engine.shutdown()
-        return engine
-
     async def _unload(self, name: str, version: str) -> None:
         key, full_name = (name, version), f"{name}/{version}"
         service = self.services.pop(key)
@@ -176,7 +177,7 @@ class Loader:
                 if not service.calls:
                     break
                 await asyncio.sleep(0.05)
-            await self._in_thread(lambda: _free(service.engine))
+            await asyncio.to_thread(_free, service.engine)
         finally:
             del self._changing[key]
             self.memory.give_back(full_name)
@@ -188,18 +189,38 @@ class Loader:
         if versions := self.loaded(name):
             self.models.aliases[name] = self.services[name, versions[-1]]
 
-    async def _in_thread(self, function: Callable[[], Result]) -> Result:
+    async def _build(self, folder: Path, num_blocks: int) -> AsyncLLM:
         """In a daemon thread: a server that is told to end does not wait for a model that is being read."""
-        future: Future[Result] = Future()
+        loop = asyncio.get_running_loop()
+        made: asyncio.Future[AsyncLLM] = loop.create_future()
+
+        def deliver(engine: AsyncLLM | None, error: BaseException | None) -> None:
+            if made.done():  # given up
+                if engine is not None:
+                    engine.shutdown()
+            elif error is not None:
+                made.set_exception(error)
+            else:
+                made.set_result(engine)
 
         def run() -> None:
+            engine, error = None, None
             try:
-                future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
+                engine = AsyncLLM(LLM(folder, **self.options | {"num_kv_blocks": num_blocks}))
+            except BaseException as failure:
+                error = failure
+            try:
+                loop.call_soon_threadsafe(deliver, engine, error)
+            except RuntimeError:  # the loop is closed, the server has ended
+                if engine is not None:
+                    engine.shutdown()
 
         threading.Thread(target=run, name="loader", daemon=True).start()
-        return await asyncio.shield(asyncio.wrap_future(future))
+        self._builds.add(made)
+        try:
+            return await made
+        finally:
+            self._builds.discard(made)
 
 
 def _free(engine: AsyncLLM) -> None:
@@ -210,6 +231,7 @@ def _free(engine: AsyncLLM) -> None:
     if is_frozen := gc.get_freeze_count() > 0:  # see `run`
         gc.unfreeze()
     gc.collect()
+    torch.cuda.empty_cache()
     if is_frozen:
         gc.freeze()
 

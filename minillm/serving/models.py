@@ -88,11 +88,16 @@ class Models:
             service.gate.check_open()
 
     async def check_health(self) -> None:
-        """Raise RuntimeError where an engine can compute nothing any more."""
+        """Raise ApiError 503 where an engine can compute nothing any more."""
         for service in self:
-            await service.engine.check_health()
+            try:
+                await service.engine.check_health()
+            except RuntimeError as error:
+                raise ApiError(503, str(error), code="unhealthy") from None
 
     async def drain(self, seconds: float) -> None:
         """`Service.drain` for all of them."""
         self.is_draining = True
+        if self.loader is not None:
+            self.loader.give_up()
         await asyncio.gather(*(service.drain(seconds) for service in self.services))

@@ -69,7 +69,10 @@ class Repository:
         for number, file in enumerate(folder.rglob("*")):
             if number >= MOST_FILES:
                 raise ValueError(f"{name}/{version} has more than {MOST_FILES} files; a model's folder has a few")
-            self._check_inside(file, f"{name}/{version}/{file.relative_to(folder)}")
+            shown = f"{name}/{version}/{file.relative_to(folder)}"
+            self._check_inside(file, shown)
+            if not file.is_file() and not file.is_dir():  # a pipe is never read to its end
+                raise ValueError(f"{shown} is neither a file nor a folder; remove it")
         return folder
 
     def _check_inside(self, path: Path, shown: str) -> None:

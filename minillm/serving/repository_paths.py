@@ -1,5 +1,4 @@
-"""/v2: a model repository over HTTP, with the names of KServe's protocol and of Triton's extension of it. Built in
-chapter 23."""
+"""/v2: a model repository over HTTP, with the names of KServe and of Triton's extension. Built in chapter 23."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from minillm import __version__
+from minillm.serving.description import refusals
 from minillm.serving.errors import ApiError, of_validation
 from minillm.serving.fields import Strict
 from minillm.serving.known import Admin, Known
@@ -99,17 +99,28 @@ class ServerTold(BaseModel):
     extensions: list[str] = ["model_repository"]
 
 
-def add_repository_paths(app: FastAPI, loader: Loader, refusals: Any) -> None:
-    """`refusals` describes errors by status."""
-    changes = refusals(400, 401, 403, 404, 408, 413, 500, 503)
-    reads = refusals(400, 401, 404, 500)
+def add_repository_paths(app: FastAPI, loader: Loader) -> None:
+    changes = refusals(400, 401, 403, 404, 503)
+    reads = refusals(401, 404)
     empty = {200: {"content": {"application/json": {"schema": {"type": "object"}}}}}
 
     @app.get("/v2", response_model=ServerTold)
     async def server() -> Any:
         return ServerTold()
 
-    @app.post("/v2/repository/index", response_model=list[IndexEntry], responses=refusals(400, 401, 408, 413, 500))
+    @app.get("/v2/health/live", response_class=Response, responses=refusals(503))
+    async def live() -> Response:
+        """200 while every engine can compute."""
+        await loader.models.check_health()
+        return Response(status_code=200)
+
+    @app.get("/v2/health/ready", response_class=Response, responses=refusals(503))
+    async def all_ready() -> Response:
+        """200 while requests are taken, and what the server begins with is loaded."""
+        loader.models.check_ready()
+        return await live()
+
+    @app.post("/v2/repository/index", response_model=list[IndexEntry], responses=refusals(400, 401))
     async def index(client: Known, body: IndexRequest | None = None) -> Any:
         only_ready = body is not None and body.ready
         states = [vars(one) for one in await loader.states()]
@@ -136,12 +147,12 @@ def add_repository_paths(app: FastAPI, loader: Loader, refusals: Any) -> None:
     async def model_version(name: str, version: str, client: Known) -> Any:
         return {"name": name, "versions": [_one(loader, name, version)]}
 
-    @app.get("/v2/models/{name}/ready", responses=reads)
+    @app.get("/v2/models/{name}/ready", response_class=Response, responses=reads)
     async def ready(name: str, client: Known) -> Response:
         _loaded(loader, name)
         return Response(status_code=200)
 
-    @app.get("/v2/models/{name}/versions/{version}/ready", responses=reads)
+    @app.get("/v2/models/{name}/versions/{version}/ready", response_class=Response, responses=reads)
     async def version_ready(name: str, version: str, client: Known) -> Response:
         _one(loader, name, version)
         return Response(status_code=200)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import random
 import shutil
 import threading
 import weakref
@@ -92,6 +94,8 @@ def test_a_model_is_loaded_asked_by_both_names_and_unloaded(start, expected):
     assert listed == ["small", "small/2"] and server.http.get("/v1/models/small").json()["id"] == "small"
     assert server.states() == {"broken/1": "UNAVAILABLE", "small/1": "UNAVAILABLE", "small/2": "READY"}
     assert server.http.get("/v2/models/small").json()["versions"] == ["2"]
+    assert server.http.get("/v2").json()["extensions"] == ["model_repository"]
+    assert [server.http.get(f"/v2/health/{which}").status_code for which in ("live", "ready")] == [200, 200]
     for path, status in (("", 200), ("/versions/2", 200), ("/versions/1", 404), ("/versions/9", 404)):
         assert server.http.get(f"/v2/models/small{path}/ready").status_code == status
     assert server.change("small", "unload").status_code == 200
@@ -175,7 +179,11 @@ def test_a_name_cannot_leave_the_repository(start, folder, tmp_path):
     (folder / "file" / "1" / "config.json").symlink_to(outside / "config.json")
     (folder / "loop").mkdir()
     (folder / "loop" / "1").symlink_to(folder / "loop" / "1")
+    shutil.copytree(folder / "small" / "1", folder / "pipe" / "1")
+    (folder / "pipe" / "1" / "model.safetensors").unlink()
+    os.mkfifo(folder / "pipe" / "1" / "model.safetensors")  # reading it never ends
     server = start()
+    assert "neither a file nor a folder" in server.change("pipe").json()["error"]["message"]
     for name in ("link", "inner", "file"):
         answer = server.change(name)
         assert answer.status_code == 400 and "leads out of the repository" in answer.json()["error"]["message"], name
@@ -235,6 +243,61 @@ def test_the_loop_serves_others_while_a_model_is_read(start, monkeypatch, expect
         assert loads.result(PATIENCE).status_code == 200
 
 
+def test_a_server_that_ends_does_not_wait_for_a_model(folder, monkeypatch):
+    begun, go, ended = threading.Event(), threading.Event(), []
+    real = loading.AsyncLLM
+
+    def slow(llm: LLM) -> object:
+        begun.set()
+        assert go.wait(PATIENCE)
+        engine = real(llm)
+        ended.append(engine)
+        return engine
+
+    monkeypatch.setattr(loading, "AsyncLLM", slow)
+    repository = Repository(folder, OPTIONS, Memory(ROOM), ())
+    with ThreadPoolExecutor(2) as pool, RunningServer(None, ServerConfig(port=0), repository) as running:
+        server = Server(running)
+        loads = [pool.submit(server.change, "small"), pool.submit(server.change, "small")]
+        assert begun.wait(PATIENCE)
+        running.stop()
+        assert [one.result(PATIENCE).status_code for one in loads] == [503, 503]
+    go.set()
+    wait_until(lambda: ended and not ended[0].llm.engine.is_open)  # what came too late was closed
+    assert running.models.loader.memory.free == ROOM
+
+
+def test_random_changes_from_many_clients_leave_nothing_behind(start, expected):
+    """Loads, unloads and questions at once: each is answered with one of its statuses."""
+    server = start(drain_seconds=0.2)
+    allowed = {"load": {200, 400}, "unload": {200}, "ask": {200, 404, 503}, "index": {200}}
+    seen, generator = [], random.Random(3)
+    plan = [
+        [generator.choice(["load", "load", "unload", "ask", "ask", "ask", "index"]) for _ in range(12)]
+        for _ in range(4)
+    ]
+
+    def run(steps: list[str]) -> None:
+        for number, step in enumerate(steps):
+            if step == "ask":
+                answer = server.ask(("small", "small/1", "small/2")[number % 3])
+                if answer.status_code == 200 and answer.json()["choices"][0]["finish_reason"] == "length":
+                    assert answer.json()["choices"][0]["text"] == expected
+            elif step == "index":
+                answer = server.http.post("/v2/repository/index", json={"ready": True})
+            else:
+                policy = {"version_policy": {"specific": {"versions": [1 + number % 2]}}}
+                answer = server.change("small", step, **({"config": json.dumps(policy)} if step == "load" else {}))
+            seen.append((step, answer.status_code))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, plan))
+    assert all(status in allowed[step] for step, status in seen), seen
+    assert server.change("small", "unload").status_code == 200
+    assert server.loader.memory.free == ROOM and not server.running.models.services
+    assert server.change("small").status_code == 200 and server.ask("small").json()["choices"][0]["text"] == expected
+
+
 @pytest.mark.parametrize("seconds, reason", [(60.0, "length"), (0.0, "abort")], ids=["in time", "at the limit"])
 def test_unloading_drains(start, seconds, reason):
     server = start(load=("small",), drain_seconds=seconds)
@@ -286,6 +349,17 @@ def test_what_does_not_fit_is_refused_with_the_numbers(start, folder):
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "no_room"
     assert f"{needs.weights / 1e6:.1f} MB for its weights" in message and "held: small/2" in message
     assert server.change("small", "unload").status_code == 200 and server.change("other").status_code == 200
+
+
+def test_two_models_answer_at_once_as_each_does_alone(start, folder, expected):
+    (folder / "large").mkdir()
+    (folder / "large" / "1").symlink_to(zoo.bundled()["tinyworld"])
+    server = start(load=("small", "large"))
+    alone = {name: server.ask(name, max_tokens=60).json()["choices"] for name in ("small", "large")}
+    with ThreadPoolExecutor(8) as pool:
+        names = ["small", "large"] * 8
+        together = list(pool.map(lambda name: server.ask(name, max_tokens=60).json()["choices"], names))
+    assert together == [alone[name] for name in names] and alone["small"] != alone["large"]
 
 
 def test_memory_is_shared_out():
