@@ -93,7 +93,8 @@ class Models:
             try:
                 await service.engine.check_health()
             except RuntimeError as error:
-                raise ApiError(503, str(error), code="unhealthy") from None
+                if service in self.services:  # it was not unloaded meanwhile
+                    raise ApiError(503, str(error), code="unhealthy") from None
 
     async def drain(self, seconds: float) -> None:
         """`Service.drain` for all of them."""
