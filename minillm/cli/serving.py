@@ -156,7 +156,8 @@ def serve(
             from ..serving.memory import Memory, default_memory, parse_bytes
             from ..serving.repository import Repository
 
-            for name, value in (("MODEL", model), ("--served-model-name", served_model_name)):
+            of_one = {"MODEL": model, "--served-model-name": served_model_name, "--lora": lora or None}
+            for name, value in of_one.items():
                 if value is not None:
                     raise ValueError(f"{name} {value!r} and --model-repository exclude each other; leave one out")
             total = default_memory(device) if memory is None else parse_bytes(memory)
