@@ -26,7 +26,7 @@ from minillm.serving.adapters import ServedAdapters
 from minillm.serving.config import ServerConfig
 from minillm.serving.errors import ApiError
 from minillm.serving.fields import PromptTokensDetails, Usage
-from minillm.serving.gate import Gate
+from minillm.serving.gate import SHUTTING_DOWN, Gate
 from minillm.serving.keys import Client
 from minillm.serving.turnstile import Turnstile
 
@@ -90,10 +90,10 @@ class Service:
         client.count_tokens(sum(request.num_prompt_tokens for request in requests))
         return Call(self, call_id, body.model or self.name, client, requests, reading, num_tokens)
 
-    async def drain(self, seconds: float) -> None:
+    async def drain(self, seconds: float, why: str = SHUTTING_DOWN) -> None:
         """Admit nothing more, and wait for what is under way; what has not ended after `seconds` is aborted, and its
-        clients get a last piece that says so."""
-        self.gate.is_closed = True
+        clients get a last piece that says so. `why` is what others are told."""
+        self.gate.close(why)
         deadline = time.monotonic() + seconds
         while self.calls and time.monotonic() < deadline:
             await asyncio.sleep(0.05)

@@ -168,6 +168,26 @@ def test_a_folder_that_changes_while_its_request_waits_ends_that_request_alone(w
     world.check(llm, ["rslora", None])
 
 
+def test_an_adapter_that_cannot_be_prepared_ends_its_request_alone(world, monkeypatch):
+    llm = world.llm(max_loras=2)
+    llm.add_lora(world.request("all"))
+
+    def prepare(ref, in_use):
+        raise AdapterError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.scheduler.gate, "prepare", prepare)
+        other = llm.submit(ids(0), GREEDY)
+        with pytest.raises(AdapterError, match="the disk is gone"):
+            llm.generate([ids(0), ids(1)], GREEDY, lora_request=[None, world.request("all")], **QUIET)
+        with pytest.raises(RuntimeError, match="aborted"):
+            llm.beam_search(ids(0), BeamSearchParams(beam_width=2, max_tokens=3), lora_request=world.request("all"))
+        while llm.step():
+            pass
+        assert other.output().outputs[0].token_ids == world.said[None][0]
+    world.check(llm, EVERYONE)
+
+
 def test_a_request_is_served_to_its_end_with_an_adapter_that_was_removed(world, tmp_path):
     folder = shutil.copytree(world.folders["all"], tmp_path / "all")
     llm = world.llm(max_loras=1, max_cpu_loras=1)
