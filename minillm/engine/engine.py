@@ -29,6 +29,7 @@ from minillm.engine.scheduler import KVCache, Scheduler
 from minillm.engine.speculation import DEFAULT_LENGTH, Speculation
 from minillm.engine.stats import StepStats, note_step
 from minillm.engine.step import Announcer, SchedulerOutput, StepResult
+from minillm.engine.step_log import StepLog
 from minillm.model.decoder import Decoder
 from minillm.sampling.grammar.failed import Compile
 from minillm.sampling.sampler import Sampler
@@ -89,6 +90,8 @@ class Engine:
         # Hears of every request id that ended without a delta: aborted from outside, or in a step that failed with an
         # error.
         self.on_end: Callable[[str, BaseException | None], None] = lambda request_id, error: None
+        # Each is told of every step when its tokens have been taken in, in the thread that steps (chapter 23).
+        self.step_logs: list[StepLog] = []
         self.kept: list[TokenDelta] = []  # of a step, when the one behind it failed; the next step returns them
         self.num_steps = 0
         self.stats = StepStats()  # of the last step
@@ -289,4 +292,6 @@ class Engine:
         for request, token_id in added:
             if token_id is not None:
                 request.token_times.append(now)
+        for log in tuple(self.step_logs):
+            log.add(self.scheduler, output, result, added, now)
         return deltas_of(added, result)

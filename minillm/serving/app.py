@@ -25,6 +25,7 @@ from minillm.serving.errors import KINDS, ApiError, ErrorAnswer, of_exception, o
 from minillm.serving.known import Known
 from minillm.serving.limits import Limits
 from minillm.serving.metrics import ServerMetrics
+from minillm.serving.page import add_page
 from minillm.serving.service import Call, Service
 from minillm.serving.sse import DONE, EventStream, answered, event
 from minillm.serving.tokens import add_token_paths
@@ -109,6 +110,8 @@ def create_app(engine: AsyncLLM, config: ServerConfig) -> FastAPI:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     add_token_paths(app, service, asks)
+    if config.page:
+        add_page(app, service)
     return app
 
 

@@ -22,6 +22,7 @@ from minillm.engine.reading import Piece, Reading
 from minillm.engine.request import Request
 from minillm.sampling.params import SamplingParams
 from minillm.serving.config import ServerConfig
+from minillm.serving.engine_room import EngineRoom
 from minillm.serving.errors import ApiError
 from minillm.serving.fields import PromptTokensDetails, Usage
 from minillm.serving.gate import Gate
@@ -62,6 +63,7 @@ class Service:
         self.gate = Gate(config.max_queued_requests, config.max_queued_tokens)
         self.metrics = ServerMetrics(self)
         self.turnstile = Turnstile()
+        self.room = EngineRoom(self)
         self.calls: set[Call] = set()  # under way
 
     async def call(self, body: Body, client: Client, num_prompts: int, prefix: str) -> Call:
@@ -153,6 +155,7 @@ class Call:
         self._num_completion = 0
         self._is_left = False
         service.calls.add(self)
+        service.room.note(self)
 
     def __enter__(self) -> Self:
         return self
