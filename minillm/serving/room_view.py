@@ -41,11 +41,12 @@ class Seen:
 
     request: Request
     number: int
-    arrived: int  # the first step after its arrival
+    arrived: int | None = None  # the first step after its arrival; None before the steps since then are summed up
     is_admitted: bool = False
     has_token: bool = False
     reach: int = 0  # how far any step has come in its tokens
-    ended: int | None = None  # the step
+    gone: int | None = None  # the last step that was known when it was found finished
+    ended: int | None = None  # its last step
     runs: list[list[Any]] = field(default_factory=list)  # since the last record
 
 
@@ -74,9 +75,15 @@ class RoomView:
             self._see(request)
         for step in steps:
             self._add(step)
-        gone = [one for one in self.seen.values() if one.ended is None and one.request.is_finished]
-        for one in gone:  # aborted, or at a stop string, between two steps
-            self._end(one)
+        for one in self.seen.values():
+            if one.ended is None and one.request.is_finished:
+                if one.gone is None:  # perhaps in a step that was not logged yet when `steps` were taken
+                    one.gone = self.step
+                else:  # no: it was aborted, or met a stop string, between two steps
+                    self._end(one, one.gone)
+            if one.arrived is None:
+                num_later = len(self._times) - bisect_right(self._times, one.request.arrival_time)
+                one.arrived = self.step - num_later + 1
         record = {
             "step": self.step,
             "first_step": first if steps else None,
@@ -113,7 +120,7 @@ class RoomView:
             if (one := self.seen.get(name)) is not None:
                 one.runs.append([one.number, "x", self.step, 1, 0, 0, 0])
         for request in step.ended:
-            self._end(self.seen[request.request_id])
+            self._end(self.seen[request.request_id], self.step)
 
     def _add_row(self, row: ScheduledRequest, accepted: int) -> None:
         one, drafted = self.seen.get(row.request_id), len(row.draft)
@@ -151,14 +158,12 @@ class RoomView:
         one = self.seen.get(request.request_id)
         if one is None:
             self._num_seen += 1
-            later = len(self._times) - bisect_right(self._times, request.arrival_time)
-            one = Seen(request, self._num_seen, self.step - later + 1)
-            self.seen[request.request_id] = one
+            one = self.seen[request.request_id] = Seen(request, self._num_seen)
         return one
 
-    def _end(self, one: Seen) -> None:
+    def _end(self, one: Seen, step: int) -> None:
         if one.ended is None:
-            one.ended = self.step
+            one.ended = step
             self.totals["aborted" if one.request.finish_reason in ("abort", "error") else "finished"] += 1
 
     def _state(self) -> dict[str, int]:

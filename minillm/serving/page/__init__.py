@@ -40,11 +40,11 @@ def add_page(app: FastAPI, service: Service) -> None:
     """The page without a key, since nothing in it is secret; the engine room with one, where there are keys."""
     files = {path.name: _answer(path) for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES}
 
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page(request: Request) -> Response:
         return _unless_known(request, files["index.html"])
 
-    @app.get("/page/{name}", include_in_schema=False)
+    @app.api_route("/page/{name}", methods=["GET", "HEAD"], include_in_schema=False)
     async def file(name: str, request: Request) -> Response:
         if name not in files:
             raise ApiError(404, f"there is no path {request.url.path}; /openapi.json lists those that are")

@@ -45,7 +45,7 @@ export async function send(path, { body, signal } = {}) {
 // The JSON of each server-sent event of an answer, until "[DONE]" or the end.
 export async function* events(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  let rest = "", isDone = false;
   try {
     for (;;) {
       const { value, done } = await reader.read();
@@ -55,8 +55,8 @@ export async function* events(answer) {
       for (const part of parts) {
         if (!part.startsWith("data: ")) continue; // a comment
         const data = part.slice(6);
-        if (data === "[DONE]") return;
-        yield JSON.parse(data);
+        isDone ||= data === "[DONE]"; // the end is read too: then the connection is used again
+        if (!isDone) yield JSON.parse(data);
       }
     }
   } finally {

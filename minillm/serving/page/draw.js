@@ -3,7 +3,7 @@
 // Every kind has a colour and a shape of its own: the colours are those of the book, told apart under every common kind
 // of colour blindness, and the shapes without any colour.
 
-const NAMES = ["ink", "quiet", "line", "paper", "decode", "on-decode", "prefill", "recompute", "accepted", "shared", "cached", "owned"];
+const NAMES = ["ink", "quiet", "line", "edge", "paper", "decode", "on-decode", "prefill", "recompute", "accepted", "shared", "cached", "owned"];
 export const KINDS = {
   p: "prefill",
   d: "decode",
@@ -110,17 +110,19 @@ export function drawBlock(context, ink, letter, x, y, size) {
     return;
   }
   context.lineWidth = 1;
-  context.strokeStyle = letter === "c" ? ink.cached : ink.line;
+  context.strokeStyle = letter === "c" ? ink.cached : ink.edge;
+  if (letter === "c") context.globalAlpha = 0.7;
   context.strokeRect(x + 0.5, y + 0.5, inner - 1, inner - 1);
   if (letter === "c") {
-    context.globalAlpha = 0.25;
+    context.globalAlpha = 0.22;
     context.fillStyle = ink.cached;
     context.fillRect(x, y, inner, inner);
-    context.globalAlpha = 1;
+    context.globalAlpha = 0.7;
     context.beginPath();
     context.moveTo(x, y + inner);
     context.lineTo(x + inner, y);
     context.stroke();
+    context.globalAlpha = 1;
   }
 }
 
@@ -146,12 +148,13 @@ export function drawBlocks(canvas, ink, blocks) {
 
 // The tape: above, how many run and wait in each step; below, one row for each place in the batch.
 export function drawTape(canvas, ink, tape, { right, perStep, selected }) {
-  const width = canvas.clientWidth, height = Math.min(300, Math.max(220, width * 0.42)), chart = 46;
-  const context = sized(canvas, width, height);
+  const width = canvas.clientWidth, chart = 46;
   const left = right - width / perStep, x = (step) => (step - left) * perStep;
   const visible = tape.between(left, right);
   const rows = Math.max(8, ...visible.map((one) => one.row + 1));
-  const pitch = Math.min(22, (height - chart - 10) / rows), h = Math.max(2, pitch - (pitch > 8 ? 4 : 1));
+  const pitch = rows <= 8 ? 22 : rows <= 16 ? 15 : rows <= 32 ? 9 : 5, h = pitch - (pitch > 8 ? 3 : 1);
+  const height = Math.max(chart + 10 + rows * pitch, Math.min(canvas.clientHeight, 340)); // it grows, and stays
+  const context = sized(canvas, width, height);
   drawChart(context, ink, tape.counts(Math.floor(left), Math.ceil(right)), x, perStep, chart, width);
   context.strokeStyle = ink.line;
   context.lineWidth = 1;
@@ -177,6 +180,12 @@ export function drawTape(canvas, ink, tape, { right, perStep, selected }) {
     if (one.ended != null) drawEnd(context, ink.ink, one.isCut, x(one.ended + 1), y, h);
     label(context, ink, one, x, y, h);
   }
+  if (!tape.last) {
+    context.fillStyle = ink.quiet;
+    context.font = "13px system-ui, sans-serif";
+    context.textBaseline = "middle";
+    context.fillText("No step yet: send a message, or some load.", 8, chart + 10 + 1.5 * pitch);
+  }
   if (selected != null) {
     context.strokeStyle = ink.ink;
     context.lineWidth = 1.5;
@@ -190,7 +199,7 @@ function detail(context, ink, run, x, y, h, perStep) {
     context.fillStyle = ink.accepted;
     context.fillRect(x(run.first), y, run.steps * perStep, Math.max(2, h * 0.18));
   }
-  if (perStep < 5) return;
+  if (perStep < 4) return;
   context.fillStyle = ink.paper;
   for (let step = run.first + 1; step <= run.first + run.steps; step++) context.fillRect(x(step) - 1, y, 1, h);
 }
@@ -219,7 +228,7 @@ function drawChart(context, ink, counts, x, perStep, height, width) {
   context.lineTo(width, height + 0.5);
   context.stroke();
   for (const { step, running, waiting } of counts) {
-    const w = Math.max(1, perStep - (perStep >= 5 ? 1 : 0));
+    const w = Math.max(1, perStep - (perStep >= 4 ? 1 : 0));
     if (running) {
       context.fillStyle = ink.decode;
       context.fillRect(x(step), height - running * unit, w, running * unit);

@@ -14,7 +14,7 @@ const still = matchMedia("(prefers-reduced-motion: reduce)");
 const tape = new Tape();
 let record = null; // the newest
 let ink = null;
-let zoom = 3;
+let zoom = 2;
 let right = 0; // the step at the right edge, on its way to the newest
 let selected = null; // the step that is looked at; null: the newest
 let playing = null;
@@ -64,7 +64,7 @@ async function connect() {
           said = told.closed === "draining" ? "The server is shutting down" : "The engine room has closed";
           break;
         }
-        if (!record) state("Live", true);
+        if (!record) opened(told);
         wait = 500;
         take(told);
       }
@@ -90,6 +90,12 @@ function state(text, isLive) {
   $("room-state").textContent = `${isLive ? "●" : "○"} ${text}`;
   $("room-state").classList.toggle("live", isLive);
   if (!isLive) showTiles(null);
+}
+
+function opened(told) {
+  state("Live", true);
+  $("tape-limits").textContent = "A row is a place in the batch, a column is one step of the engine: " +
+    `up to ${count(told.max_num_seqs, "request")} and ${count(told.max_num_batched_tokens, "token")}.`;
 }
 
 function take(told) {
@@ -175,17 +181,17 @@ function showTable() {
 }
 
 function rowOf(one, did, step) {
-  const { told } = one, isLive = selected == null;
+  const { told } = one, output = selected == null ? told.output : tape.outputAt(one, step);
   const ended = one.ended != null && one.ended <= step;
   const state = ended ? REASONS[told.reason] ?? told.reason : did ? "running" : one.runs.length && one.runs[0].first <= step ? "preempted" : "waiting";
-  const bar = make("progress", { max: told.max_tokens, value: told.output, ariaLabel: "tokens of the answer" });
+  const bar = make("progress", { max: told.max_tokens, value: output, ariaLabel: "tokens of the answer" });
   return make("tr", { className: `is-${state.split(" ")[0]}` },
     make("th", { scope: "row" }, one.name, told.sample ? make("span", { className: "quiet", textContent: ` sample ${told.sample + 1}` }) : null,
       told.adapter ? make("span", { className: "quiet", textContent: ` ${told.adapter}` }) : null),
     make("td", { textContent: state }),
     make("td", { className: did ? `did-${KINDS[did.kind]}` : "" }, did ? stepText(did) : "–"),
     make("td", { className: "number", textContent: told.cached ? `${told.prompt} (${told.cached} cached)` : told.prompt }),
-    make("td", { className: "number" }, `${told.output} `, bar, isLive ? "" : make("span", { className: "quiet", textContent: " now" })),
+    make("td", { className: "number" }, `${output} `, bar),
     make("td", { className: "number", textContent: told.state === "running" ? told.blocks : "–" }));
 }
 

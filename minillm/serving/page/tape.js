@@ -80,6 +80,17 @@ export class Tape {
     return run ? { kind: run.kind, tokens: run.tokens / run.steps, drafted: run.drafted / run.steps, accepted: run.accepted / run.steps } : null;
   }
 
+  // How many tokens its answer had after a step: those of now, less what came later.
+  outputAt(one, step) {
+    let later = 0;
+    for (const run of one.runs) {
+      if (run.kind !== "d") continue;
+      const steps = Math.min(run.steps, Math.max(0, run.first + run.steps - 1 - step));
+      later += (steps * (run.steps + run.accepted)) / run.steps;
+    }
+    return Math.max(0, one.told.output - Math.round(later));
+  }
+
   // Those that were there in a step, the ones in the batch first.
   present(step) {
     const found = [];

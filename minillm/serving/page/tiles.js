@@ -4,19 +4,18 @@ import { $, duration, make } from "./dom.js";
 
 const WINDOW = 1.0; // seconds, of which a rate is the mean
 const TILES = [
-  ["speed", "Tokens a second"],
+  ["speed", "Tokens/s"],
   ["running", "Running"],
   ["waiting", "Waiting"],
-  ["each", "Tokens a step"],
-  ["step", "A step takes"],
-  ["ttft", "TTFT, median"],
-  ["blocks", "Blocks owned"],
+  ["step", "Step"],
+  ["ttft", "TTFT"],
+  ["blocks", "Blocks"],
   ["hits", "Prefix hits"],
-  ["drafts", "Drafts accepted"],
-  ["preempted", "Preemptions"],
+  ["drafts", "Drafts"],
 ];
 
 let past = []; // {time, totals}, the newest last
+let peak = 0; // tokens a second
 let timer = null;
 
 export function startTiles() {
@@ -29,6 +28,7 @@ export function showTiles(record) {
   clearTimeout(timer);
   if (!record) {
     past = [];
+    peak = 0;
     for (const [name] of TILES) set(name, "–");
     return;
   }
@@ -43,19 +43,23 @@ function show(record) {
   const first = past[0], { totals } = record;
   const seconds = record.time - first.time, steps = totals.steps - first.totals.steps;
   if (seconds > 0) speed((totals.generated - first.totals.generated) / seconds);
-  if (steps) set("each", ((totals.tokens - first.totals.tokens) / steps).toFixed(1));
-  if (record.step_seconds) set("step", duration(record.step_seconds), `${Math.round(1 / record.step_seconds).toLocaleString("en")} a second`);
-  set("running", record.running, `of ${record.max_num_seqs}`);
-  set("waiting", record.waiting);
-  set("ttft", record.ttft ? duration(record.ttft.p50) : "–", record.ttft && `last ${duration(record.ttft.last)}`);
+  const each = steps && ((totals.tokens - first.totals.tokens) / steps).toFixed(1);
+  if (record.step_seconds) set("step", duration(record.step_seconds), `${each} tokens`);
+  set("running", number(record.running), `of ${number(record.max_num_seqs)}`);
+  set("waiting", number(record.waiting), `${number(totals.preempted)} preempted`);
+  set("ttft", record.ttft ? duration(record.ttft.p50) : "–", record.ttft ? `p90 ${duration(record.ttft.p90)}` : "no request yet");
   const owned = record.blocks.owned + record.blocks.shared;
-  set("blocks", share(owned, record.blocks.total), `${owned.toLocaleString("en")} of ${record.blocks.total.toLocaleString("en")}`);
-  set("hits", totals.prompt ? share(totals.cached, totals.prompt) : "–", totals.prompt && `${totals.cached.toLocaleString("en")} tokens`);
-  set("drafts", totals.drafted ? share(totals.accepted, totals.drafted) : "none", totals.drafted && `${totals.accepted.toLocaleString("en")} of ${totals.drafted.toLocaleString("en")}`);
-  set("preempted", totals.preempted);
+  set("blocks", share(owned, record.blocks.total), `${number(owned)} owned`);
+  set("hits", totals.prompt ? share(totals.cached, totals.prompt) : "–", `${number(totals.cached)} tokens`);
+  set("drafts", totals.drafted ? share(totals.accepted, totals.drafted) : "–", totals.drafted ? "accepted" : "none made");
 }
 
-const speed = (value) => set("speed", Math.round(value).toLocaleString("en"), "generated");
+function speed(value) {
+  peak = Math.max(peak, value);
+  set("speed", number(Math.round(value)), `peak ${number(Math.round(peak))}`);
+}
+
+const number = (value) => value.toLocaleString("en");
 
 function share(part, whole) {
   const percent = (100 * part) / whole;
