@@ -27,7 +27,7 @@ from minillm.engine.request import Request
 from minillm.engine.runner import ModelRunner
 from minillm.engine.scheduler import KVCache, Scheduler
 from minillm.engine.speculation import DEFAULT_LENGTH, Speculation
-from minillm.engine.stats import StepStats, note_step
+from minillm.engine.stats import StepStats, note_step, note_tokens
 from minillm.engine.step import Announcer, SchedulerOutput, StepResult
 from minillm.engine.step_log import StepLog
 from minillm.model.decoder import Decoder
@@ -90,8 +90,7 @@ class Engine:
         # Hears of every request id that ended without a delta: aborted from outside, or in a step that failed with an
         # error.
         self.on_end: Callable[[str, BaseException | None], None] = lambda request_id, error: None
-        # Each is told of every step when its tokens have been taken in, in the thread that steps (chapter 23).
-        self.step_logs: list[StepLog] = []
+        self.step_logs: list[StepLog] = []  # each is told of every step, in the thread that takes it
         self.kept: list[TokenDelta] = []  # of a step, when the one behind it failed; the next step returns them
         self.num_steps = 0
         self.stats = StepStats()  # of the last step
@@ -288,10 +287,5 @@ class Engine:
             except BaseException as error:
                 end_all(self, error)
                 raise
-        now = self.clock()
-        for request, token_id in added:
-            if token_id is not None:
-                request.token_times.append(now)
-        for log in tuple(self.step_logs):
-            log.add(self.scheduler, output, result, added, now)
+        note_tokens(self, output, result, added)
         return deltas_of(added, result)

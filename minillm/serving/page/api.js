@@ -48,7 +48,9 @@ export async function* events(answer) {
   let rest = "", isDone = false;
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch((error) => {
+        throw error.name === "AbortError" ? error : new ApiError(0, "The connection was lost.");
+      });
       if (done) return;
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();

@@ -190,9 +190,14 @@ function rowOf(one, did, step) {
       told.adapter ? make("span", { className: "quiet", textContent: ` ${told.adapter}` }) : null),
     make("td", { textContent: state }),
     make("td", { className: did ? `did-${KINDS[did.kind]}` : "" }, did ? stepText(did) : "–"),
-    make("td", { className: "number", textContent: told.cached ? `${told.prompt} (${told.cached} cached)` : told.prompt }),
+    make("td", { className: "number", textContent: promptText(told) }),
     make("td", { className: "number" }, `${output} `, bar),
     make("td", { className: "number", textContent: told.state === "running" ? told.blocks : "–" }));
+}
+
+function promptText({ prompt, cached, computed, state }) {
+  const done = state === "running" && computed < prompt ? `${computed} of ${prompt}` : prompt;
+  return cached ? `${done} (${cached} cached)` : done;
 }
 
 const REASONS = { stop: "finished", length: "finished at its limit", abort: "aborted", error: "failed" };
