@@ -44,7 +44,7 @@ def note_step(engine: Engine, output: SchedulerOutput) -> StepStats:
 def note_tokens(
     engine: Engine, output: SchedulerOutput, result: StepResult, added: Sequence[tuple[Request, int | None]]
 ) -> None:
-    """The tokens that the scheduler took of a step's result: when they came, and for those who watch, whose they are."""
+    """When the tokens came that the scheduler took of a step, and, for those who watch, whose they are."""
     now = engine.clock()
     for request, token_id in added:
         if token_id is not None:
