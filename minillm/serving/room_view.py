@@ -49,6 +49,14 @@ class Seen:
     ended: int | None = None  # its last step
     runs: list[list[Any]] = field(default_factory=list)  # since the last record
 
+    @property
+    def state(self) -> str:
+        """Its status; one that may have ended in a step that is not known yet still runs."""
+        status = self.request.status
+        if status is RequestStatus.FINISHED and self.ended is None:
+            status = RequestStatus.RUNNING
+        return status.value
+
 
 class RoomView:
     """Sums up steps. All methods belong to one thread; the engine goes on meanwhile."""
@@ -195,10 +203,9 @@ class RoomView:
 
     def _requests(self, tags: Mapping[str, str]) -> dict[str, Any]:
         """Those that run, that have ended since the last record, and that wait: some of each."""
-        by_state: dict[str, list[Seen]] = {"running": [], "ended": [], "waiting": []}
+        by_state: dict[str, list[Seen]] = {"running": [], "finished": [], "waiting": []}
         for one in self.seen.values():
-            running = one.request.status is RequestStatus.RUNNING
-            by_state["ended" if one.ended is not None else "running" if running else "waiting"].append(one)
+            by_state[one.state if one.state in by_state else "waiting"].append(one)
         listed = [one for some in by_state.values() for one in some[:MOST_LISTED]]
         return {
             "requests": [self._told(one, tags) for one in listed],
@@ -211,7 +218,7 @@ class RoomView:
         table = getattr(record, "table", None)
         told = {
             "number": one.number,
-            "state": "finished" if one.ended is not None else request.status.value,
+            "state": one.state,
             "prompt": request.num_prompt_tokens,
             "cached": request.num_cached_tokens,
             "computed": min(request.num_computed_tokens, request.num_prompt_tokens),

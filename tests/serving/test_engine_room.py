@@ -25,7 +25,7 @@ from minillm.serving.run import RunningServer
 from .conftest import MODEL, PATIENCE, settle, wait_until
 
 SECRET, USER, PROMPT = "sk-of-nobody-else", "ann-of-green-gables", "The purple elephant"
-BODY = {"model": MODEL, "prompt": PROMPT, "max_tokens": 20, "ignore_eos": True, "temperature": 0}
+BODY = {"model": MODEL, "prompt": PROMPT, "max_tokens": 20, "ignore_eos": True, "temperature": 1}
 
 
 class Watcher:
