@@ -25,7 +25,6 @@ def say(page, text: str) -> None:
 def begin(page, text: str) -> None:
     page.fill("#message", text)
     page.press("#message", "Enter")
-    page.wait_for_selector("#stop:enabled")
 
 
 def answers(page) -> list[str]:

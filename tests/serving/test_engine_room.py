@@ -26,6 +26,7 @@ from .conftest import MODEL, PATIENCE, settle, wait_until
 
 SECRET, USER, PROMPT = "sk-of-nobody-else", "ann-of-green-gables", "The purple elephant"
 BODY = {"model": MODEL, "prompt": PROMPT, "max_tokens": 20, "ignore_eos": True, "temperature": 1}
+HTTP = httpx.Client(timeout=PATIENCE)
 
 
 class Watcher:
@@ -70,13 +71,13 @@ def connect(server: RunningServer, key: str | None = None) -> socket.socket:
     host, port = server.socket.getsockname()[:2]
     connection = socket.create_connection((host, port), timeout=PATIENCE)
     authorization = "" if key is None else f"Authorization: Bearer {key}\r\n"
-    connection.sendall(f"GET /engine_room HTTP/1.1\r\nHost: x\r\n{authorization}\r\n".encode())
+    connection.sendall(f"GET /engine_room HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{authorization}\r\n".encode())
     return connection
 
 
 def ask(server: RunningServer, key: str | None = None, **body: object) -> dict:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    answer = httpx.post(f"{server.url}/v1/completions", json=BODY | body, headers=headers, timeout=PATIENCE)
+    answer = HTTP.post(f"{server.url}/v1/completions", json=BODY | body, headers=headers)
     assert answer.status_code == 200, answer.text
     return answer.json()
 

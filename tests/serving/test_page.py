@@ -29,19 +29,19 @@ def test_the_page_needs_nothing_from_elsewhere():
 
 
 def test_what_is_sent_and_what_it_forbids(serve):
-    url = serve().url
+    http = httpx.Client(base_url=serve().url)
     for path in ("/", *(f"/page/{asset.name}" for asset in ASSETS)):
-        answer = httpx.get(url + path)
+        answer = http.get(path)
         policy = answer.headers["content-security-policy"]
         assert answer.status_code == 200 and "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
         assert "unsafe" not in policy and "*" not in policy and "http" not in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
-        again = httpx.get(url + path, headers={"If-None-Match": answer.headers["etag"]})
+        again = http.get(path, headers={"If-None-Match": answer.headers["etag"]})
         assert again.status_code == 304 and not again.content
-        assert httpx.head(url + path).status_code == 200
-    assert httpx.get(url + "/").headers["content-type"] == "text/html; charset=utf-8"
+        assert http.head(path).status_code == 200
+    assert http.get("/").headers["content-type"] == "text/html; charset=utf-8"
     for path in ("/page/__init__.py", "/page/..%2fapp.py", "/page/", "/page/none.js"):
-        assert httpx.get(url + path).status_code == 404, path
+        assert http.get(path).status_code == 404, path
 
 
 def test_without_the_page_there_is_no_page(serve):
@@ -131,12 +131,12 @@ def test_hostile_text_is_only_text(visit, server):
 
 def test_an_error_is_told_in_the_words_of_the_server(visit, server):
     page = visit(server)
-    settings(page, max_tokens="5000")
+    settings(page, max_tokens="-3")
     say(page, "Hello!")
     said = page.locator(".error").text_content()
     expected = httpx.post(
         f"{server.url}/v1/chat/completions",
-        json={"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 5000, "temperature": 0.7},
+        json={"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": -3, "temperature": 0.7},
     )
     assert expected.status_code == 400 and expected.json()["error"]["message"] in said
     settings(page, max_tokens="9")

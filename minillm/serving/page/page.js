@@ -38,6 +38,7 @@ async function listModels() {
 
 chooseColours();
 $("key-button").addEventListener("click", () => askForKey("This key is sent with every request of this page."));
+$("key-cancel").addEventListener("click", () => $("key-dialog").close("cancel"));
 $("settings").addEventListener("toggle", () => $("settings").open && listModels().catch(() => {}));
 startChat();
 startLoad();
