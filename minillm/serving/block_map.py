@@ -9,11 +9,12 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from minillm.kv_cache.block_pool import BlockPool
+from minillm.kv_cache.block_pool import NULL_BLOCK, BlockPool
 
 MOST = 4096  # states that are sent; of more blocks, several share one
 LETTERS = np.array(["f", "o", "s", "c"])  # of the states 0 to 3
@@ -49,6 +50,17 @@ def block_map(pool: BlockPool) -> dict[str, Any]:
         "blocks_each": blocks_each,
         "map": _run_lengths(shown),
     }
+
+
+def ranges(table: Sequence[int]) -> str:
+    """The blocks of a table, without the null block: "3-5,9"."""
+    parts: list[list[int]] = []
+    for block in sorted(set(table) - {NULL_BLOCK}):
+        if parts and parts[-1][-1] == block - 1:
+            parts[-1][1:] = [block]
+        else:
+            parts.append([block])
+    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 def _run_lengths(states: np.ndarray) -> str:

@@ -25,7 +25,7 @@ from minillm.engine.request import Request, RequestStatus
 from minillm.engine.serving_counters import adapter_of
 from minillm.engine.step import ScheduledRequest
 from minillm.engine.step_log import LoggedStep
-from minillm.serving.block_map import block_map
+from minillm.serving.block_map import block_map, ranges
 
 MOST_LISTED = 64  # requests of each state
 REMEMBERED_STEPS = 8192  # whose times say when a request arrived
@@ -233,6 +233,7 @@ class RoomView:
             "sample": request.index,
             "preemptions": request.num_preemptions,
             "adapter": adapter_of(request),
+            "table": ranges(list(table)) if table and one.state == "running" else None,
             "tag": tags.get(request.group_id),
         }
         return told | {name: value for name, value in optional.items() if value}

@@ -12,12 +12,7 @@ from typing import Self
 
 import httpx
 
-from minillm.engine.llm import LLM
-from minillm.engine.step_log import StepLog
-from minillm.kv_cache.block_pool import BlockPool
-from minillm.sampling.params import SamplingParams
 from minillm.serving import engine_room as room_module
-from minillm.serving.block_map import block_map
 from minillm.serving.keys import Key
 from minillm.serving.room_view import RoomView
 from minillm.serving.run import RunningServer
@@ -149,7 +144,9 @@ def test_requests_that_wait_and_run_are_told(serve, engine):
             assert [one.result()["usage"]["completion_tokens"] for one in asking] == [40, 40, 40]
     finally:
         engine.thread.resume()
-    assert [one["state"] for one in requests] == ["running"] * 3 and all(one["blocks"] for one in requests)
+    assert [one["state"] for one in requests] == ["running"] * 3 and all(
+        one["blocks"] and one["table"] for one in requests
+    )
     assert blocks["owned"] == sum(one["blocks"] for one in requests)
 
 
@@ -276,62 +273,3 @@ def test_a_failure_of_the_room_is_told_and_harms_nobody(serve, engine, monkeypat
     watcher.wait()
     assert watcher.records == [{"closed": "failed"}] and engine.llm.engine.step_logs == []
     assert ask(server)["usage"]["completion_tokens"] == 20
-
-
-def test_preempted_requests_are_told_and_what_they_compute_again():
-    llm = LLM(MODEL, dtype="float32", device="cpu", num_kv_blocks=12, max_num_seqs=4, max_num_batched_tokens=64)
-    view, log = RoomView(llm.engine), StepLog()
-    llm.engine.step_logs.append(log)
-    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-    sinks = [llm.submit([7 + place] * 30, params) for place in range(4)]
-    records = []
-    while llm.step():
-        if llm.engine.num_steps % 7 == 0:
-            records.append(view.record(log.take()))
-    records.append(view.record(log.take()))
-    totals = view.totals
-    assert totals["preempted"] == sum(sink.num_preemptions for sink in sinks) > 0
-    assert totals["recomputed"] > 0 and len(runs_of(records, "x")) == totals["preempted"]
-    assert totals["generated"] == 4 * 60 and totals["finished"] == 4
-    assert totals["tokens"] == sum(run[4] for run in runs_of(records))
-    computed = totals["prefill"] + totals["cached"] + totals["decoded"]
-    assert computed >= 4 * (30 + 59)
-
-
-def test_draft_tokens_are_told():
-    speculative_config = {"method": "ngram", "num_speculative_tokens": 3}
-    llm = LLM(MODEL, dtype="float32", device="cpu", num_kv_blocks=50, speculative_config=speculative_config)
-    view, log = RoomView(llm.engine), StepLog()
-    llm.engine.step_logs.append(log)
-    llm.generate(
-        "Once", SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logit_bias={20: 100.0}), use_tqdm=False
-    )
-    record = view.record(log.take())
-    metrics = llm.engine.speculation.metrics
-    totals = record["totals"]
-    assert (totals["drafted"], totals["accepted"]) == (metrics.num_draft_tokens, metrics.num_accepted_tokens)
-    assert totals["generated"] == 30 and 0 < totals["accepted"] == sum(run[6] for run in record["runs"])
-
-
-def test_the_block_map_names_each_block():
-    pool = BlockPool(10)
-    _, two, three, _ = pool.allocate(4)
-    pool.touch([two])
-    pool.cache(three, b"hash")
-    pool.free([three])
-    told = block_map(pool)
-    assert told["map"] == "osco" and told["blocks_each"] == 1
-    assert [told[name] for name in ("total", "free", "cached", "owned", "shared")] == [10, 6, 1, 2, 1]
-    assert block_map(BlockPool(3))["map"] == ""
-
-
-def test_many_blocks_share_a_letter(monkeypatch):
-    monkeypatch.setattr("minillm.serving.block_map.MOST", 4)
-    pool = BlockPool(100)
-    blocks = pool.allocate(10)
-    pool.free(blocks[3:9])  # o o o | f f f | f f f | o
-    pool.touch([blocks[1]])
-    pool.cache(blocks[4], b"hash")
-    told = block_map(pool)
-    assert (told["map"], told["blocks_each"]) == ("scfo", 3)
-    assert told["owned"] == 3 and told["shared"] == 1 and told["cached"] == 1

@@ -131,8 +131,16 @@ export function statesOf(map) {
   return [...map.matchAll(/([a-z])(\d*)/g)].flatMap(([, letter, times]) => Array(Number(times || 1)).fill(letter));
 }
 
-// The map; returns how many blocks are left out behind it, all of them free.
-export function drawBlocks(canvas, ink, blocks) {
+// "3-5,9" is the numbers 3, 4, 5 and 9.
+function numbersOf(ranges) {
+  return ranges.split(",").flatMap((range) => {
+    const [first, last] = range.split("-").map(Number);
+    return Array.from({ length: (last ?? first) - first + 1 }, (_, place) => first + place);
+  });
+}
+
+// The map, with the blocks of one request framed; returns how many are left out behind it, all of them free.
+export function drawBlocks(canvas, ink, blocks, table) {
   const width = canvas.clientWidth, states = statesOf(blocks.map);
   const least = Math.min(256, Math.ceil(blocks.total / blocks.blocks_each));
   const number = Math.max(states.length, least);
@@ -143,11 +151,17 @@ export function drawBlocks(canvas, ink, blocks) {
   for (let place = 0; place < drawn; place++) {
     drawBlock(context, ink, states[place] ?? "f", (place % columns) * size, Math.floor(place / columns) * size, size);
   }
+  context.strokeStyle = ink.ink;
+  context.lineWidth = 2;
+  for (const block of table ? numbersOf(table) : []) {
+    const place = Math.floor((block - 1) / blocks.blocks_each);
+    context.strokeRect((place % columns) * size, Math.floor(place / columns) * size, size - 1, size - 1);
+  }
   return Math.max(0, blocks.total - drawn * blocks.blocks_each);
 }
 
 // The tape: above, how many run and wait in each step; below, one row for each place in the batch.
-export function drawTape(canvas, ink, tape, { right, perStep, selected }) {
+export function drawTape(canvas, ink, tape, { right, perStep, selected, picked }) {
   const width = canvas.clientWidth, chart = 46;
   const left = right - width / perStep, x = (step) => (step - left) * perStep;
   const visible = tape.between(left, right);
@@ -179,6 +193,12 @@ export function drawTape(canvas, ink, tape, { right, perStep, selected }) {
     }
     if (one.ended != null) drawEnd(context, ink.ink, one.isCut, x(one.ended + 1), y, h);
     label(context, ink, one, x, y, h);
+    if (one.told.number === picked) {
+      context.strokeStyle = ink.ink;
+      context.lineWidth = 1.5;
+      const from = x(one.runs[0].first);
+      context.strokeRect(from, y - 1, x((one.ended ?? tape.last) + 1) - from, h + 2);
+    }
   }
   if (!tape.last) {
     context.fillStyle = ink.quiet;

@@ -1,14 +1,14 @@
 // The engine room: the records of the server, as numbers, a tape, a table and a map. Built in chapter 23.
 
 import { ApiError, events, send } from "./api.js";
-import { $, count, duration, make } from "./dom.js";
-import { KINDS, LETTERS, colours, drawBlock, drawBlocks, drawEnd, drawRun, drawTape, sized } from "./draw.js";
+import { $, count, make } from "./dom.js";
+import { LETTERS, colours, drawBlock, drawBlocks, drawEnd, drawRun, drawTape, sized } from "./draw.js";
+import { showRows } from "./rows.js";
 import { Tape } from "./tape.js";
 import { showTiles, startTiles } from "./tiles.js";
 
 const ZOOM = [2, 3, 4, 6, 9, 14, 22]; // pixels a step
 const SLOW = 160; // ms a step, in slow motion
-const MOST_ROWS = 40;
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 const tape = new Tape();
@@ -17,6 +17,7 @@ let ink = null;
 let zoom = 2;
 let right = 0; // the step at the right edge, on its way to the newest
 let selected = null; // the step that is looked at; null: the newest
+let picked = null; // the number of the request whose blocks are marked
 let playing = null;
 let drawing = false;
 
@@ -121,6 +122,13 @@ function look(step) {
   draw();
 }
 
+function pick(number) {
+  picked = picked === number ? null : number;
+  showTable();
+  showBlocks();
+  draw();
+}
+
 function play() {
   if (!tape.last) return;
   if (selected == null || selected >= tape.last) look(begin());
@@ -158,7 +166,7 @@ function draw() {
     if (selected != null) goal = Math.min(goal, Math.max(width, Math.round(selected + width / 3)));
     const far = goal - right;
     right = still.matches || Math.abs(far) < 0.5 || Math.abs(far) > 3 * width ? goal : right + far * 0.25;
-    drawTape($("tape"), ink, tape, { right, perStep: ZOOM[zoom], selected });
+    drawTape($("tape"), ink, tape, { right, perStep: ZOOM[zoom], selected, picked });
     if (right !== goal) draw();
   });
 }
@@ -173,48 +181,17 @@ function showTable() {
     : "No step yet. Send a message, or some load.";
   $("table-said").textContent = said;
   $("tape-said").textContent = said;
-  const rows = present.slice(0, MOST_ROWS).map(({ one, did }) => rowOf(one, did, step));
-  if (present.length > MOST_ROWS) {
-    rows.push(make("tr", {}, make("td", { colSpan: 6, textContent: `and ${present.length - MOST_ROWS} more` })));
-  }
-  $("rows").replaceChildren(...rows);
-}
-
-function rowOf(one, did, step) {
-  const { told } = one, output = selected == null ? told.output : tape.outputAt(one, step);
-  const ended = one.ended != null && one.ended <= step;
-  const state = ended ? REASONS[told.reason] ?? told.reason : did ? "running" : one.runs.length && one.runs[0].first <= step ? "preempted" : "waiting";
-  const bar = make("progress", { max: told.max_tokens, value: output, ariaLabel: "tokens of the answer" });
-  return make("tr", { className: `is-${state.split(" ")[0]}` },
-    make("th", { scope: "row" }, one.name, told.sample ? make("span", { className: "quiet", textContent: ` sample ${told.sample + 1}` }) : null,
-      told.adapter ? make("span", { className: "quiet", textContent: ` ${told.adapter}` }) : null),
-    make("td", { textContent: state }),
-    make("td", { className: did ? `did-${KINDS[did.kind]}` : "" }, did ? stepText(did) : "–"),
-    make("td", { className: "number", textContent: promptText(told) }),
-    make("td", { className: "number" }, `${output} `, bar),
-    make("td", { className: "number", textContent: told.state === "running" ? told.blocks : "–" }));
-}
-
-function promptText({ prompt, cached, computed, state }) {
-  const done = state === "running" && computed < prompt ? `${computed} of ${prompt}` : prompt;
-  return cached ? `${done} (${cached} cached)` : done;
-}
-
-const REASONS = { stop: "finished", length: "finished at its limit", abort: "aborted", error: "failed" };
-
-function stepText({ kind, tokens, drafted, accepted }) {
-  const number = (value) => (Number.isInteger(value) ? value : value.toFixed(1));
-  if (kind !== "d") return `${KINDS[kind]} ${number(tokens)}`;
-  return drafted ? `decode 1 + ${number(drafted)} drafts, ${number(accepted)} accepted` : `decode ${number(tokens)}`;
+  showRows($("rows"), present, tape, selected, picked, pick);
 }
 
 function showBlocks() {
   const { blocks } = record;
-  const left = drawBlocks($("blocks"), ink, blocks);
+  const left = drawBlocks($("blocks"), ink, blocks, record.requests.find((one) => one.number === picked)?.table);
   for (const name of Object.values(LETTERS)) {
     $("blocks-legend").querySelector(`.${name} b`).textContent = blocks[name].toLocaleString("en");
   }
   const parts = [`${count(blocks.total, "block")} of ${record.block_size} tokens`];
+  if (picked != null) parts.push(`those of request ${picked} are framed`);
   if (blocks.blocks_each > 1) parts.push(`each square stands for ${blocks.blocks_each} of them and shows the busiest`);
   if (left) parts.push(`${count(left, "free one")} at the end not drawn`);
   $("blocks-said").textContent = `${parts.join("; ")}.`;
