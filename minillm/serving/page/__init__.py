@@ -15,7 +15,7 @@ from fastapi.responses import Response
 
 from minillm.serving.errors import ApiError
 from minillm.serving.known import Known
-from minillm.serving.service import Service
+from minillm.serving.models import Models
 from minillm.serving.sse import EventStream
 
 FOLDER = Path(__file__).parent
@@ -36,7 +36,7 @@ HEADERS = {
 }
 
 
-def add_page(app: FastAPI, service: Service) -> None:
+def add_page(app: FastAPI, models: Models) -> None:
     """The page without a key, since nothing in it is secret; the engine room with one, where there are keys."""
     files = {path.name: _answer(path) for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES}
 
@@ -51,9 +51,11 @@ def add_page(app: FastAPI, service: Service) -> None:
         return _unless_known(request, files[name])
 
     @app.get("/engine_room", include_in_schema=False)  # a stream without an end is no answer to try out
-    async def engine_room(client: Known) -> Response:
-        service.room.check_room()
-        return EventStream(service.room.watch())
+    async def engine_room(client: Known, model: str | None = None) -> Response:
+        """That of the engine behind a model's or an adapter's name; of the only one where no name is given."""
+        room = models.find(model).room
+        room.check_room()
+        return EventStream(room.watch())
 
 
 def _answer(path: Path) -> Response:

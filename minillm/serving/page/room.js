@@ -54,9 +54,12 @@ async function connect() {
     const leaving = new AbortController();
     const leave = () => document.hidden && leaving.abort();
     document.addEventListener("visibilitychange", leave);
+    const move = () => leaving.abort();
+    document.addEventListener("model", move);
     let said = "Not connected";
     try {
-      const answer = await send("/engine_room", { signal: leaving.signal });
+      const model = $("model").value; // of a repository each model has an engine of its own
+      const answer = await send(`/engine_room${model && `?model=${encodeURIComponent(model)}`}`, { signal: leaving.signal });
       tape.clear();
       record = null;
       look(null);
@@ -79,6 +82,7 @@ async function connect() {
       }
     } finally {
       document.removeEventListener("visibilitychange", leave);
+      document.removeEventListener("model", move);
     }
     state(said, false);
     await new Promise((resolve) => setTimeout(resolve, wait));
@@ -94,6 +98,7 @@ function state(text, isLive) {
 }
 
 function opened(told) {
+  document.dispatchEvent(new Event("opened"));
   state("Live", true);
   $("tape-limits").textContent = "A row is a place in the batch, a column is one step of the engine: " +
     `up to ${count(told.max_num_seqs, "request")} and ${count(told.max_num_batched_tokens, "token")}.`;
