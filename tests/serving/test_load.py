@@ -205,3 +205,8 @@ def test_a_piece_is_not_held_back_until_the_one_before_is_acknowledged(serve):
         [protocol] = server.server.server_state.connections
         accepted = protocol.transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_an_idle_connection_is_kept_longer_than_clients_keep_theirs(serve):
+    """httpx takes 5 s and aiohttp 15 s; where the server closes first, it may do so under the next request."""
+    assert serve().server.config.timeout_keep_alive > 60
