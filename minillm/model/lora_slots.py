@@ -16,6 +16,7 @@ sum over the ranks that the base product needs adds up the adapters' products to
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 
 import numpy as np
@@ -69,6 +70,7 @@ class LoraSlots:
 
     def __init__(self, decoder: Decoder, max_loras: int, max_rank: int):
         self.max_loras, self.max_rank = max_loras, max_rank
+        self.held: OrderedDict[str, int] = OrderedDict()  # key of an adapter -> its batch slot
         self.shapes: Shapes = shapes_of(decoder)
         self.parts: dict[str, AdaptedPart] = {}
         make = {"dtype": decoder.dtype, "device": decoder.device}
@@ -83,8 +85,14 @@ class LoraSlots:
 
     def put(self, slot: int, adapter: Adapter) -> None:
         """Let the tokens of `slot` have this adapter, from the next forward pass on."""
+        self.held = OrderedDict((key, place) for key, place in self.held.items() if place != slot)
         for name, part in self.parts.items():
             part.put(slot, adapter.matrices.get(name))
+        self.held[adapter.key] = slot
+
+    def free_slot(self) -> int | None:
+        """One that holds no adapter."""
+        return next(iter(set(range(self.max_loras)) - set(self.held.values())), None)
 
     def warm_up(self, decoder: Decoder) -> None:
         """Launch the GPU's kernels for few tokens and for many, none of which has an adapter: Triton compiles a kernel
