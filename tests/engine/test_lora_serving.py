@@ -273,7 +273,7 @@ def test_a_random_crowd_is_served_with_the_right_adapters(world):
 
 def test_two_engines_may_share_a_model(world):
     llm = world.llm(max_loras=2)
-    other = Engine(llm.model, config=replace(llm.config, block_size=8))
+    other = Engine(llm.model, config=replace(llm.config, block_size=8, max_loras=3))
     first, names = llm.engine, ["all", "rslora", "patterns"]
     for engine in (other, first, other):
         llm.engine = engine
