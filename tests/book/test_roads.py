@@ -29,7 +29,7 @@ from minillm.kv_cache.window import Window
 from minillm.model.lora_slots import LoraSlots
 
 NUM_ROADS = 300
-SWAPS = 31  # a seed whose road swaps in more than one block
+SWAPS = 27  # a seed whose road swaps in more than one block
 HAPPENS = {   # on how many of the roads at least
     "preempted": 60, "swapped out": 80, "swapped in": 40, "hit a prefix": 80, "hit host memory": 30, "hit the disk": 5,
     "drafted": 60, "scheduled ahead": 100, "failed a step": 10, "aborted a request": 60,
