@@ -57,8 +57,8 @@ class Loader:
 
     async def load(self, name: str, choose: Callable[[list[str]], Sequence[str]] = lambda found: found[-1:]) -> None:
         """Serve the versions that `choose` takes out of those there are; by default the highest. Others of this name
-        are unloaded once these are ready. Raises ApiError 400 for one that cannot be loaded, 404 for one that is not
-        there."""
+        are unloaded once these are ready; a version that is loaded is not read again. Raises ApiError 400 for one that
+        cannot be loaded, 404 for one that is not there; versions before it stay loaded."""
         await self._check_known(name)
         async with self._locks[name]:
             chosen = choose(await self._versions(name))
