@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from minillm.book.style import Picture, canvas, colour, picture
@@ -57,7 +59,13 @@ def lora_map() -> Picture:
     ax.text(0.95, 3.95, "x: the batch", ha="center", fontsize=9)
     ax.text(11.05, 3.95, "y", ha="center", fontsize=9)
     ax.text(
-        0.95, 0.1, "a row a token,\na colour an adapter", ha="center", va="bottom", fontsize=8, color=colour("limit")
+        0.95,
+        -0.35,
+        "one row per token,\none colour per adapter",
+        ha="center",
+        va="bottom",
+        fontsize=8,
+        color=colour("limit"),
     )
     _box(ax, 3.9, 2.25, 3.6, 1.75, "W   [out, in]\nread once for all tokens", "background")
     for place, role in enumerate(ADAPTERS):
@@ -77,6 +85,64 @@ def lora_map() -> Picture:
         "A batch of eight tokens: two with a first adapter, one with a second, three with a third, two without. All go "
         "through the shared matrix W. Beside it each adapter has a thin pair of matrices, A and B, through which only "
         "its own tokens go. Both results are added.",
+    )
+
+
+def blocks_of_clients_that_leave(ignored: Sequence[int], aborted: Sequence[int], predicted: int) -> Picture:
+    """Blocks in use after each step, with clients that have left and without; and where the second should end."""
+    fig, ax = canvas(width=8.6, height=2.9)
+    ax.plot(ignored, color=colour("wasted"), label="the engine goes on for clients that have left")
+    ax.plot(aborted, color=colour("ours"), label="their requests are aborted")
+    ax.axvline(predicted, color=colour("prediction"), ls="--", lw=1.2, label=f"predicted end: {predicted} steps")
+    ax.set(xlabel="step", ylabel="blocks in use", ylim=(0, 1.45 * max(ignored)), title="Eight clients leave")
+    ax.legend(loc="upper center", ncols=3, columnspacing=1.2)
+    return picture(
+        fig,
+        f"Blocks in use against steps. Where clients that have left are ignored, there are three rounds over "
+        f"{len(ignored)} steps. Where they are aborted, the first round ends early, and all is done after "
+        f"{len(aborted)} steps, as predicted.",
+    )
+
+
+def cost_per_token(microseconds: Mapping[str, float], predicted: float) -> Picture:
+    """A bar for each way to ask, the first of them without HTTP; `predicted` is what the others add to it."""
+    fig, ax = canvas(width=8.6, height=2.3)
+    bars = ax.barh(list(microseconds), list(microseconds.values()), color=colour("ours"), height=0.6)
+    ax.bar_label(bars, [f" {value:.0f} µs" for value in microseconds.values()])
+    first, *_ = microseconds.values()
+    ax.axvline(first + predicted, color=colour("prediction"), ls="--", lw=1.4, label="your prediction")
+    ax.set(xlabel="time per token (µs)", ylim=(len(microseconds) - 0.4, -0.6), title="One stream of tinyworld")
+    ax.set_xlim(0, 1.15 * max(first + predicted, *microseconds.values()))
+    ax.legend(loc="lower right")
+    told = "; ".join(f"{name}: {value:.0f} µs" for name, value in microseconds.items())
+    return picture(fig, f"Bars, the time per token of one stream. {told}. Predicted: {first + predicted:.0f} µs.")
+
+
+def overload_curves(
+    rates: Sequence[float],
+    all_admitted: Sequence[float],
+    gate: Sequence[float],
+    seconds: float,
+    mu: float,
+    bound: float,
+) -> Picture:
+    """P99 TTFT (s) against requests per second, measured and predicted; `mu` requests per second are the capacity."""
+    fig, ax = canvas(width=8.6, height=3.3)
+    ax.plot(rates, all_admitted, "o-", color=colour("wasted"), label="all are admitted")
+    ax.plot(rates, gate, "o-", color=colour("ours"), label="with a gate")
+    over = [rate for rate in rates if rate > mu]
+    waits = [seconds * (rate / mu - 1) for rate in over]
+    ax.plot(over, waits, ls="--", color=colour("prediction"), label="predicted waits")
+    ax.plot(over, [bound] * len(over), ls="--", color=colour("prediction"))
+    ax.axvline(mu, color=colour("limit"), lw=1)
+    ax.text(mu, min(gate), f" capacity: {mu:.1f} per second", color=colour("limit"), fontsize=9, va="bottom")
+    ax.set(xlabel="requests per second", ylabel="P99 TTFT (s)", yscale="log", title=f"{seconds:g} seconds of overload")
+    ax.legend(loc="upper left")
+    return picture(
+        fig,
+        f"P99 TTFT against requests per second, on a logarithmic axis. With all requests admitted it rises to "
+        f"{all_admitted[-1]:.0f} s, along the prediction. With a gate it stays at {gate[-1]:.1f} s, near the predicted "
+        f"wait of {bound:.2f} s.",
     )
 
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 
 from minillm.book.engine_room import block_states, engine_room, open_page, watched
-from minillm.book.service_figures import lora_map, service_map
+from minillm.book.loop_watch import watched_loop
+from minillm.book.service_figures import (
+    blocks_of_clients_that_leave,
+    cost_per_token,
+    lora_map,
+    overload_curves,
+    service_map,
+)
 
 
 def record(step, runs, owned=2, waiting=0, generated=0):
@@ -23,6 +31,29 @@ def record(step, runs, owned=2, waiting=0, generated=0):
 def test_the_drawings_are_told_in_words():
     assert "event loop" in service_map().alt and "inbox" in service_map().alt
     assert "shared matrix W" in lora_map().alt
+
+
+def test_the_charts_are_told_with_their_figures():
+    assert "three rounds over 5 steps" in blocks_of_clients_that_leave([1, 2, 3, 2, 0], [1, 0, 2], predicted=3).alt
+    told = cost_per_token({"a function": 100.0, "HTTP": 180.0}, predicted=50).alt
+    assert "HTTP: 180 µs" in told and "Predicted: 150 µs" in told
+    assert "rises to 60 s" in overload_curves((5, 20), (0.1, 60.0), (0.1, 0.9), 30, mu=10.0, bound=0.7).alt
+
+
+def test_a_pause_of_the_event_loop_is_seen():
+    async def watch(block):
+        async with watched_loop(type("Engine", (), {"num_steps": 7})) as seen:
+            await block()
+        return seen
+
+    async def stands_still():
+        time.sleep(0.2)
+
+    async def waits():
+        await asyncio.sleep(0.2)
+
+    assert asyncio.run(watch(stands_still)).pause > 0.15
+    assert asyncio.run(watch(waits)).steps == 0
 
 
 @pytest.mark.parametrize("text, states", [("o3f", "ooof"), ("o12s", "o" * 12 + "s"), ("", ""), ("c", "c")])
