@@ -23,7 +23,7 @@ class Watched:
 
 @asynccontextmanager
 async def watched_loop(engine: Engine) -> AsyncIterator[Watched]:
-    """`async with watched_loop(engine) as seen`: a coroutine asks for a turn every 10 ms, and notes how late that is."""
+    """`async with watched_loop(engine) as seen`: a coroutine asks for a turn every 10 ms, and notes its delay."""
     seen, first = Watched(), engine.num_steps
 
     async def tick() -> None:
