@@ -61,7 +61,7 @@ def _draw_batch(ax, runs: Sequence[Sequence[Any]], most_rows: int) -> None:
     rows = list(numbers)[:most_rows]
     ax.set_yticks(range(0, len(rows), max(1, len(rows) // 8)), rows[:: max(1, len(rows) // 8)])
     ax.set(xlabel="step", ylabel="request", title="The batch, step by step", ylim=(len(rows) - 0.4, -0.6))
-    ax.legend(loc="lower left", ncols=3)
+    ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3)
 
 
 def _draw_blocks(ax, blocks: Mapping[str, Any]) -> None:
@@ -139,16 +139,13 @@ async def watched(url: str) -> AsyncIterator[list[dict[str, Any]]]:
         writer.close()
 
 
-def open_page(server: Any, in_notebook: bool = False) -> None:
-    """The link to a server's page; with `in_notebook` the page itself, in a frame. On Colab through Colab's proxy."""
-    from IPython.display import HTML, IFrame, display
+def open_page(server: Any) -> None:
+    """The link to a server's page; on Colab through Colab's proxy."""
+    from IPython.display import HTML, display
 
     url = f"{server.url}/"
     if on_colab():
         from google.colab.output import eval_js
 
         url = eval_js(f"google.colab.kernel.proxyPort({urlsplit(server.url).port})")
-    if in_notebook:
-        display(IFrame(url, "100%", 720))
-    else:
-        display(HTML(f'The page, as long as this notebook runs: <a href="{url}" target="_blank">{url}</a>'))
+    display(HTML(f'The page, as long as this notebook runs: <a href="{url}" target="_blank">{url}</a>'))
