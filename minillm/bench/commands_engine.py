@@ -16,6 +16,7 @@ def add_to(bench: typer.Typer) -> None:
     bench.command("simulator")(bench_simulator)
     bench.command("step")(bench_step)
     bench.command("kernels")(bench_kernels)
+    bench.command("lora")(bench_lora)
 
 
 def bench_prefix(
@@ -153,3 +154,25 @@ def bench_kernels(
         with progress("measuring", count) as advance:
             measured = kernels.run(workload, device, command_line(), on_run=advance, keep=keep_in(save))
         show(kernels.tables, measured, save)
+
+
+def bench_lora(
+    shape: Annotated[
+        str, typer.Option(help="A shape with random weights: smollm2-135m, tinyworld, qwen3-0.6b, qwen2-0.5b.")
+    ] = "smollm2-135m",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "float32",
+    batch: Annotated[int, typer.Option(min=1, help="Requests that decode side by side.")] = 16,
+    adapters: Annotated[int, typer.Option(min=1, help="Different ones in the mixed batch.")] = 8,
+    rank: Annotated[int, typer.Option(min=1, max=64, help="Of each adapter.")] = 16,
+    repeats: Annotated[int, typer.Option(help="Of each kind of batch, in turns; at least 5.")] = 5,
+    device: Device = "auto",
+    save: Save = None,
+) -> None:
+    """Decode speed of a batch without adapters, with one, and with many at once."""
+    with errors_in_one_line():
+        from . import lora
+
+        workload = lora.Workload(shape, dtype, batch, adapters, rank, repeats=repeats)
+        with progress("measuring", 3 * (repeats + 1)) as advance:
+            measured = lora.run(workload, device, command_line(), on_run=advance)
+        show(lambda measured: [lora.table(measured)], measured, save)

@@ -66,6 +66,17 @@ def serve(
     ] = None,
     disk_kv_bytes: Annotated[int, typer.Option(help="What that folder may hold.")] = 0,
     host_kv_bytes: Annotated[int, typer.Option(help="Host memory for blocks that the device has no room for.")] = 0,
+    enable_lora: Annotated[
+        bool, typer.Option("--enable-lora", help="Let clients load adapters from folders of this machine.")
+    ] = False,
+    lora: Annotated[
+        list[str] | None, typer.Option(help="NAME=FOLDER of an adapter to serve; may be given again.")
+    ] = None,
+    max_loras: Annotated[int, typer.Option(help="Different adapters in one step.")] = 8,
+    max_lora_rank: Annotated[int, typer.Option(help="Of an adapter; 64 at most.")] = 16,
+    max_cpu_loras: Annotated[
+        int | None, typer.Option(help="Adapters in host memory; by default 4 x max-loras.")
+    ] = None,
     max_queued_requests: Annotated[
         int, typer.Option(help="Prompts under way and waiting; beyond that 429. 0: no limit.")
     ] = 1024,
@@ -115,6 +126,8 @@ def serve(
             request_seconds=request_seconds,
             drain_seconds=drain_seconds,
             page=page,
+            load_adapters=enable_lora,
+            adapters=tuple(map(named_folder, lora or ())),
         )
         if host not in ("127.0.0.1", "localhost", "::1") and not keys:
             log.print(
@@ -133,13 +146,18 @@ def serve(
             "disk_kv_path": disk_kv_path,
             "disk_kv_bytes": disk_kv_bytes,
             "host_kv_bytes": host_kv_bytes,
+            "enable_lora": enable_lora or bool(lora),
+            "max_loras": max_loras,
+            "max_lora_rank": max_lora_rank,
+            "max_cpu_loras": max_cpu_loras,
             "speculative_config": speculative_config and json.loads(speculative_config),
         }
         if model_repository is not None:
             from ..serving.memory import Memory, default_memory, parse_bytes
             from ..serving.repository import Repository
 
-            for name, value in (("MODEL", model), ("--served-model-name", served_model_name)):
+            of_one = {"MODEL": model, "--served-model-name": served_model_name, "--lora": lora or None}
+            for name, value in of_one.items():
                 if value is not None:
                     raise ValueError(f"{name} {value!r} and --model-repository exclude each other; leave one out")
             total = default_memory(device) if memory is None else parse_bytes(memory)
@@ -155,3 +173,11 @@ def serve(
             run(engine, config, access_log, lambda url: log.print(f"serving {model} at {url}", highlight=False))
         finally:
             engine.shutdown()
+
+
+def named_folder(given: str) -> tuple[str, str]:
+    """NAME=FOLDER, apart."""
+    name, equals, folder = given.partition("=")
+    if not (name and equals and folder):
+        raise ValueError(f"--lora {given!r} is not allowed; allowed: NAME=FOLDER, as in pirate=adapters/pirate")
+    return name, folder

@@ -75,6 +75,8 @@ class Engine:
         if runner is None:
             tokens_each = config.tokens_each if drafter is None else 1 + num_speculative_tokens
             runner = build_runner(model, self.kv_cache, config, self.trace, sampler, drafter, tokens_each)
+        if (gate := getattr(scheduler, "gate", None)) is not None and getattr(runner, "adapters", None) is not None:
+            gate.prepare = runner.adapters.prepare
         self.executor = executor or InProcessExecutor(runner)
         if drafter is None and model is not None and isinstance(runner, ModelRunner):
             self.speculation = build_speculation(model, runner, self.kv_cache, config, self.trace)
@@ -258,6 +260,9 @@ class Engine:
         except BaseException as error:
             end_all(self, error)
             raise
+        if (gate := getattr(self.scheduler, "gate", None)) is not None and gate.failed:
+            for request, error in gate.take_failed():
+                self.abort(request.request_id, error=error)
         if self.speculation is not None:
             self.speculation.forget(output.finished)
         self.stats = note_step(self, output)

@@ -45,6 +45,8 @@ class ForwardBatch:
     # query_start_loc, seq_lens and block_table as the host made them: a backend that plans there need not ask the
     # device.
     on_host: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    # [num_tokens] int32: the batch slot of each token's adapter, -1 where it has none (chapter 23). None: no token has.
+    token_slots: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:

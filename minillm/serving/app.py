@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 from minillm import __version__
 from minillm.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
 from minillm.serving.absent import why_absent
+from minillm.serving.adapters import add_adapter_paths
 from minillm.serving.chat import ChatAnswer, ChatRequest, Chats
 from minillm.serving.completions import CompletionAnswer, CompletionRequest, Completions
 from minillm.serving.description import OF_ALL_PATHS, describe, refusals
@@ -106,6 +107,7 @@ def create_app(models: Models) -> FastAPI:
         return Response(models.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     add_token_paths(app, models, asks)
+    add_adapter_paths(app, models, refusals(400, 401, 403, 404, 408, 413))
     if models.loader is not None:
         add_repository_paths(app, models.loader)
     describe(app, bool(config.keys))
@@ -118,6 +120,7 @@ class ModelCard(BaseModel):
     created: int
     owned_by: str = "minillm"
     root: str
+    parent: str | None = None  # the model that an adapter changes
     max_model_len: int
 
 
@@ -136,7 +139,7 @@ async def _answer(request: Request, service: Service, call: Call, writer: Writer
     with call:
         outputs = await answered(call.outputs(), request)
         _raise_failed(outputs)
-        answer: dict[str, Any] = {"id": call.id, "object": writer.kind, "created": call.created, "model": service.name}
+        answer: dict[str, Any] = {"id": call.id, "object": writer.kind, "created": call.created, "model": call.model}
         answer["choices"] = [
             writer.choice(place, output, sample) for place, output in enumerate(outputs) for sample in output.outputs
         ]
@@ -149,7 +152,7 @@ async def _chunks(service: Service, call: Call, writer: Writer, body: Any) -> As
     options = body.stream_options
     with_usage = bool(options and options.include_usage)
     always = bool(options and options.continuous_usage_stats)
-    head = json.dumps({"id": call.id, "object": writer.chunk_kind, "created": call.created, "model": service.name})
+    head = json.dumps({"id": call.id, "object": writer.chunk_kind, "created": call.created, "model": call.model})
 
     def chunk(choices: list[dict[str, Any]], usage: bool) -> bytes:
         told = json.dumps(choices, ensure_ascii=False, separators=(",", ":"))

@@ -156,7 +156,8 @@ class EngineMetrics:
 
     def _adapters(self, by_adapter: Iterable[str]) -> Iterator[Metric]:
         """vLLM tells which adapters run and wait in the labels of a gauge whose value is the time."""
-        max_loras = getattr(self.service.llm.config, "max_loras", None)
+        config = self.service.llm.config
+        max_loras = config.max_loras if config.enable_lora else None
         if max_loras is None and not any(by_adapter):
             return
         scheduler = self.service.llm.engine.scheduler

@@ -52,7 +52,8 @@ class Models:
 
     def find(self, model: str | None) -> Service:
         """Raises ApiError 400 where the name is missing and needed, 404 for a name that is not served."""
-        names = ", ".join(repr(service.name) for service in self.services) or "none is loaded"
+        known = [name for service in self.services for name in (service.name, *service.adapters.known)]
+        names = ", ".join(map(repr, known)) or "none is loaded"
         if model is None:
             if self.default is None:
                 raise ApiError(400, f"model is missing; give one of those that are served: {names}", "model", "missing")
