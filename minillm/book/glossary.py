@@ -11,8 +11,7 @@ from dataclasses import astuple
 
 from minillm.book.chips import Html
 from minillm.book.glossary_service import SERVICE_TERMS
-from minillm.book.glossary_terms import TERMS as ENGINE_TERMS
-from minillm.book.glossary_terms import Term
+from minillm.book.glossary_terms import TERMS as ENGINE_TERMS, Term
 from minillm.book.paths import notebooks
 
 TERMS = sorted([*ENGINE_TERMS, *SERVICE_TERMS], key=lambda term: term.name.casefold())
