@@ -27,8 +27,9 @@ from minillm.engine.request import Request
 from minillm.engine.runner import ModelRunner
 from minillm.engine.scheduler import KVCache, Scheduler
 from minillm.engine.speculation import DEFAULT_LENGTH, Speculation
-from minillm.engine.stats import StepStats, note_step
+from minillm.engine.stats import StepStats, note_step, note_tokens
 from minillm.engine.step import Announcer, SchedulerOutput, StepResult
+from minillm.engine.step_log import StepLog
 from minillm.model.decoder import Decoder
 from minillm.sampling.grammar.failed import Compile
 from minillm.sampling.sampler import Sampler
@@ -91,6 +92,7 @@ class Engine:
         # Hears of every request id that ended without a delta: aborted from outside, or in a step that failed with an
         # error.
         self.on_end: Callable[[str, BaseException | None], None] = lambda request_id, error: None
+        self.step_logs: list[StepLog] = []  # each is told of every step, in the thread that takes it
         self.kept: list[TokenDelta] = []  # of a step, when the one behind it failed; the next step returns them
         self.num_steps = 0
         self.stats = StepStats()  # of the last step
@@ -290,8 +292,5 @@ class Engine:
             except BaseException as error:
                 end_all(self, error)
                 raise
-        now = self.clock()
-        for request, token_id in added:
-            if token_id is not None:
-                request.token_times.append(now)
+        note_tokens(self, output, result, added)
         return deltas_of(added, result)

@@ -27,6 +27,7 @@ from minillm.serving.known import Known
 from minillm.serving.limits import Limits
 from minillm.serving.metrics import ServerMetrics
 from minillm.serving.models import Models
+from minillm.serving.page import add_page
 from minillm.serving.repository_paths import add_repository_paths
 from minillm.serving.service import Call, Service
 from minillm.serving.sse import DONE, EventStream, answered, event
@@ -110,6 +111,8 @@ def create_app(models: Models) -> FastAPI:
     add_adapter_paths(app, models, refusals(400, 401, 403, 404, 408, 413))
     if models.loader is not None:
         add_repository_paths(app, models.loader)
+    if config.page:
+        add_page(app, models)
     describe(app, bool(config.keys))
     return app
 

@@ -24,6 +24,7 @@ from minillm.engine.request import Request
 from minillm.sampling.params import SamplingParams
 from minillm.serving.adapters import ServedAdapters
 from minillm.serving.config import ServerConfig
+from minillm.serving.engine_room import EngineRoom
 from minillm.serving.errors import ApiError
 from minillm.serving.fields import PromptTokensDetails, Usage
 from minillm.serving.gate import SHUTTING_DOWN, Gate
@@ -62,6 +63,7 @@ class Service:
         self.created = int(time.time())
         self.gate = Gate(config.max_queued_requests, config.max_queued_tokens)
         self.turnstile = Turnstile()
+        self.room = EngineRoom(self)
         self.calls: set[Call] = set()  # under way
         self.adapters = ServedAdapters(self.llm, self.name, config.load_adapters)
         for lora_name, path in config.adapters:
@@ -162,6 +164,7 @@ class Call:
         self._num_completion = 0
         self._is_left = False
         service.calls.add(self)
+        service.room.note(self)
 
     def __enter__(self) -> Self:
         return self
