@@ -158,21 +158,23 @@ def bench_kernels(
 
 def bench_lora(
     shape: Annotated[
-        str, typer.Option(help="A shape with random weights: smollm2-135m, tinyworld, qwen3-0.6b, qwen2-0.5b.")
+        str, typer.Option(help="A shape with random weights (smollm2-135m, qwen3-0.6b, qwen2-0.5b), or tinyworld.")
     ] = "smollm2-135m",
+    adapters: Annotated[int, typer.Option(min=1, help="With random weights.")] = 8,
+    rank: Annotated[int, typer.Option(min=1, max=64, help="Of every adapter.")] = 16,
+    requests: Annotated[int, typer.Option(min=1, help="Handed over at once; the adapters take turns.")] = 16,
+    prompt_tokens: Annotated[int, typer.Option(min=1)] = 32,
+    output_tokens: Annotated[int, typer.Option(min=2)] = 32,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "float32",
-    batch: Annotated[int, typer.Option(min=1, help="Requests that decode side by side.")] = 16,
-    adapters: Annotated[int, typer.Option(min=1, help="Different ones in the mixed batch.")] = 8,
-    rank: Annotated[int, typer.Option(min=1, max=64, help="Of each adapter.")] = 16,
-    repeats: Annotated[int, typer.Option(help="Of each kind of batch, in turns; at least 5.")] = 5,
+    repeats: Annotated[int, typer.Option(help="Of each case, in turns; at least 5.")] = 5,
     device: Device = "auto",
     save: Save = None,
 ) -> None:
-    """Decode speed of a batch without adapters, with one, and with many at once."""
+    """Requests with different LoRA adapters in one batch, against one adapter at a time; outputs checked first."""
     with errors_in_one_line():
         from . import lora
 
-        workload = lora.Workload(shape, dtype, batch, adapters, rank, repeats=repeats)
-        with progress("measuring", 3 * (repeats + 1)) as advance:
-            measured = lora.run(workload, device, command_line(), on_run=advance)
-        show(lambda measured: [lora.table(measured)], measured, save)
+        workload = lora.Workload(shape, adapters, rank, requests, prompt_tokens, output_tokens, dtype, repeats)
+        with progress("measuring", lora.num_runs(workload)) as advance:
+            measured = lora.run(workload, device, command_line(), on_run=advance, keep=keep_in(save))
+        show(lora.tables, measured, save)

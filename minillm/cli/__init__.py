@@ -13,6 +13,7 @@ from ..bench.commands import bench
 from ..bench.console import Device, Model, errors_in_one_line, out, progress, state
 from .generating import generate
 from .serving import serve
+from .training import train
 
 # torch and transformers take seconds to import: every command imports what it needs itself, so that help is instant.
 
@@ -88,37 +89,7 @@ def tour(
 
 app.command()(generate)
 app.command()(serve)
-
-
-@app.command()
-def train(
-    preset: Annotated[str, typer.Option(help="tinyworld or tinyworld-draft.")] = "tinyworld",
-    out_folder: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the model; runs/PRESET by default.")
-    ] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens to train on, instead of the preset's.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the first weights and the order of documents.")] = 0,
-    device: Device = "auto",
-    compile: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="torch.compile; on by default on a GPU.")
-    ] = None,
-    learn_tokenizer: Annotated[
-        bool, typer.Option("--learn-tokenizer", help="Learn one first, instead of the bundled one.")
-    ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a finished model in the folder.")] = False,
-) -> None:
-    """Train a bundled model from nothing: a few hours on a CPU, minutes on a GPU.
-
-    Stop it whenever you like (Ctrl-C): the same command goes on where it was.
-
-    `minillm train --preset tinyworld-draft --tokens 200000 --out runs/trial`
-    """
-    with errors_in_one_line():
-        from ..training import run_preset
-
-        folder = out_folder or Path("runs") / preset
-        run_preset(preset, folder, tokens, seed, device, compile, learn_tokenizer, overwrite, out)
-        out.print(f'minillm generate --model {folder} "Once upon a time" lets it speak.', highlight=False)
+app.command()(train)
 
 
 @app.command()

@@ -45,6 +45,8 @@ def generate(
         params = SamplingParams(**shape, seed=seed, stop=stop or None, max_tokens=max_tokens)
         llm = LLM(model, device=device, dtype=dtype, enable_lora=lora is not None, max_loras=1, max_lora_rank=64)
         adapter = lora and LoRARequest(lora.name or "adapter", 1, lora)
+        if adapter:
+            llm.add_lora(adapter)
         if chat:
             ids = llm.get_tokenizer().apply_chat_template(
                 [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=True, return_dict=False

@@ -31,12 +31,15 @@ class AdapterCache:
             model.lora = LoraSlots(model, max_loras, max_rank)
         self.model, self.slots, self.max_cpu_loras = model, model.lora, max_cpu_loras
         self.on_host: OrderedDict[str, Adapter] = OrderedDict()  # the least recently used first
-        self.on_device: OrderedDict[str, int] = OrderedDict()  # key -> batch slot; the least recently used first
-        self.free_slots = list(reversed(range(max_loras)))
         self.pinned: set[str] = set()  # never dropped, on the host or the device
         self.num_read = 0  # folders
         self._lock = threading.RLock()  # of what is on the host
         self._plain: Sequence[RequestState] = ()  # those of the last step without adapters
+
+    @property
+    def on_device(self) -> OrderedDict[str, int]:
+        """Key -> batch slot, the least recently used first."""
+        return self.slots.held
 
     def read(self, path: str, in_use: Collection[str] = (), waiting: Collection[str] = ()) -> str:
         """Read a folder and keep its adapter on the host; returns its key. No adapter `in_use` is dropped for it, and
@@ -83,13 +86,9 @@ class AdapterCache:
         """Its batch slot; where it has none, that of the least recently used adapter that is not `in_step`."""
         if (slot := self.on_device.get(ref.key)) is None:
             adapter = self.prepare(ref, in_step)
-            slot = self.free_slots.pop() if self.free_slots else self._evict(in_step)
-            try:
-                self.slots.put(slot, adapter)
-            except BaseException:
-                self.free_slots.append(slot)  # what it holds now is nobody's
-                raise
-            self.on_device[ref.key] = slot
+            slot = self.slots.free_slot()
+            slot = self._evict(in_step) if slot is None else slot
+            self.slots.put(slot, adapter)
         self.on_device.move_to_end(ref.key)
         return slot
 

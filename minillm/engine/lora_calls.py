@@ -62,7 +62,7 @@ class Adapters:
         if before is not None and before[1].key != ref.key:
             if before[1].key in cache.pinned:
                 self._pin(ref.key)
-            self._let_go(before[1].key)
+            self._let_go(cache, before[1].key)
         return request, ref
 
     def add(self, request: LoRARequest) -> bool:
@@ -73,10 +73,11 @@ class Adapters:
         return known is None or known[1] != ref
 
     def remove(self, lora_id: int) -> bool:
+        cache = self.cache  # raises before anything has changed
         with self._guard:
             known = self.known.pop(lora_id, None)
         if known is not None:
-            self._let_go(known[1].key)
+            self._let_go(cache, known[1].key)
         return known is not None
 
     def list(self) -> set[int]:
@@ -100,16 +101,16 @@ class Adapters:
         self.cache.pin(key)
         self.llm.engine.scheduler.gate.pinned.add(key)
 
-    def _let_go(self, key: str) -> None:
+    def _let_go(self, cache: AdapterCache, key: str) -> None:
         """A number stands for this content no more: the host drops it, unless another number or a request has it."""
         if any(ref.key == key for _, ref in dict(self.known).values()):
             return
         scheduler = self.llm.engine.scheduler
         scheduler.gate.pinned.discard(key)
         if key in self._of(scheduler.requests.values()):
-            self.cache.pinned.discard(key)
+            cache.pinned.discard(key)
         else:
-            self.cache.drop(key)
+            cache.drop(key)
 
     @staticmethod
     def _of(requests: Iterable[Request]) -> set[str]:

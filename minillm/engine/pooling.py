@@ -20,6 +20,7 @@ from minillm.engine.lock import locked
 from minillm.engine.lora_request import LoRAs
 from minillm.engine.progress import progress_bar
 from minillm.engine.prompt_forms import check_call
+from minillm.kernels.lora import TokenSlots
 from minillm.kv_cache.contiguous import ContiguousAttention, ContiguousKVCache
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
@@ -116,7 +117,7 @@ def hidden_states(model: Decoder, token_ids: Sequence[int], slot: int | None = N
     for start in range(0, len(token_ids), CHUNK):
         batch = ForwardBatch.single(token_ids[start : start + CHUNK], start, device=model.device)
         if slot is not None:
-            batch.token_slots = torch.full_like(batch.token_ids, slot, dtype=torch.int32)
+            batch.token_slots = TokenSlots(torch.full_like(batch.token_ids, slot, dtype=torch.int32))
         hidden, rotary = model.embed(batch.token_ids), model.rotary(batch.positions)
         for layer in model.in_order():
             hidden = layer(hidden, rotary, attention, batch)

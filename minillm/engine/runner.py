@@ -21,6 +21,7 @@ from minillm.engine.pieces import PieceGraphs
 from minillm.engine.prompt_scores import ScoredPrompt, prompts_to_score, score_prompts
 from minillm.engine.step import ScheduledRequest, SchedulerOutput, StepResult
 from minillm.engine.step_inputs import RequestState, StepInputs
+from minillm.kernels.lora import TokenSlots
 from minillm.kernels.native_threads import threads_of_team
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.transfer import BlockTransfer
@@ -116,7 +117,8 @@ class ModelRunner:
             recorded = plain and self.graphs is not None and self.graphs.serves(step)
             batch, scored = (self.graphs.fill(step, self.requests), []) if recorded else self.build_batch(step)
             if not plain:
-                [batch.token_slots] = upload(row_slots.repeat(step.counts), device=self.model.device)
+                max_loras = self.adapters.slots.max_loras
+                batch.token_slots = TokenSlots.on(self.model.device, row_slots.repeat(step.counts), max_loras)
             if token_ids is None:
                 self._feed_sampled(batch.token_ids, step)
             else:

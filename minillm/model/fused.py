@@ -18,6 +18,7 @@ from minillm.kernels.activation import silu_mul
 from minillm.kernels.norm import add_rms_norm, rms_norm
 
 if TYPE_CHECKING:
+    from minillm.kernels.lora import TokenSlots
     from minillm.model.batch import ForwardBatch
     from minillm.model.decoder import Decoder
     from minillm.model.decoder_layer import DecoderLayer
@@ -63,7 +64,7 @@ def before_attention(
     rotary: tuple[Tensor, Tensor],
     attention: FusedAttention,
     slot_mapping: Tensor,
-    token_slots: Tensor | None = None,
+    token_slots: TokenSlots | None = None,
 ) -> Tensor:
     """From the normed hidden states to the rotated queries [num_tokens, num_heads, head_dim]; keys and values are in
     the cache then."""
@@ -85,7 +86,7 @@ def after_attention(
     following: DecoderLayer | None,
     out: Tensor,
     residual: Tensor,
-    token_slots: Tensor | None = None,
+    token_slots: TokenSlots | None = None,
 ) -> Tensor:
     """From the output of attention to the normed hidden states of the layer that follows; of the last layer,
     to those that `last_norm` takes."""

@@ -19,7 +19,7 @@ from minillm.quantization.linear import QuantizedLinear
 from minillm.rounding import round_up
 
 if TYPE_CHECKING:
-    from minillm.model.lora_slots import AdaptedPart
+    from minillm.model.lora_slots import AdaptedPart, TokenSlots
 
 # For oneDNN's road alone: it serves where there is no C compiler, our own kernel (`minillm.kernels.native`) needs none
 # of this. Measured with AVX-512 on two cores (`MINILLM_NATIVE=0 minillm bench decode` shows the sum).
@@ -131,7 +131,7 @@ class Linear(nn.Module):
         if not in_cache or self.plain.dtype is torch.bfloat16:  # plain bfloat16 takes the slow calls anyway
             self.plain = None
 
-    def forward(self, x: Tensor, token_slots: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, token_slots: TokenSlots | None = None) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, out_features]; each token with the adapter in its batch slot."""
         out = self._product(x)
         if token_slots is not None:
@@ -201,7 +201,7 @@ class SwiGLU(nn.Module):
         self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size, bias, dtype, device, weight_device, halves)
         self.down_proj = Linear(intermediate_size, hidden_size, bias, dtype, device, weight_device)
 
-    def forward(self, x: Tensor, token_slots: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, token_slots: TokenSlots | None = None) -> Tensor:
         gate_up = self.gate_up_proj(x, token_slots)  # [num_tokens, 2 * intermediate_size]
         if self.activation == "silu" and native.serves(gate_up):
             return self.down_proj(native.silu_mul(gate_up), token_slots)

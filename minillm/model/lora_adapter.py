@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from minillm import zoo
 from minillm.model.adapted import adapted
 from minillm.model.config import ModelConfig
 from minillm.model.decoder import Decoder
@@ -80,11 +81,11 @@ def shapes_of(decoder: Decoder) -> dict[str, tuple[int, int]]:
 
 
 def read_adapter(folder: str | Path, config: ModelConfig, shapes: Shapes, max_rank: int, dtype: torch.dtype) -> Adapter:
-    """Read the adapter in `folder`, for a model whose matrices have `shapes`.
+    """Read the adapter in `folder`, or the bundled one of that name, for a model whose matrices have `shapes`.
 
     Raises AdapterError for a folder that is none, is damaged, does not fit the model, or asks for what is not served.
     """
-    folder = Path(folder).expanduser()
+    folder = zoo.bundled_adapters().get(str(folder), Path(folder).expanduser())
     try:
         return _read(folder, config, shapes, max_rank, dtype)
     except AdapterError:
@@ -97,7 +98,10 @@ def read_adapter(folder: str | Path, config: ModelConfig, shapes: Shapes, max_ra
 
 def _read(folder: Path, config: ModelConfig, shapes: Shapes, max_rank: int, dtype: torch.dtype) -> Adapter:
     if not folder.is_dir():
-        raise AdapterError(f"lora_path={str(folder)!r} is not a folder; give one with {ADAPTER} and {TENSORS}")
+        raise AdapterError(
+            f"lora_path={str(folder)!r} is not a folder; give one with {ADAPTER} and {TENSORS}, "
+            f"or a bundled adapter: {', '.join(zoo.bundled_adapters())}"
+        )
     if not os.path.lexists(folder / TENSORS):
         pickles = [name for name in sorted(os.listdir(folder)) if name.endswith(PICKLE_SUFFIXES)]
         why = f"it has {pickles[0]}, and a pickle file can run any code when it is read" if pickles else "it is missing"

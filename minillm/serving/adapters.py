@@ -45,23 +45,22 @@ class ServedAdapters:
         """Serve the adapter in the folder `path`. Raises ApiError 400 with what is wrong; then nothing has changed."""
         self._check_may_load()
         async with self._turn:
-            await asyncio.to_thread(self.load_now, name, path, load_inplace)
+            try:
+                await asyncio.to_thread(self.load_now, name, path, load_inplace)
+            except ValueError as error:
+                param = "lora_name" if str(error).startswith("lora_name") else "lora_path"
+                raise ApiError(400, str(error), param, "adapter_not_loaded") from None
 
     def load_now(self, name: str, path: str, load_inplace: bool = False) -> None:
-        """The same, in the caller's thread."""
+        """The same, in the caller's thread. Raises ValueError."""
         known = self.known.get(name)
         if name == self.base_name:
-            raise ApiError(400, f"lora_name={name!r} is the name of the model; choose another", "lora_name")
+            raise ValueError(f"lora_name={name!r} is the name of the model; choose another")
         if known is not None and not load_inplace:
-            raise ApiError(
-                400, f"lora_name={name!r} is loaded; unload it first, or set load_inplace to true", "lora_name"
-            )
+            raise ValueError(f"lora_name={name!r} is loaded; unload it first, or set load_inplace to true")
         lora_id = next(self._ids) if known is None else known.lora_int_id
         request = LoRARequest(name, lora_id, path)
-        try:
-            self.llm.add_lora(LoRARequest(name, lora_id, path, load_inplace=load_inplace))
-        except ValueError as error:
-            raise ApiError(400, str(error), "lora_path", "adapter_not_loaded") from None
+        self.llm.add_lora(LoRARequest(name, lora_id, path, load_inplace=load_inplace))
         self.known[name], self._created[name] = request, int(time.time())
 
     async def unload(self, name: str) -> None:

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from minillm import LLM, LoRARequest, SamplingParams
 from minillm.book.roads.pickled import pickle_steps
 from minillm.kernels import language, native
+from minillm.kernels.lora import TokenSlots
 from minillm.model.attention import NoCacheAttention
 from minillm.model.batch import ForwardBatch
 from minillm.model.checkpoint import load_model
@@ -196,7 +197,7 @@ class Oracle:
                 batch = ForwardBatch.single(tokens)
                 if name is not None:
                     slot = list(ADAPTERS).index(name)
-                    batch.token_slots = torch.full((len(tokens),), slot, dtype=torch.int32)
+                    batch.token_slots = TokenSlots(torch.full((len(tokens),), slot, dtype=torch.int32))
                 tokens.append(int(model.forward(batch, attention).argmax()))
             said.append(tokens[len(prompt) :])
         return said

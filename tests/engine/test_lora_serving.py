@@ -6,11 +6,13 @@ import random
 import shutil
 import threading
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
 from minillm import LLM, BeamSearchParams, LoRARequest, PoolingParams, SamplingParams
+from minillm.engine.engine import Engine
 from minillm.engine.lora_gate import AdapterGate
 from minillm.engine.lora_request import AdapterRef
 from minillm.engine.policies import FCFS
@@ -265,7 +267,18 @@ def test_a_random_crowd_is_served_with_the_right_adapters(world):
                 assert sink.output().outputs[0].token_ids == world.said[name][index], (seed, name, index)
         cache = llm.engine.runner.adapters
         assert len(cache.on_host) <= cache.max_cpu_loras + 1, "one more while all of those are in use"
-        assert len(cache.on_device) + len(cache.free_slots) == llm.config.max_loras
+        taken = list(cache.on_device.values())
+        assert len(set(taken)) == len(taken) and set(taken) <= set(range(llm.config.max_loras))
+
+
+def test_two_engines_may_share_a_model(world):
+    llm = world.llm(max_loras=2)
+    other = Engine(llm.model, config=replace(llm.config, block_size=8))
+    first, names = llm.engine, ["all", "rslora", "patterns"]
+    for engine in (other, first, other):
+        llm.engine = engine
+        world.check(llm, names)
+        names.reverse()
 
 
 def test_threads_may_load_adapters_while_another_generates(world):

@@ -223,11 +223,12 @@ def test_damage_anywhere_is_an_adapter_error_or_harmless(model, written, tmp_pat
 def test_a_batch_slot_holds_nothing_of_the_adapter_before(model, folder, tmp_path):
     slots = LoraSlots(model[0], max_loras=2, max_rank=8)
     small = save_adapter(model[1], tmp_path / "small", seed=2, r=2, targets=["q_proj"])
+    assert slots.free_slot() == 0
     slots.put(1, read(model, folder, max_rank=8))
     slots.put(1, read(model, small, max_rank=8))
     for name, part in slots.parts.items():
         is_q = name.endswith("q_proj")
-        assert part.users == ({1} if is_q else set())
+        assert set(part.users) == ({1} if is_q else set())
         assert bool(part.lora_a[1, :2].any()) == is_q == bool(part.lora_b[1, :, :2].any())
         assert not part.lora_a[1, 2:].any() and not part.lora_b[1, :, 2:].any() and not part.lora_a[0].any()
     assert slots.num_bytes == sum(2 * 8 * (a + b) * 4 for a, b in slots.shapes.values())

@@ -7,6 +7,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from minillm.kernels.lora import TokenSlots
 from minillm.model.attention import NoCacheAttention
 from minillm.model.batch import ForwardBatch
 from minillm.model.checkpoint import load_model
@@ -36,8 +37,8 @@ def test_logits_equal_those_of_peft(name, tmp_path):
     slots.put(1, read_adapter(adapter, model.config, slots.shapes, 8, torch.float32))
     batch, attention = ForwardBatch.single(PROMPT, all_logits=True), NoCacheAttention(model.config.layer_windows)
     torch.testing.assert_close(model(batch, attention), base, atol=1e-4, rtol=1e-4)
-    batch.token_slots = torch.full((len(PROMPT),), 1, dtype=torch.int32)
+    batch.token_slots = TokenSlots(torch.full((len(PROMPT),), 1, dtype=torch.int32))
     torch.testing.assert_close(model(batch, attention), wanted, atol=1e-4, rtol=1e-4)
     assert not torch.allclose(base, wanted, atol=0.1)
-    batch.token_slots = torch.full((len(PROMPT),), -1, dtype=torch.int32)
+    batch.token_slots = TokenSlots(torch.full((len(PROMPT),), -1, dtype=torch.int32))
     torch.testing.assert_close(model(batch, attention), base, atol=1e-4, rtol=1e-4)
