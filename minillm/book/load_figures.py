@@ -1,0 +1,99 @@
+"""The pictures of chapter 24: two loops, a test that passes, the ranks behind a percentile. Built in chapter 24."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+from minillm.book.style import Picture, canvas, colour, picture
+
+
+def two_loops() -> Picture:
+    """Who decides when the next request is sent: an answer (left), or a clock (right)."""
+    fig, axes = canvas(width=9.4, height=2.5, cols=2)
+    for ax, title in zip(axes, ("Closed loop: N users", "Open loop: a rate")):
+        ax.set(xlim=(0, 10), ylim=(0, 4.2), title=title)
+        ax.axis("off")
+        _box(ax, 6.6, 1.5, 2.6, "server", "ours")
+    closed, opened = axes
+    for i in range(3):
+        _box(closed, 0.5, 0.75 + 0.95 * i, 2.3, f"user {3 - i}", "other", height=0.75)
+    _arrow(closed, (2.9, 2.35), (6.5, 2.35), "next request")
+    _arrow(closed, (7.9, 1.4), (1.65, 0.65), "", bend=-0.42)
+    closed.text(4.8, 0.72, "answer: only now may this user send again", ha="center", fontsize=8.5)
+    _box(opened, 0.5, 1.5, 2.3, "clock", "other")
+    for i in range(4):
+        _box(opened, 4.05 + 0.55 * i, 1.68, 0.42, "", "other", height=0.65)
+    opened.text(4.95, 1.25, "queue", ha="center", fontsize=8.5)
+    _arrow(opened, (2.9, 2.0), (3.95, 2.0), "")
+    _arrow(opened, (9.25, 2.0), (9.95, 2.0), "")
+    opened.text(1.65, 2.75, "sends at its own times,\nhowever slow the answers are", ha="center", fontsize=8.5)
+    return picture(
+        fig,
+        "Left, a closed loop: three users send to a server, and each sends its next request when its answer has come. "
+        "Right, an open loop: a clock sends at its own times, and requests wait in a queue before the server.",
+    )
+
+
+def passed_and_failed(runs: Mapping[str, Sequence[tuple[float, float]]], promise: float) -> Picture:
+    """For each run, the latency of every request over the time at which it was due. `runs`: name -> (due, end), s."""
+    fig, axes = canvas(width=9.4, height=3.1, cols=len(runs), sharey=True)
+    told = []
+    for ax, (name, log) in zip(axes, runs.items()):
+        due, end = np.array(log).T
+        latency = end - due
+        p99, good = float(np.percentile(latency, 99)), latency <= promise
+        ax.plot(due[good], latency[good], ".", ms=2, color=colour("ours"), rasterized=True)
+        ax.plot(due[~good], latency[~good], ".", ms=3, color=colour("wasted"), rasterized=True)
+        ax.axhline(promise, color=colour("text"), lw=1.2)
+        ax.axhline(p99, color=colour("prediction"), ls="--", lw=1.6)
+        ax.text(0.99, p99 * 1.05, f"P99 = {p99:.2f} s", color=colour("prediction"), ha="right", va="bottom",
+                transform=ax.get_yaxis_transform(), fontsize=9)  # fmt: skip
+        rate = len(log) / max(due.max(), 1e-9)
+        verdict = "passes" if p99 <= promise else "fails"
+        ax.set_title(f"{name}: {rate:.1f} requests/s, {verdict}")
+        ax.set(yscale="log", xlabel="time at which the request was due (s)", ylim=(0.1, 20))
+        told.append(f"{name}, {rate:.1f} requests/s, P99 {p99:.2f} s, {np.mean(~good):.1%} late: it {verdict}")
+    axes[0].set_ylabel("latency (s)")
+    axes[0].text(0.01, promise * 1.05, "promise", transform=axes[0].get_yaxis_transform(), fontsize=9, va="bottom")
+    return picture(fig, f"Latency of each request over time; the promise is {promise:g} s. {'. '.join(told)}.")
+
+
+def ranks(n: int, q: float, low: int | None, high: int | None) -> Picture:
+    """`n` sorted values as boxes, the largest at the right; those that bound the percentile `q` are marked.
+
+    low, high: ranks from 1 on; None where no value bounds it.
+    """
+    fig, ax = canvas(width=9.4, height=1.5)
+    shown = min(n, 40)
+    for place in range(shown):
+        rank = n - shown + 1 + place
+        inside = (low or 0) <= rank <= (high or n)
+        face = "other" if rank in (low, high) else "background" if not inside else "sky"
+        ax.add_patch(FancyBboxPatch((place + 0.1, 0.3), 0.8, 0.7, boxstyle="round,pad=0,rounding_size=0.1",
+                                    facecolor=colour(face), edgecolor=colour("limit"), linewidth=0.6))  # fmt: skip
+    for rank, name in ((low, "lower"), (high, "upper")):
+        if rank is not None and rank > n - shown:
+            ax.text(rank - (n - shown) - 0.5, 1.15, f"{name} bound: rank {rank}", ha="center", fontsize=8.5)
+    if high is None:
+        ax.text(shown + 0.15, 0.65, "upper bound: none", va="center", fontsize=8.5, color=colour("wasted"))
+    ax.text(0, -0.15, f"{n} values, sorted; the {shown} largest are drawn", fontsize=8.5, va="top")
+    ax.set(xlim=(0, shown + 7), ylim=(-0.7, 1.6))
+    ax.axis("off")
+    told = f"lower bound at rank {low}" + (f", upper bound at rank {high}" if high else ", no upper bound")
+    return picture(fig, f"{n} sorted values as boxes; the interval that holds P{q:g} in 95 of 100 samples: {told}.")
+
+
+def _box(ax, x: float, y: float, width: float, name: str, role: str, height: float = 1.0) -> None:
+    ax.add_patch(FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0,rounding_size=0.12",
+                                facecolor=colour(role), alpha=0.3, edgecolor=colour(role), linewidth=1.2))  # fmt: skip
+    ax.text(x + width / 2, y + height / 2, name, ha="center", va="center", fontsize=9.5)
+
+
+def _arrow(ax, start, end, name: str, bend: float = 0.0) -> None:
+    ax.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=11, color=colour("text"), linewidth=1.1,
+                                 connectionstyle=f"arc3,rad={bend}"))  # fmt: skip
+    if name:
+        ax.text((start[0] + end[0]) / 2, start[1] + 0.15, name, ha="center", fontsize=8.5)
