@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import commands_compare, commands_engine, commands_gpu
+from . import commands_compare, commands_engine, commands_gpu, commands_serve
 from .console import Device, Model, Save, command_line, errors_in_one_line, keep_in, log, progress, show
 
 # torch and transformers take seconds to import: every command imports what it needs itself, so that help is instant.
@@ -290,3 +290,4 @@ def bench_throughput(
 commands_engine.add_to(bench)
 commands_compare.add_to(bench)
 commands_gpu.add_to(bench)
+commands_serve.add_to(bench)

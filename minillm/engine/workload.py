@@ -14,7 +14,7 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 
 from minillm.engine.request import Request
@@ -43,18 +43,21 @@ class TraceRequest:
                 f"{self}: {self.input_length} tokens are {-(-self.input_length // TRACE_BLOCK)} blocks of {TRACE_BLOCK}"
             )
 
+    def prompt(self, vocabulary: Sequence[int]) -> list[int]:
+        """Its tokens, drawn from `vocabulary` by the hash ids."""
+        blocks = ((hash_id, place) for hash_id in self.hash_ids for place in range(TRACE_BLOCK))
+        return [vocabulary[derive_seed(*at) % len(vocabulary)] for at in islice(blocks, self.input_length)]
+
     def to_request(self, request_id: str, vocab_size: int = 1024, time_scale: float = 1.0) -> Request:
         """A request of exactly these lengths, its tokens drawn from the hash ids. Token 0 is never drawn."""
-        prompt: list[int] = []
-        for hash_id in self.hash_ids:
-            prompt += [1 + derive_seed(hash_id, place) % (vocab_size - 1) for place in range(TRACE_BLOCK)]
+        prompt = self.prompt(range(1, vocab_size))
         params = SamplingParams(temperature=0.0, max_tokens=self.output_length, ignore_eos=True)
         return Request(
             request_id,
-            prompt[: self.input_length],
+            prompt,
             params,
             self.output_length,
-            seed=derive_seed(len(prompt), int(request_id) if request_id.isdigit() else 0),
+            seed=derive_seed(len(self.hash_ids) * TRACE_BLOCK, int(request_id) if request_id.isdigit() else 0),
             arrival_time=self.timestamp * time_scale,
             user=self.user,
             priority=self.priority,

@@ -16,15 +16,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from minillm import __version__
-from minillm.engine.async_llm import AsyncLLM
 from minillm.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
 from minillm.serving.chat import ChatAnswer, ChatRequest, Chats
 from minillm.serving.completions import CompletionAnswer, CompletionRequest, Completions
-from minillm.serving.config import ServerConfig
 from minillm.serving.errors import KINDS, ApiError, ErrorAnswer, of_exception, of_validation
 from minillm.serving.known import Known
 from minillm.serving.limits import Limits
 from minillm.serving.metrics import ServerMetrics
+from minillm.serving.models import Models
 from minillm.serving.service import Call, Service
 from minillm.serving.sse import DONE, EventStream, answered, event
 from minillm.serving.tokens import add_token_paths
@@ -47,48 +46,49 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorAnswer, "description": KINDS[status]} for status in statuses}
 
 
-def create_app(engine: AsyncLLM, config: ServerConfig) -> FastAPI:
-    """OpenAI's API for one model. `app.state.service` is the `Service` behind it."""
-    service = Service(engine, config)
+def create_app(models: Models) -> FastAPI:
+    """OpenAI's API. `app.state.models` has the services; `app.state.service` is the one of the only model."""
+    config = models.config
     app = FastAPI(title="minillm", version=__version__, docs_url=None, redoc_url=None)
-    app.state.service = service
+    app.state.models, app.state.service = models, models.default
     app.add_middleware(
         Limits,
         max_header_bytes=config.max_header_bytes,
         max_body_bytes=config.max_body_bytes,
         body_seconds=config.body_seconds,
-        on_refused=service.metrics.refused,
+        on_refused=models.metrics.refused,
     )
-    _answer_errors(app, service.metrics)
+    _answer_errors(app, models.metrics)
 
     asks = refusals(400, 401, 404, 408, 413, 429, 500, 503)
     streams = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 
     @app.post("/v1/completions", response_model=CompletionAnswer, responses=asks | streams)
     async def completions(request: Request, body: CompletionRequest, client: Known) -> Response:
+        service = models.find(body.model)
         call = await service.call(body, client, len(body.prompts), Completions.prefix)
         return await _answer(request, service, call, Completions(body, service.llm, call.requests), body)
 
     @app.post("/v1/chat/completions", response_model=ChatAnswer, responses=asks | streams)
     async def chat_completions(request: Request, body: ChatRequest, client: Known) -> Response:
+        service = models.find(body.model)
         call = await service.call(body, client, 1, Chats.prefix)
         return await _answer(request, service, call, Chats(body, service.llm, call.requests), body)
 
     @app.get("/v1/models", response_model=ModelList, responses=refusals(401))
-    async def models(client: Known) -> Any:
-        return {"object": "list", "data": [_card(service)]}
+    async def model_list(client: Known) -> Any:
+        return {"object": "list", "data": [card for service in models for card in service.cards()]}
 
     @app.get("/v1/models/{model:path}", response_model=ModelCard, responses=refusals(401, 404))
     async def model(model: str, client: Known) -> Any:
-        if model != service.name:
-            raise ApiError(404, f"model={model!r} is not served here; served: {service.name!r}", "model")
-        return _card(service)
+        cards = models.find(model).cards()
+        return next((card for card in cards if card["id"] == model), cards[0])
 
     @app.get("/health", responses=refusals(503))
     async def health() -> Response:
         """200 while the engine can compute."""
         try:
-            await engine.check_health()
+            await models.check_health()
         except RuntimeError as error:
             raise ApiError(503, str(error), code="unhealthy") from None
         return Response(status_code=200)
@@ -96,7 +96,7 @@ def create_app(engine: AsyncLLM, config: ServerConfig) -> FastAPI:
     @app.get("/ready", responses=refusals(503))
     async def ready() -> Response:
         """200 while requests are taken: what a load balancer asks."""
-        service.gate.check_open()
+        models.check_open()
         return await health()
 
     @app.get("/version", response_model=Version)
@@ -106,9 +106,9 @@ def create_app(engine: AsyncLLM, config: ServerConfig) -> FastAPI:
     @app.get("/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
     def metrics() -> Response:
         """In a thread: writing it takes milliseconds."""
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(models.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    add_token_paths(app, service, asks)
+    add_token_paths(app, models, asks)
     return app
 
 
@@ -128,12 +128,6 @@ class ModelList(BaseModel):
 
 class Version(BaseModel):
     version: str
-
-
-def _card(service: Service) -> dict[str, Any]:
-    llm = service.llm
-    root = str(llm.config.model)
-    return {"id": service.name, "created": service.created, "root": root, "max_model_len": llm.max_model_len}
 
 
 async def _answer(request: Request, service: Service, call: Call, writer: Writer, body: Any) -> Response:

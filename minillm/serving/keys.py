@@ -8,6 +8,7 @@ A key file is TOML:
     priority = 0                  # the lowest number its requests may have: 0 comes before 1
     requests_per_minute = 60      # no limit by default
     tokens_per_minute = 20000     # prompts and answers together
+    admin = true                  # may load and unload models; false by default
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Key:
     priority: int = 0
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
+    admin: bool = False
 
     def __post_init__(self):
         if not isinstance(self.value, str) or not self.value.strip():
@@ -40,6 +42,8 @@ class Key:
             raise ValueError(f"user={self.user!r} of a key is not allowed; allowed: a string")
         if type(self.priority) is not int:
             raise ValueError(f"priority={self.priority!r} of a key is not allowed; allowed: a whole number")
+        if type(self.admin) is not bool:
+            raise ValueError(f"admin={self.admin!r} of a key is not allowed; allowed: true or false")
         for name in ("requests_per_minute", "tokens_per_minute"):
             value = getattr(self, name)
             if value is not None and (type(value) not in (int, float) or not value > 0):
@@ -99,6 +103,7 @@ class Client:
     def __init__(self, key: Key | None, clock: Callable[[], float] = time.monotonic):
         self.user, self.priority = (key.user, key.priority) if key else ("", 0)
         self.is_known = key is not None
+        self.is_admin = key is None or key.admin
         self.requests = Bucket(key.requests_per_minute, clock) if key and key.requests_per_minute else None
         self.tokens = Bucket(key.tokens_per_minute, clock) if key and key.tokens_per_minute else None
 
@@ -114,6 +119,15 @@ class Client:
                 )
         if self.requests is not None:
             self.requests.take(1)
+
+    def check_admin(self) -> None:
+        """Raise ApiError 403 for a key that may not change what is served."""
+        if not self.is_admin:
+            raise ApiError(
+                403,
+                "this key may not change what is served; use one that the key file gives admin = true",
+                code="not_an_admin",
+            )
 
     def count_tokens(self, amount: int) -> None:
         """Prompts when they are admitted, answers when they have ended."""

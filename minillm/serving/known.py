@@ -11,7 +11,16 @@ from minillm.serving.keys import Client
 
 async def client_of(request: Request) -> Client:
     """A coroutine, so that no thread is asked. Raises ApiError 401."""
-    return request.app.state.service.clients.find(request.headers.get("authorization"))
+    return request.app.state.models.clients.find(request.headers.get("authorization"))
 
 
 Known = Annotated[Client, Depends(client_of)]
+
+
+async def admin_of(client: Known) -> Client:
+    """Raises ApiError 401, and 403 for a client that may not change what is served."""
+    client.check_admin()
+    return client
+
+
+Admin = Annotated[Client, Depends(admin_of)]

@@ -20,6 +20,7 @@ from minillm.engine.counters import Distribution
 from minillm.engine.serving_counters import AdapterCounters, adapter_of
 
 if TYPE_CHECKING:
+    from minillm.serving.models import Models
     from minillm.serving.service import Service
 
 LABELS = ("model_name", "engine")
@@ -54,10 +55,10 @@ HISTOGRAMS = (
 
 
 class ServerMetrics:
-    """What `/metrics` shows of one service, in a registry of its own."""
+    """What `/metrics` shows of a server and its models, in a registry of its own."""
 
-    def __init__(self, service: Service):
-        self.service, self.registry = service, CollectorRegistry()
+    def __init__(self, models: Models):
+        self.models, self.registry = models, CollectorRegistry()
         self.num_refused: Tally[int] = Tally()  # answers of 400 and above, by status
         self.loop_lag = Distribution(LAG)  # seconds that the event loop came late to a timer
         self.registry.register(self)
@@ -75,7 +76,34 @@ class ServerMetrics:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Called by prometheus_client for each scrape."""
+        """Called by prometheus_client for each scrape. A name appears once, with the samples of all models."""
+        families: dict[str, Metric] = {}
+        for service in self.models:
+            for family in EngineMetrics(service).collect():
+                if (seen := families.setdefault(family.name, family)) is not family:
+                    seen.samples += family.samples
+        yield from families.values()
+        yield from self._of_http()
+
+    def _of_http(self) -> Iterator[Metric]:
+        """What is counted before a model is known: under the name of the only one, or under none."""
+        labels = (self.models.default.name if self.models.default else "", ENGINE)
+        name, what = "minillm:requests_refused", "Requests that were answered with an error, by HTTP status."
+        family = CounterMetricFamily(name, what, labels=(*LABELS, "status"))
+        for status, count in sorted(dict(self.num_refused).items()):
+            family.add_metric((*labels, str(status)), count)
+        yield family
+        what = "How late the event loop comes to a timer."
+        yield _histogram("minillm:event_loop_lag_seconds", what, self.loop_lag, labels)
+
+
+class EngineMetrics:
+    """What `/metrics` shows of one service."""
+
+    def __init__(self, service: Service):
+        self.service = service
+
+    def collect(self) -> Iterator[Metric]:
         labels = (self.service.name, ENGINE)
         counters = self.service.engine.counters
         by_adapter = dict(counters.by_adapter)
@@ -96,7 +124,7 @@ class ServerMetrics:
         yield from self._speculation(labels)
         yield from self._adapters(by_adapter)
         yield self._cache_config()
-        yield from self._of_http(labels)
+        yield from self._gate(labels)
 
     def _state(self, labels: tuple[str, ...]) -> Iterator[Metric]:
         """How the engine stands now."""
@@ -134,15 +162,16 @@ class ServerMetrics:
         running, requests = list(scheduler.running), list(scheduler.requests.values())
         is_running = {request.request_id for request in running}
         waiting = [request for request in requests if request.request_id not in is_running]
-        names = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+        names = ("model_name", "max_lora", "waiting_lora_adapters", "running_lora_adapters")
         family = GaugeMetricFamily("vllm:lora_requests_info", "Adapters of the requests under way.", labels=names)
         listed = [",".join(sorted({adapter_of(one) for one in some} - {""})) for some in (waiting, running)]
-        family.add_metric((str(max_loras or 0), *listed), time.time())
+        family.add_metric((self.service.name, str(max_loras or 0), *listed), time.time())
         yield family
 
     def _cache_config(self) -> Metric:
         config, pool = self.service.llm.config, self.service.llm.engine.kv_cache.pool
         facts: dict[str, Any] = {
+            "model_name": self.service.name,
             "block_size": config.block_size,
             "cache_dtype": config.kv_cache_dtype,
             "enable_prefix_caching": config.enable_prefix_caching,
@@ -154,19 +183,12 @@ class ServerMetrics:
         family.add_metric(tuple(map(str, facts.values())), 1)
         return family
 
-    def _of_http(self, labels: tuple[str, ...]) -> Iterator[Metric]:
-        name, what = "minillm:requests_refused", "Requests that were answered with an error, by HTTP status."
-        family = CounterMetricFamily(name, what, labels=(*LABELS, "status"))
-        for status, count in sorted(dict(self.num_refused).items()):
-            family.add_metric((*labels, str(status)), count)
-        yield family
+    def _gate(self, labels: tuple[str, ...]) -> Iterator[Metric]:
         gate = self.service.gate
         what = "Prompts that were admitted and have not ended."
         yield _gauge("minillm:requests_admitted", what, gate.num_requests, labels)
         what = "Tokens that the admitted requests may still come to."
         yield _gauge("minillm:tokens_admitted", what, gate.num_tokens, labels)
-        what = "How late the event loop comes to a timer."
-        yield _histogram("minillm:event_loop_lag_seconds", what, self.loop_lag, labels)
 
 
 async def watch_loop(lag: Distribution) -> None:

@@ -18,6 +18,7 @@ from minillm.engine.async_llm import AsyncLLM
 from minillm.serving.app import create_app
 from minillm.serving.config import ServerConfig
 from minillm.serving.metrics import watch_loop
+from minillm.serving.models import Models
 
 LAST_SECONDS = 5.0  # for last pieces to be sent, after the engine has ended everything
 WAITING = 2048  # connections that the kernel keeps until the loop accepts them
@@ -50,7 +51,7 @@ class HttpServer(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        watching = asyncio.ensure_future(watch_loop(self.app.state.service.metrics.loop_lag))
+        watching = asyncio.ensure_future(watch_loop(self.app.state.models.metrics.loop_lag))
         try:
             await super().serve(sockets)
         finally:
@@ -75,8 +76,8 @@ class HttpServer(uvicorn.Server):
 
     def _drain(self) -> None:
         if self._draining is None:
-            service = self.app.state.service
-            self._draining = asyncio.ensure_future(service.drain(self.settings.drain_seconds))
+            models = self.app.state.models
+            self._draining = asyncio.ensure_future(models.drain(self.settings.drain_seconds))
 
 
 def protocol_of(config: ServerConfig) -> type[H11Protocol]:
@@ -89,6 +90,9 @@ def protocol_of(config: ServerConfig) -> type[H11Protocol]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            # asyncio leaves it out where the listener names no protocol. Without it a piece waits until the client has
+            # acknowledged the one before, which a client delays for 40 ms.
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._expect_head()
 
         def data_received(self, data: bytes) -> None:
@@ -131,7 +135,7 @@ def run(
     """Serve until SIGINT or SIGTERM; `on_start` hears of the URL. The engine stays open. Raises OSError where the port
     is in use."""
     with listen(config) as listener:
-        server = HttpServer(create_app(engine, config), config, access_log)
+        server = HttpServer(create_app(Models(config, engine)), config, access_log)
         on_start(url_of(config, listener))
         # What is there stays: looked through again and again, half a million objects would hold up every stream.
         gc.collect()
@@ -170,7 +174,8 @@ class RunningServer:
 
     def __init__(self, engine: AsyncLLM, config: ServerConfig | None = None):
         config = config or ServerConfig(port=0)
-        self.app = create_app(engine, config)
+        self.models = Models(config, engine)
+        self.app = create_app(self.models)
         self.service = self.app.state.service
         self.server = HttpServer(self.app, config, access_log=False)
         self.socket = listen(config)

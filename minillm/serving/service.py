@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 from uuid import uuid4
 
 from minillm.engine.admission import check_servable
@@ -25,8 +25,7 @@ from minillm.serving.config import ServerConfig
 from minillm.serving.errors import ApiError
 from minillm.serving.fields import PromptTokensDetails, Usage
 from minillm.serving.gate import Gate
-from minillm.serving.keys import Client, Clients
-from minillm.serving.metrics import ServerMetrics
+from minillm.serving.keys import Client
 from minillm.serving.turnstile import Turnstile
 
 
@@ -54,13 +53,11 @@ class Body(Protocol):
 class Service:
     """One model behind HTTP. All methods belong to one event loop."""
 
-    def __init__(self, engine: AsyncLLM, config: ServerConfig):
+    def __init__(self, engine: AsyncLLM, config: ServerConfig, name: str | None = None):
         self.engine, self.llm, self.config = engine, engine.llm, config
-        self.name = config.served_model_name or str(engine.llm.config.model)
+        self.name = name or config.served_model_name or str(engine.llm.config.model)
         self.created = int(time.time())
-        self.clients = Clients(config.keys)
         self.gate = Gate(config.max_queued_requests, config.max_queued_tokens)
-        self.metrics = ServerMetrics(self)
         self.turnstile = Turnstile()
         self.calls: set[Call] = set()  # under way
 
@@ -68,7 +65,6 @@ class Service:
         """Check, admit and submit what `body` asks for. Raises ApiError, and what the engine says of its fields."""
         self.gate.check_open()
         client.check_rate()
-        self.check_model(body.model)
         self._check_size(num_prompts, body.n or 1)
         self.gate.enter(num_prompts)
         num_tokens = 0
@@ -120,11 +116,15 @@ class Service:
         priority = max(client.priority, body.priority if body.priority is not None else client.priority)
         return Asking(self.llm.get_default_sampling_params(), priority, client.user or body.user or "")
 
-    def check_model(self, model: str | None) -> None:
-        if model is not None and model != self.name:
-            raise ApiError(
-                404, f"model={model!r} is not served here; served: {self.name!r}", "model", "model_not_found"
-            )
+    def serves(self, model: str) -> bool:
+        """Whether a request that names `model` is one for this service."""
+        return model == self.name
+
+    def cards(self) -> list[dict[str, Any]]:
+        """What /v1/models tells: this model, under each name that it is served by."""
+        llm = self.llm
+        root = str(llm.config.model)
+        return [{"id": self.name, "created": self.created, "root": root, "max_model_len": llm.max_model_len}]
 
     def _check_size(self, num_prompts: int, n: int) -> None:
         if num_prompts > (most := self.config.max_prompts):

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, model_validator
 from minillm.engine.prompt_forms import check_text
 from minillm.serving.fields import Strict
 from minillm.serving.known import Known
+from minillm.serving.models import Models
 from minillm.serving.service import Service
 
 
@@ -47,18 +48,16 @@ class DetokenizeAnswer(BaseModel):
     prompt: str
 
 
-def add_token_paths(app: FastAPI, service: Service, refusals: dict[int | str, Any]) -> None:
+def add_token_paths(app: FastAPI, models: Models, refusals: dict[int | str, Any]) -> None:
     """Each of them in a thread: a tokenizer takes its time."""
 
     @app.post("/tokenize", response_model=TokenizeAnswer, responses=refusals)
     async def tokenize(body: TokenizeRequest, client: Known) -> Any:
-        service.check_model(body.model)
-        return await asyncio.to_thread(_tokenize, service, body)
+        return await asyncio.to_thread(_tokenize, models.find(body.model), body)
 
     @app.post("/detokenize", response_model=DetokenizeAnswer, responses=refusals)
     async def detokenize(body: DetokenizeRequest, client: Known) -> Any:
-        service.check_model(body.model)
-        return await asyncio.to_thread(_detokenize, service, body)
+        return await asyncio.to_thread(_detokenize, models.find(body.model), body)
 
 
 def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:

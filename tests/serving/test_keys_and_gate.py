@@ -128,6 +128,7 @@ def test_a_key_file_is_read_and_its_faults_are_named(tmp_path):
         ('[[keys]]\nkey = ""', "entry 1: a key is empty"),
         ('[[keys]]\nkey = "sk-secret"\npriority = "high"', "priority='high'"),
         ('[[keys]]\nkey = "sk-secret"\ntokens_per_minute = 0', "tokens_per_minute=0"),
+        ('[[keys]]\nkey = "sk-secret"\nadmin = 1', "admin=1"),
         ("[[keys", "TOMLDecodeError"),
     ):
         file.write_text(text)

@@ -183,7 +183,7 @@ def test_two_servers_do_not_share_what_http_counts(serve):
 
 def test_the_loop_is_watched(serve):
     server = serve()
-    wait_until(lambda: sum(server.service.metrics.loop_lag.counts) >= 2)
+    wait_until(lambda: sum(server.models.metrics.loop_lag.counts) >= 2)
     assert value(server, "minillm:event_loop_lag_seconds_count") >= 2
 
 
@@ -207,7 +207,7 @@ def test_adapters_have_a_label_and_are_listed(serve, engine, monkeypatch):
     found = scraped(server)
     assert ({"model_name": MODEL, "engine": "0", "adapter": "pirate"}, 6) in found["vllm:generation_tokens_total"]
     ((labels, _),) = found["vllm:lora_requests_info"]
-    assert labels == {"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""}
+    assert labels == {"model_name": MODEL, "max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""}
 
 
 def test_draft_tokens_are_counted():

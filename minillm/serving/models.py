@@ -1,0 +1,72 @@
+"""Models: the services of one HTTP server, each found by the name that a request gives. Built in chapter 23.
+
+A server of one model has one service. A model repository adds and removes services while the server runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from minillm.engine.async_llm import AsyncLLM
+from minillm.serving.config import ServerConfig
+from minillm.serving.errors import ApiError
+from minillm.serving.keys import Clients
+from minillm.serving.metrics import ServerMetrics
+from minillm.serving.service import Service
+
+
+class Models:
+    """All methods belong to one event loop. Keys, and the limits of each key, are shared by all models."""
+
+    def __init__(self, config: ServerConfig, engine: AsyncLLM | None = None):
+        self.config = config
+        self.clients = Clients(config.keys)
+        self.services: list[Service] = []
+        self.is_draining = False
+        self.metrics = ServerMetrics(self)
+        if engine is not None:
+            self.add(Service(engine, config))
+
+    def __iter__(self) -> Iterator[Service]:
+        return iter(tuple(self.services))
+
+    @property
+    def default(self) -> Service | None:
+        """The service of a request that names no model: the only one there is."""
+        return self.services[0] if len(self.services) == 1 else None
+
+    def add(self, service: Service) -> None:
+        self.services.append(service)
+
+    def remove(self, service: Service) -> None:
+        self.services.remove(service)
+
+    def find(self, model: str | None) -> Service:
+        """Raises ApiError 400 where the name is missing and needed, 404 for a name that is not served."""
+        names = ", ".join(repr(service.name) for service in self.services) or "none is loaded"
+        if model is None:
+            if self.default is None:
+                raise ApiError(400, f"model is missing; give one of those that are served: {names}", "model", "missing")
+            return self.default
+        for service in self.services:
+            if service.serves(model):
+                return service
+        raise ApiError(404, f"model={model!r} is not served here; served: {names}", "model", "model_not_found")
+
+    def check_open(self) -> None:
+        """Raise ApiError 503 while the server shuts down."""
+        if self.is_draining:
+            raise ApiError(503, "the server is shutting down; ask another one", code="draining", retry_after=5)
+        for service in self.services:
+            service.gate.check_open()
+
+    async def check_health(self) -> None:
+        """Raise RuntimeError where an engine can compute nothing any more."""
+        for service in self:
+            await service.engine.check_health()
+
+    async def drain(self, seconds: float) -> None:
+        """`Service.drain` for all of them."""
+        self.is_draining = True
+        await asyncio.gather(*(service.drain(seconds) for service in self.services))
