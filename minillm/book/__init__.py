@@ -16,7 +16,7 @@ _HOME = {
     "show_glossary": "glossary",
     "chapter_map": "contents",
     "predict": "prediction",
-    "fill_in": "blanks",
+    "blank": "blanks",
     "choice": "widgets", "explore": "widgets", "slider": "widgets",
     "side_by_side_stream": "streams",
 }  # fmt: skip

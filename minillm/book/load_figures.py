@@ -1,4 +1,4 @@
-"""The pictures of chapter 24: two loops, a test that passes, the ranks behind a percentile. Built in chapter 24."""
+"""The pictures of chapter 24: two loops, a test, ranks, a knee, a Pareto curve, a day. Built in chapter 24."""
 
 from __future__ import annotations
 
@@ -84,6 +84,100 @@ def ranks(n: int, q: float, low: int | None, high: int | None) -> Picture:
     ax.axis("off")
     told = f"lower bound at rank {low}" + (f", upper bound at rank {high}" if high else ", no upper bound")
     return picture(fig, f"{n} sorted values as boxes; the interval that holds P{q:g} in 95 of 100 samples: {told}.")
+
+
+def warming_up(starts: Sequence[float], means: Sequence[float], settled: float) -> Picture:
+    """Mean latency by the time since a run began, beside that of a run that is under way. Seconds."""
+    fig, ax = canvas(width=7, height=2.6)
+    ends = [*starts, 2 * starts[-1] - starts[-2]]
+    ax.step(ends, [*means, means[-1]], where="post", color=colour("ours"), label="mean of all runs")
+    ax.axhline(settled, color=colour("limit"), ls="--", label="once the server is busy")
+    ax.set(
+        xlabel="time since the start of the run (s)", ylabel="mean latency (s)", ylim=(0.8 * min(means), 1.15 * settled)
+    )
+    ax.legend(loc="lower right")
+    return picture(
+        fig, f"Mean latency since the start of a run: {means[0]:.2f} s in the first interval, {settled:.2f} s later."
+    )
+
+
+def spread_of_runs(reported: Sequence[float], together: float, promise: float) -> Picture:
+    """What each of many equal runs reports, and what all their requests say together. Seconds."""
+    fig, ax = canvas(width=7, height=2.6)
+    ax.hist(reported, bins=40, color=colour("ours"), alpha=0.8)
+    ax.axvline(together, color=colour("text"), lw=1.4, label="P99 of all runs together")
+    ax.axvline(promise, color=colour("wasted"), ls="--", label="promise")
+    ax.set(xlabel="P99 that one run reports (s)", ylabel="runs")
+    ax.legend()
+    return picture(
+        fig,
+        f"Histogram of the P99 that each of {len(reported)} equal runs reports: from {min(reported):.2f} s to "
+        f"{max(reported):.2f} s; all requests together {together:.2f} s; promise {promise:g} s.",
+    )
+
+
+def knee(
+    curve: Mapping[float, float],
+    measured: Mapping[float, Sequence[float | None]],
+    promise: float,
+    planned: float,
+    plateau: float,
+) -> Picture:
+    """P90 of TTFT over the rate offered. `curve`: rate -> simulated; `measured`: rate -> (value, low, high), s."""
+    fig, ax = canvas(width=8, height=3.4)
+    ax.plot(list(curve), list(curve.values()), "--", color=colour("prediction"), label="simulated")
+    told = []
+    for rate, (value, low, high) in measured.items():
+        bars = [[value - (low or value)], [(high or value) - value]]
+        name = None if told else "measured, with its 95% interval"
+        ax.errorbar(rate, value, bars, fmt="o", color=colour("ours"), capsize=3, label=name)
+        told.append(f"{rate:.1f}/s: {value:.2f} s")
+    ax.axhline(promise, color=colour("text"), lw=1)
+    ax.text(min(curve), promise * 1.08, "promise", fontsize=9, va="bottom")
+    ax.axvline(planned, color=colour("prediction"), lw=1, label="planned capacity")
+    ax.axvline(plateau, color=colour("limit"), lw=1, label="always full, simulated")
+    ax.set(yscale="log", xlabel="requests offered / s", ylabel="P90 of TTFT (s)")
+    ax.legend(loc="upper left")
+    return picture(
+        fig,
+        f"P90 of TTFT over the rate offered. Simulated, it leaves the promise at {planned:.1f} requests/s; "
+        f"measured: {'; '.join(told)}.",
+    )
+
+
+def pareto(
+    points: Mapping[int, tuple[float, float]], predicted: Mapping[int, tuple[float, float]], limit: float
+) -> Picture:
+    """Tokens a second of the server over those of one user; both map users to (all, each)."""
+    fig, ax = canvas(width=7.5, height=3.4)
+    for style, role, name, curve in (
+        ("o-", "ours", "measured", points),
+        ("--", "prediction", "three prices", predicted),
+    ):
+        ax.plot([each for _, each in curve.values()], [all_ for all_, _ in curve.values()], style, color=colour(role),
+                label=name)  # fmt: skip
+    for users, (all_, each) in points.items():
+        ax.annotate(f"{users}", (each, all_), (6, 4), textcoords="offset points", fontsize=8.5)
+    ax.axvline(limit, color=colour("limit"), ls="--", label="one user: reading the weights")
+    ax.set(
+        xlabel="tokens/s that one user sees", ylabel="tokens/s of the server", xlim=(0, 1.08 * limit), ylim=(0, None)
+    )
+    ax.legend()
+    told = "; ".join(f"{users}: {all_:,.0f} and {each:.0f}" for users, (all_, each) in points.items())
+    return picture(fig, f"Tokens a second of the server and of each user, by users: {told}. The limit is {limit:.0f}.")
+
+
+def a_day(hours: Sequence[float], demand: Sequence[float], replicas: int, of_one: float, verdict: str) -> Picture:
+    """Requests a second over a day, and what the replicas hold, with one of them lost and with none."""
+    fig, ax = canvas(width=8, height=2.9)
+    ax.fill_between(hours, demand, color=colour("ours"), alpha=0.5, label="demand")
+    ax.axhline(replicas * of_one, color=colour("limit"), label=f"{replicas} replicas")
+    ax.axhline((replicas - 1) * of_one, color=colour("limit"), ls=":", label="with one of them lost")
+    ax.set(
+        xlabel="hour of the day", ylabel="requests/s", xlim=(0, 24), ylim=(0, 1.3 * replicas * of_one), title=verdict
+    )
+    ax.legend(loc="upper left", ncols=3)
+    return picture(fig, f"Demand over a day and {replicas} replicas sized for its peak. {verdict}.")
 
 
 def _box(ax, x: float, y: float, width: float, name: str, role: str, height: float = 1.0) -> None:
