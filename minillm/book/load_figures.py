@@ -14,15 +14,16 @@ def two_loops() -> Picture:
     """Who decides when the next request is sent: an answer (left), or a clock (right)."""
     fig, axes = canvas(width=9.4, height=2.5, cols=2)
     for ax, title in zip(axes, ("Closed loop: N users", "Open loop: a rate")):
-        ax.set(xlim=(0, 10), ylim=(0, 4.2), title=title)
+        ax.set(xlim=(0, 10), ylim=(0, 3.7), title=title)
         ax.axis("off")
         _box(ax, 6.6, 1.5, 2.6, "server", "ours")
     closed, opened = axes
     for i in range(3):
         _box(closed, 0.5, 0.75 + 0.95 * i, 2.3, f"user {3 - i}", "other", height=0.75)
     _arrow(closed, (2.9, 2.35), (6.5, 2.35), "next request")
-    _arrow(closed, (7.9, 1.4), (1.65, 0.65), "", bend=-0.42)
-    closed.text(4.8, 0.72, "answer: only now may this user send again", ha="center", fontsize=8.5)
+    closed.plot([7.9, 7.9, 1.65], [1.4, 0.15, 0.15], color=colour("text"), lw=1.1)
+    _arrow(closed, (1.65, 0.12), (1.65, 0.72), "")
+    closed.text(4.9, 0.3, "answer: now this user may send again", ha="center", fontsize=8.5)
     _box(opened, 0.5, 1.5, 2.3, "clock", "other")
     for i in range(4):
         _box(opened, 4.05 + 0.55 * i, 1.68, 0.42, "", "other", height=0.65)
@@ -145,25 +146,22 @@ def knee(
     )
 
 
-def pareto(
-    points: Mapping[int, tuple[float, float]], predicted: Mapping[int, tuple[float, float]], limit: float
-) -> Picture:
-    """Tokens a second of the server over those of one user; both map users to (all, each)."""
+def pareto(measured: Mapping[int, float], predicted: Mapping[int, float], limit: float) -> Picture:
+    """Tokens a second of the server over those of one user. `measured` and `predicted`: users -> of the server."""
     fig, ax = canvas(width=7.5, height=3.4)
     for style, role, name, curve in (
-        ("o-", "ours", "measured", points),
-        ("--", "prediction", "three prices", predicted),
+        ("o-", "ours", "measured", measured),
+        ("s--", "prediction", "three prices", predicted),
     ):
-        ax.plot([each for _, each in curve.values()], [all_ for all_, _ in curve.values()], style, color=colour(role),
-                label=name)  # fmt: skip
-    for users, (all_, each) in points.items():
-        ax.annotate(f"{users}", (each, all_), (6, 4), textcoords="offset points", fontsize=8.5)
-    ax.axvline(limit, color=colour("limit"), ls="--", label="one user: reading the weights")
-    ax.set(
-        xlabel="tokens/s that one user sees", ylabel="tokens/s of the server", xlim=(0, 1.08 * limit), ylim=(0, None)
-    )
+        each = [rate / users for users, rate in curve.items()]
+        ax.plot(each, list(curve.values()), style, color=colour(role), ms=5 if role == "ours" else 3, label=name)
+    for users, rate in measured.items():
+        if users != 4:  # too near to 16
+            ax.annotate(f"{users} users", (rate / users, rate), (7, 4), textcoords="offset points", fontsize=8.5)
+    ax.axvline(limit, color=colour("limit"), ls=":", label="one user, reading the weights")
+    ax.set(xlabel="tokens/s of one user", ylabel="tokens/s of the server", xlim=(0, 1.05 * limit), ylim=(0, None))
     ax.legend()
-    told = "; ".join(f"{users}: {all_:,.0f} and {each:.0f}" for users, (all_, each) in points.items())
+    told = "; ".join(f"{users}: {rate:,.0f} and {rate / users:.0f}" for users, rate in measured.items())
     return picture(fig, f"Tokens a second of the server and of each user, by users: {told}. The limit is {limit:.0f}.")
 
 
@@ -186,8 +184,7 @@ def _box(ax, x: float, y: float, width: float, name: str, role: str, height: flo
     ax.text(x + width / 2, y + height / 2, name, ha="center", va="center", fontsize=9.5)
 
 
-def _arrow(ax, start, end, name: str, bend: float = 0.0) -> None:
-    ax.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=11, color=colour("text"), linewidth=1.1,
-                                 connectionstyle=f"arc3,rad={bend}"))  # fmt: skip
+def _arrow(ax, start, end, name: str) -> None:
+    ax.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=11, color=colour("text"), linewidth=1.1))
     if name:
         ax.text((start[0] + end[0]) / 2, start[1] + 0.15, name, ha="center", fontsize=8.5)
