@@ -50,8 +50,8 @@ def passed_and_failed(runs: Mapping[str, Sequence[tuple[float, float]]], promise
         ax.plot(due[~good], latency[~good], ".", ms=3, color=colour("wasted"), rasterized=True)
         ax.axhline(promise, color=colour("text"), lw=1.2)
         ax.axhline(p99, color=colour("prediction"), ls="--", lw=1.6)
-        ax.text(0.99, p99 * 1.05, f"P99 = {p99:.2f} s", color=colour("prediction"), ha="right", va="bottom",
-                transform=ax.get_yaxis_transform(), fontsize=9)  # fmt: skip
+        ax.text(0.99, 0.97, f"P99 = {p99:.2f} s", color=colour("prediction"), ha="right", va="top",
+                transform=ax.transAxes, fontsize=10, fontweight="bold")  # fmt: skip
         rate = len(log) / max(due.max(), 1e-9)
         verdict = "passes" if p99 <= promise else "fails"
         ax.set_title(f"{name}: {rate:.1f} requests/s, {verdict}")
@@ -157,7 +157,13 @@ def pareto(measured: Mapping[int, float], predicted: Mapping[int, float], limit:
         ax.plot(each, list(curve.values()), style, color=colour(role), ms=5 if role == "ours" else 3, label=name)
     for users, rate in measured.items():
         if users != 4:  # too near to 16
-            ax.annotate(f"{users} users", (rate / users, rate), (7, 4), textcoords="offset points", fontsize=8.5)
+            ax.annotate(
+                f"{users} user{'s' * (users > 1)}",
+                (rate / users, rate),
+                (7, 4),
+                textcoords="offset points",
+                fontsize=8.5,
+            )
     ax.axvline(limit, color=colour("limit"), ls=":", label="one user, reading the weights")
     ax.set(xlabel="tokens/s of one user", ylabel="tokens/s of the server", xlim=(0, 1.05 * limit), ylim=(0, None))
     ax.legend()
@@ -171,9 +177,8 @@ def a_day(hours: Sequence[float], demand: Sequence[float], replicas: int, of_one
     ax.fill_between(hours, demand, color=colour("ours"), alpha=0.5, label="demand")
     ax.axhline(replicas * of_one, color=colour("limit"), label=f"{replicas} replicas")
     ax.axhline((replicas - 1) * of_one, color=colour("limit"), ls=":", label="with one of them lost")
-    ax.set(
-        xlabel="hour of the day", ylabel="requests/s", xlim=(0, 24), ylim=(0, 1.3 * replicas * of_one), title=verdict
-    )
+    ax.set(xlabel="hour of the day", ylabel="requests/s", xlim=(0, 24), ylim=(0, 1.3 * replicas * of_one))
+    ax.set_title(verdict.replace("$", r"\$"))  # not mathematics
     ax.legend(loc="upper left", ncols=3)
     return picture(fig, f"Demand over a day and {replicas} replicas sized for its peak. {verdict}.")
 
