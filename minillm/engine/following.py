@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from minillm.engine.input_batch import RequestState
 from minillm.engine.step import ScheduledRequest
-from minillm.sampling.grammar.mask import Stuck
+from minillm.sampling.grammar.mask import GrammarMasks, Stuck
 from minillm.sampling.grammar.protocol import Grammar
 from minillm.sampling.logprobs import Logprob
 
@@ -68,3 +68,16 @@ def note_failed(
             places = [at - first for at in range(first, first + row.samples + len(row.draft)) if at in failed]
             state.stuck = Stuck(places[0] if row.draft else 0, failed[first + places[0]]) if places else None
         first += row.samples + len(row.draft)
+
+
+def fill_masks(
+    masks: GrammarMasks, states: Sequence[RequestState], rows: Sequence[ScheduledRequest]
+) -> GrammarMasks | None:
+    """The masks of a step's draws; a request whose grammar can make none is told why (`stuck`)."""
+    drawing = [(state, row) for state, row in zip(states, rows) for _ in range(row.samples)]
+    filled = masks.fill([(state.grammar, row.draft) for state, row in drawing])
+    for state, _ in drawing:
+        state.stuck = None
+    for index, stuck in masks.stuck.items():
+        drawing[index][0].stuck = stuck
+    return filled

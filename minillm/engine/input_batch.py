@@ -120,6 +120,8 @@ class InputBatch:
         self._ids: tuple[str, ...] = ()  # of the last step's rows, unless a request came or left since
         self._states: list[RequestState] = []  # theirs
         self._slots = NONE
+        self._last: StepInputs  # the last step, where each row had one token
+        self._num_further = 0  # steps that may follow it until a row begins another block; 0: it was not such a step
         self._any_scored = False
         self._grow(num_slots)
 
@@ -173,7 +175,12 @@ class InputBatch:
             self._ids, self._states = ids, list(map(self.states.__getitem__, ids))
             self._slots = np.fromiter((state.slot for state in self._states), np.int64, len(ids))
             self._any_scored = any(state.params.prompt_logprobs is not None for state in self._states)
+            self._num_further = 0
         states, slots = self._states, self._slots
+        if self._num_further and (counts, samples) == (self._last.counts, self._last.samples) and not any(block_ids):
+            if not any(drafts) and (step := self._further(rows, starts)) is not None:
+                return step
+        self._num_further = 0
         if any(block_ids):
             for place, new in enumerate(block_ids):
                 if new:
@@ -201,7 +208,7 @@ class InputBatch:
         block, offset = np.divmod(positions, self.block_size)
         slot_mapping = np.multiply(self.blocks.on_host[owners, block], self.block_size, dtype=np.int64)
         slot_mapping += offset
-        return StepInputs(
+        step = StepInputs(
             rows,
             states,
             slots,
@@ -218,6 +225,26 @@ class InputBatch:
             starts + (1 if num_tokens == len(rows) else counts),
             samples.count(1) == len(rows),
         )
+        if num_tokens == len(rows):
+            self._last, self._num_further = step, self.block_size - 1 - int(offset.max())
+        return step
+
+    def _further(self, rows: Sequence[ScheduledRequest], starts: Sequence[int]) -> StepInputs | None:
+        """The last step's inputs with each request one token further, as in most steps; None where one is not."""
+        step, positions = self._last, np.asarray(starts, np.int64)
+        if np.count_nonzero(positions - step.seq_lens):
+            return None
+        seq_lens, token_ids, late = positions + 1, self.last_token[step.slots], NONE
+        if np.count_nonzero(unknown := seq_lens - self.num_known[step.slots]):
+            if unknown.min() < 0:
+                return None  # it processes a token before the last one
+            late = np.flatnonzero(unknown)
+            token_ids[late] = 0
+        self._num_further -= 1
+        step.rows, step.token_ids, step.late, step.seq_lens = rows, token_ids, late, seq_lens
+        step.starts = step.positions = positions
+        step.slot_mapping = step.slot_mapping + 1  # a new array: a device may still read the last one
+        return step
 
     def numbers(self, count: int) -> np.ndarray:
         """0 to `count` - 1, not to be changed."""

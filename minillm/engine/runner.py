@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from minillm.engine.following import note_failed
+from minillm.engine.following import fill_masks, note_failed
 from minillm.engine.graphs import DecodeGraphs
 from minillm.engine.input_batch import InputBatch, RequestState, StepInputs
 from minillm.engine.launched import LaunchedStep
@@ -87,9 +86,10 @@ class ModelRunner:
         with threads_of_team(self.kernels):
             logits, step, scored = self.forward(output.rows)
             with self.trace.span("sample"):
+                if not scored:
+                    return self._sample(step, logits, [])
                 num_last = len(logits) - sum(count for _, _, count in scored)
-                prompts = score_prompts(logits[num_last:], scored)
-                return self._sample(step, logits[:num_last], prompts)
+                return self._sample(step, logits[:num_last], score_prompts(logits[num_last:], scored))
 
     def draft(self, asked: Sequence[tuple[str, int]]) -> list[list[int]]:
         """Draft tokens for requests that all but their last token is computed of: at most so many for each.
@@ -141,22 +141,10 @@ class ModelRunner:
         if not step.all_decode:
             most = max(step.counts)
             num_decodes = next((at for at, count in enumerate(step.counts) if count > 1), 0)  # those in front
-        columns = {
-            "token_ids": step.token_ids,
-            "positions": step.positions,
-            "slot_mapping": step.slot_mapping,
-            "query_start_loc": step.query_start_loc,
-            "seq_lens": seq_lens,
-            "logits_indices": wanted,
-        }
-        batch = ForwardBatch(
-            **dict(zip(columns, upload(*columns.values(), device=self.model.device))),
-            block_table=block_table,
-            max_query_len=most,
-            max_seq_len=longest,
-            num_decodes=num_decodes,
-            on_host=(step.query_start_loc, seq_lens, on_host),
-        )
+        index = (step.token_ids, step.positions, step.query_start_loc, seq_lens, step.slot_mapping, wanted)
+        *index, slot_mapping, wanted = upload(*index, device=self.model.device)
+        batch = ForwardBatch(*index, block_table, slot_mapping, most, wanted, longest, num_decodes)
+        batch.on_host = (step.query_start_loc, seq_lens, on_host)
         return batch, scored
 
     def _hear(self, output: SchedulerOutput) -> None:
@@ -204,7 +192,7 @@ class ModelRunner:
         if metadata.has_grammars:
             is_plain = False
             with self.trace.span("masks"):  # a GPU is still computing the logits
-                self._mask(metadata, states, rows)
+                metadata.masks = fill_masks(self.masks, states, rows)
         sampled = self.sampler.sample(logits, metadata)
         if metadata.rules is not None and metadata.rules.readers:
             is_plain = False
@@ -212,14 +200,6 @@ class ModelRunner:
         metadata.advance(sampled.token_ids)
         self._sampled = sampled.token_ids
         return LaunchedStep(rows, states, sampled, prompts, self.requests, self.trace, slots, is_plain, metadata.counts)
-
-    def _mask(self, metadata: SamplingMetadata, states: list[RequestState], rows: Sequence[ScheduledRequest]) -> None:
-        drawing = [(state, row) for state, row in zip(states, rows) for _ in range(row.samples)]
-        metadata.masks = self.masks.fill([(state.grammar, row.draft) for state, row in drawing])
-        for state, _ in drawing:
-            state.stuck = None
-        for index, stuck in self.masks.stuck.items():
-            drawing[index][0].stuck = stuck
 
     def _sampling_metadata(
         self, states: list[RequestState], rows: Sequence[ScheduledRequest], starts: np.ndarray, is_plain: bool
@@ -242,16 +222,6 @@ class ModelRunner:
             for place in range(1 + len(row.draft))
         ]
         self._metadata = SamplingMetadata(made, self.model.config.vocab_size, self.model.device, self._metadata)
-        self._metadata.drafted = None if is_plain else self._drafted(states, rows)
+        drafts = () if is_plain else ((row.samples, row.draft, state.draft_probs) for state, row in zip(states, rows))
+        self._metadata.drafted = Drafted.of(drafts, self.model.device)
         return self._metadata
-
-    def _drafted(self, states: list[RequestState], rows: Sequence[ScheduledRequest]) -> Drafted | None:
-        """The draft tokens that were drawn by chance, with what they were drawn from."""
-        at, token_ids, probs, first = [], [], [], 0
-        for state, row in zip(states, rows):
-            if row.draft and state.draft_probs is not None:
-                at += range(first, first + len(row.draft))
-                token_ids += row.draft
-                probs.append(state.draft_probs[: len(row.draft)])
-            first += row.samples + len(row.draft)
-        return Drafted(*upload(at, token_ids, device=self.model.device), torch.cat(probs)) if at else None

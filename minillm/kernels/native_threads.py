@@ -8,25 +8,31 @@ over a large vocabulary, would still wait for a thread that has no core.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+_AS_THEY_ARE = nullcontext()
 
-@contextmanager
-def threads_of_team(kernels: ctypes.CDLL | None) -> Iterator[None]:
-    """Run torch's operations of this thread with as many threads as the team of `kernels`, and then as before. Without
-    kernels, or while the team has all its threads, nothing changes.
+
+def threads_of_team(kernels: ctypes.CDLL | None) -> AbstractContextManager:
+    """`with` it, torch's operations of this thread run with as many threads as the team of `kernels`, and behind it as
+    before. Without kernels, or while the team has all its threads, nothing changes.
 
     torch lets a thread that uses it for the first time begin with the number that was set last, here too."""
     most = torch.get_num_threads()
     # `team_size` counts from the number that is set: it has to be read before.
     if kernels is None or (size := kernels.team_size()) >= most:
-        yield
-        return
-    torch.set_num_threads(size)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(most)
+        return _AS_THEY_ARE
+    return _Threads(size, most)
+
+
+class _Threads:
+    def __init__(self, size: int, most: int):
+        self.size, self.most = size, most
+
+    def __enter__(self) -> None:
+        torch.set_num_threads(self.size)
+
+    def __exit__(self, *exception: object) -> None:
+        torch.set_num_threads(self.most)

@@ -120,7 +120,8 @@ class SamplingMetadata:
 
     def advance(self, token_ids: Tensor) -> None:
         """Every row has got its next token. token_ids int64 [num_rows]."""
-        self.positions += 1
+        if self.bias is not None or not self.all_greedy:  # else nothing asks where a row stands
+            self.positions += 1
         if self.counts is not None:
             self.counts.advance(token_ids)
 

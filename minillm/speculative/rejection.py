@@ -10,6 +10,7 @@ and the guess was right if it is the same one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from minillm.sampling.metadata import SamplingMetadata
 from minillm.sampling.noise import gumbel_noise, random_bits
 from minillm.sampling.sampler import Sampler
+from minillm.staging import upload
 
 DRAFT, ACCEPT = 2**32, 2**32 + 1  # streams of chance of a request's own, beside those of its samples
 
@@ -28,6 +30,21 @@ class Drafted(NamedTuple):
     rows: Tensor  # [num_guesses] int64, the row of the batch whose token each guesses
     token_ids: Tensor  # [num_guesses] int64
     probs: Tensor  # [num_guesses, vocab_size] float32, what each was drawn from
+
+    @classmethod
+    def of(
+        cls, drafts: Iterable[tuple[int, Sequence[int], Tensor | None]], device: torch.device | str
+    ) -> Drafted | None:
+        """Of each row of a step: how many samples it draws, its draft, and what that was drawn from [at least
+        len(draft), vocab_size]; None where it was not drawn, and where no draft of all rows was."""
+        at, token_ids, probs, first = [], [], [], 0
+        for samples, draft, drawn_from in drafts:
+            if draft and drawn_from is not None:
+                at += range(first, first + len(draft))
+                token_ids += draft
+                probs.append(drawn_from[: len(draft)])
+            first += samples + len(draft)
+        return cls(*upload(at, token_ids, device=device), torch.cat(probs)) if at else None
 
 
 class RejectionSampler(Sampler):

@@ -8,7 +8,7 @@ import torch
 
 from minillm import LLM, SamplingParams
 from minillm.book.roads.pickled import passed, pickle_steps
-from minillm.engine.input_batch import InputBatch
+from minillm.engine.input_batch import InputBatch, StepInputs
 from minillm.engine.request import Request, RequestStatus
 from minillm.engine.step import NewRequest, ScheduledRequest, SchedulerOutput, StepResult
 from tests.helpers.small_engine import ask, engine_of
@@ -145,3 +145,50 @@ def test_full_blocks_that_come_back_without_a_hash_are_a_prefix_after_that_very_
     engine.step()
     assert request.num_preemptions == 1 and request.num_computed_tokens == 10
     assert engine.kv_cache.get_computed_blocks(ask("b", [1] * 9)).found == {"device": 8, "host": 0, "disk": 0}
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"preemption_mode": "swap"}, {"speculative_config": {"method": "ngram"}}])
+def test_the_inputs_of_one_token_further_are_those_that_a_step_makes_anew(tmp_path, monkeypatch, settings, ahead):
+    """Arrivals, ends, preemptions, forks, drafts and the tokens that only the device knows come between the steps."""
+    save_tiny_llama(tmp_path, eos_token_id=1)
+    compared, taken = [0], [0]
+    inputs, further = InputBatch.inputs, InputBatch._further
+
+    def counted(batch, *args):
+        step = further(batch, *args)
+        taken[0] += step is not None
+        return step
+
+    def both(batch, rows):
+        step = inputs(batch, rows)
+        left, last = batch._num_further, getattr(batch, "_last", None)
+        batch._num_further = 0
+        anew = inputs(batch, rows)
+        batch._num_further, batch._last = left, last
+        for name in StepInputs.__dataclass_fields__:
+            one, other = getattr(step, name), getattr(anew, name)
+            same = np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
+            assert same, f"{name} is {one!r}, made anew {other!r}"
+        compared[0] += 1
+        return step
+
+    monkeypatch.setattr(InputBatch, "_further", counted)
+    monkeypatch.setattr(InputBatch, "inputs", both)
+    options = dict(block_size=4, num_kv_blocks=26, max_model_len=64, host_kv_bytes=2**20, async_scheduling=ahead)
+    llm = LLM(tmp_path, device="cpu", dtype="float32", **options, **settings)
+    draw = np.random.default_rng(0)
+    sinks = []
+    for turn in range(120):
+        if turn < 60 and draw.random() < 0.4:
+            prompt = draw.integers(2, 60, draw.integers(1, 20)).tolist()
+            params = SamplingParams(
+                temperature=1.0, seed=turn, n=1 + int(draw.random() < 0.2), max_tokens=int(draw.integers(1, 16))
+            )
+            sinks.append(llm.submit({"prompt_token_ids": prompt}, params))
+        if llm.engine.has_unfinished:
+            llm.step()
+    while llm.engine.has_unfinished:
+        llm.step()
+    assert all(sink.is_finished for sink in sinks) and len(sinks) > 15
+    assert compared[0] > 60 and taken[0] > 10
