@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from minillm.engine.llm import LLM
     from minillm.engine.llm_engine import AsyncEngineArgs, EngineArgs, LLMEngine
     from minillm.inputs import PromptType, TextPrompt, TokensPrompt
+    from minillm.lora.request import LoRARequest
     from minillm.outputs import (
         CompletionOutput,
         EmbeddingOutput,
@@ -52,6 +53,7 @@ _MODULES = {
     "AsyncLLM": "engine.async_llm",
     "AsyncLLMEngine": "engine.async_llm",
     "AsyncEngineArgs": "engine.llm_engine",
+    "LoRARequest": "lora.request",
 }
 # vLLM's names that the book does not build.
 _ABSENT = {
@@ -71,6 +73,7 @@ __all__ = [
     "EmbeddingRequestOutput",
     "EngineArgs",
     "LLMEngine",
+    "LoRARequest",
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",

@@ -19,6 +19,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from minillm.engine.lock import FairLock, locked
+from minillm.engine.lora_request import LoRARequest
 from minillm.engine.outputs import RequestOutput
 from minillm.engine.policies import cached_tokens_of
 from minillm.engine.request import Request
@@ -56,9 +57,9 @@ class State:
     or `close` it, where it may be left before it is done: what it asked of the engine is withdrawn then.
     """
 
-    def __init__(self, llm: LLM, text: str | Sequence[dict[str, str]] = ""):
+    def __init__(self, llm: LLM, text: str | Sequence[dict[str, str]] = "", lora_request: LoRARequest | None = None):
         llm.engine.check_open()
-        self.llm = llm
+        self.llm, self.lora_request = llm, lora_request  # the adapter that generates and scores, in branches too
         self._text = Transcript(llm.get_tokenizer(), special_tokens=isinstance(text, str))  # a template writes its own
         self._names: list[str] = []  # of values, there or to come
         self._num_inherited = 0  # the first of them are the parent's
@@ -115,7 +116,7 @@ class State:
         """`count` states that go on from here, each its own way; this one may go on too. They share what the prefix
         cache holds of the text so far: it is computed once, before the first of them asks for anything."""
         check_int("count", count, 1)
-        branches = [State(self.llm) for _ in range(count)]
+        branches = [State(self.llm, lora_request=self.lora_request) for _ in range(count)]
         for branch in branches:
             branch._has_begun, branch._names, branch._num_inherited = False, list(self._names), len(self._names)
         self._branches += branches
@@ -207,26 +208,33 @@ class State:
         for name in names:
             found = [branch._values[name] for branch in branches if name in branch._values]
             self._values[name] = [value for value, _ in found], [output for _, output in found]
-        # Nothing of theirs is under way.
-        self._branches = [branch for branch in self._branches if branch not in branches]
+        self._branches = [one for one in self._branches if one not in branches]  # nothing of theirs is under way
 
     def _share(self, token_ids: list[int], count: int) -> Iterator:
-        """Have the full blocks of `token_ids` computed, if `count` requests will begin with them:
-        those that come in one step would all compute them, since a step can share only what was there before it."""
+        """Have the full blocks of `token_ids` computed, if `count` requests will begin with them: in one step each of
+        those would compute them, since a step can share only what was there before it."""
         kv_cache = self.llm.engine.kv_cache
         whole = token_ids[: len(token_ids) // kv_cache.block_size * kv_cache.block_size]
-        if count > 1 and whole and kv_cache.enable_prefix_caching and _num_cached(kv_cache, whole) < len(whole):
+        if count > 1 and whole and kv_cache.enable_prefix_caching and self._num_cached(whole) < len(whole):
             prefill = self._submit(whole, PREFILL)
             yield [prefill]
             prefill.output()
+
+    def _num_cached(self, token_ids: list[int]) -> int:
+        """How many of these tokens the prefix cache has."""
+        kv_cache, [adapter] = self.llm.engine.kv_cache, self.llm.adapters.each(self.lora_request, 1)
+        probe = Request("probe", [*token_ids, 0], SamplingParams(), max_tokens=1, adapter=adapter and adapter[1])
+        found = cached_tokens_of(kv_cache)(probe)
+        kv_cache.free(probe)
+        return found
 
     def _submit(self, token_ids: list[int], params: SamplingParams, logprob_start_len: int = 0) -> OutputSink:
         if not token_ids:
             raise ValueError("there is no text to go on from; write some first: state += '...'")
         prompt = {"prompt_token_ids": token_ids, "logprob_start_len": logprob_start_len}
-        self._submissions = [one for one in self._submissions if not one.is_finished]
-        self._submissions.append(self.llm.submit(prompt, params, on_delta=self._advance))
-        return self._submissions[-1]
+        sink = self.llm.submit(prompt, params, on_delta=self._advance, lora_request=self.lora_request)
+        self._submissions = [*(one for one in self._submissions if not one.is_finished), sink]
+        return sink
 
     @locked
     def _append(self, operation: Iterator, *names: str) -> None:
@@ -310,11 +318,3 @@ class Select(NamedTuple):
     name: str
     choices: tuple[str, ...]
     normalize: bool
-
-
-def _num_cached(kv_cache: Any, token_ids: list[int]) -> int:
-    """How many of these tokens the prefix cache has for a text that goes on behind them."""
-    probe = Request("probe", [*token_ids, 0], SamplingParams(), max_tokens=1)
-    found = cached_tokens_of(kv_cache)(probe)
-    kv_cache.free(probe)
-    return found

@@ -106,7 +106,7 @@ def test_git_ignores_nothing_that_the_wheel_needs():
     """hatchling leaves out of the wheel what git ignores."""
     needed = [
         path
-        for folder in ("zoo", "bench", "kernels")
+        for folder in ("zoo", "bench", "kernels", "serving")
         for path in (ROOT / "minillm" / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     ]

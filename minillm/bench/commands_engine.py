@@ -16,6 +16,7 @@ def add_to(bench: typer.Typer) -> None:
     bench.command("simulator")(bench_simulator)
     bench.command("step")(bench_step)
     bench.command("kernels")(bench_kernels)
+    bench.command("lora")(bench_lora)
 
 
 def bench_prefix(
@@ -153,3 +154,27 @@ def bench_kernels(
         with progress("measuring", count) as advance:
             measured = kernels.run(workload, device, command_line(), on_run=advance, keep=keep_in(save))
         show(kernels.tables, measured, save)
+
+
+def bench_lora(
+    shape: Annotated[
+        str, typer.Option(help="A shape with random weights (smollm2-135m, qwen3-0.6b, qwen2-0.5b), or tinyworld.")
+    ] = "smollm2-135m",
+    adapters: Annotated[int, typer.Option(min=1, help="With random weights.")] = 8,
+    rank: Annotated[int, typer.Option(min=1, max=64, help="Of every adapter.")] = 16,
+    requests: Annotated[int, typer.Option(min=1, help="Handed over at once; the adapters take turns.")] = 16,
+    prompt_tokens: Annotated[int, typer.Option(min=1)] = 32,
+    output_tokens: Annotated[int, typer.Option(min=2)] = 32,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "float32",
+    repeats: Annotated[int, typer.Option(help="Of each case, in turns; at least 5.")] = 5,
+    device: Device = "auto",
+    save: Save = None,
+) -> None:
+    """Requests with different LoRA adapters in one batch, against one adapter at a time; outputs checked first."""
+    with errors_in_one_line():
+        from . import lora
+
+        workload = lora.Workload(shape, adapters, rank, requests, prompt_tokens, output_tokens, dtype, repeats)
+        with progress("measuring", lora.num_runs(workload)) as advance:
+            measured = lora.run(workload, device, command_line(), on_run=advance, keep=keep_in(save))
+        show(lora.tables, measured, save)

@@ -18,7 +18,7 @@ FLOORS = {
     "speculative": 5, "parallel": 5,
     "engine": 6,
     "serving": 7, "quantizing": 7,
-    "sampling_params": 7, "outputs": 7, "inputs": 7, "pooling_params": 7,
+    "sampling_params": 7, "lora": 7, "outputs": 7, "inputs": 7, "pooling_params": 7,
     "book": 8, "bench": 8, "training": 8, "programs": 8,
     "cli": 9, "__main__": 9,
 }  # fmt: skip

@@ -14,7 +14,9 @@ KEY_VARIABLE = "MINILLM_API_KEY"
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="A bundled name, a local folder, or a hub id.")] = "tinyworld",
+    model: Annotated[
+        str | None, typer.Argument(help="A bundled name, a local folder, or a hub id.", show_default="tinyworld")
+    ] = None,
     host: Annotated[
         str, typer.Option(help="The address to listen on; 0.0.0.0 listens on every network.")
     ] = "127.0.0.1",
@@ -29,6 +31,23 @@ def serve(
     api_key_file: Annotated[
         Path | None, typer.Option(help="A TOML file of keys with their users, priorities and limits a minute.")
     ] = None,
+    model_repository: Annotated[
+        Path | None, typer.Option(help="A folder of NAME/VERSION folders, loaded and unloaded at /v2/repository.")
+    ] = None,
+    load_model: Annotated[
+        list[str] | None,
+        typer.Option(help="A model to begin with; may be given again. By default all of them; none: no model."),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="For all models of the repository, such as 8GiB; by default half of what is free."),
+    ] = None,
+    model_share: Annotated[
+        float, typer.Option(help="Of --memory for one model and its KV cache, unless it needs more.")
+    ] = 0.25,
+    follow_links: Annotated[
+        bool, typer.Option("--follow-links", help="Links of the repository may lead out of it.")
+    ] = False,
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     quantization: Annotated[str | None, typer.Option(help="int8, int4, fp8 ...: low-bit weights.")] = None,
@@ -47,6 +66,17 @@ def serve(
     ] = None,
     disk_kv_bytes: Annotated[int, typer.Option(help="What that folder may hold.")] = 0,
     host_kv_bytes: Annotated[int, typer.Option(help="Host memory for blocks that the device has no room for.")] = 0,
+    enable_lora: Annotated[
+        bool, typer.Option("--enable-lora", help="Let clients load adapters from folders of this machine.")
+    ] = False,
+    lora: Annotated[
+        list[str] | None, typer.Option(help="NAME=FOLDER of an adapter to serve; may be given again.")
+    ] = None,
+    max_loras: Annotated[int, typer.Option(help="Different adapters in one step.")] = 8,
+    max_lora_rank: Annotated[int, typer.Option(help="Of an adapter; 64 at most.")] = 16,
+    max_cpu_loras: Annotated[
+        int | None, typer.Option(help="Adapters in host memory; by default 4 x max-loras.")
+    ] = None,
     max_queued_requests: Annotated[
         int, typer.Option(help="Prompts under way and waiting; beyond that 429. 0: no limit.")
     ] = 1024,
@@ -96,6 +126,8 @@ def serve(
             request_seconds=request_seconds,
             drain_seconds=drain_seconds,
             page=page,
+            load_adapters=enable_lora,
+            adapters=tuple(map(named_folder, lora or ())),
         )
         if host not in ("127.0.0.1", "localhost", "::1") and not keys:
             log.print(
@@ -114,11 +146,38 @@ def serve(
             "disk_kv_path": disk_kv_path,
             "disk_kv_bytes": disk_kv_bytes,
             "host_kv_bytes": host_kv_bytes,
+            "enable_lora": enable_lora or bool(lora),
+            "max_loras": max_loras,
+            "max_lora_rank": max_lora_rank,
+            "max_cpu_loras": max_cpu_loras,
             "speculative_config": speculative_config and json.loads(speculative_config),
         }
+        if model_repository is not None:
+            from ..serving.memory import Memory, default_memory, parse_bytes
+            from ..serving.repository import Repository
+
+            of_one = {"MODEL": model, "--served-model-name": served_model_name, "--lora": lora or None}
+            for name, value in of_one.items():
+                if value is not None:
+                    raise ValueError(f"{name} {value!r} and --model-repository exclude each other; leave one out")
+            total = default_memory(device) if memory is None else parse_bytes(memory)
+            first = None if load_model is None else tuple(name for name in load_model if name != "none")
+            repository = Repository(model_repository, options, Memory(total, model_share), first, follow_links)
+            told = f"serving the models of {model_repository} at"
+            run(None, config, access_log, lambda url: log.print(f"{told} {url}", highlight=False), repository)
+            return
+        model = model or "tinyworld"
         log.print(f"loading {model} ...", style="dim", highlight=False)
         engine = AsyncLLM(LLM(model, **options))
         try:
             run(engine, config, access_log, lambda url: log.print(f"serving {model} at {url}", highlight=False))
         finally:
             engine.shutdown()
+
+
+def named_folder(given: str) -> tuple[str, str]:
+    """NAME=FOLDER, apart."""
+    name, equals, folder = given.partition("=")
+    if not (name and equals and folder):
+        raise ValueError(f"--lora {given!r} is not allowed; allowed: NAME=FOLDER, as in pirate=adapters/pirate")
+    return name, folder

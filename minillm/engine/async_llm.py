@@ -18,9 +18,10 @@ from weakref import WeakKeyDictionary
 from minillm.engine.inputs import Prompt
 from minillm.engine.llm import LLM
 from minillm.engine.llm_engine import EngineArgs
+from minillm.engine.lora_request import LoRARequest
 from minillm.engine.mailbox import Mailbox
 from minillm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
-from minillm.engine.prompt_forms import check_call, refuse_later
+from minillm.engine.prompt_forms import check_call
 from minillm.engine.reading import Piece, Reading
 from minillm.engine.request import Request
 from minillm.engine.serving_counters import ServingCounters
@@ -53,7 +54,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
         **others: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -61,7 +62,7 @@ class AsyncLLM:
         elsewhere comes as one output. A reader that leaves aborts the request. Raises what `LLM.generate` would, and
         the error of a step that ended the request; one that was aborted ends with the finish_reason "abort".
         """
-        check_call("generate", lora_request, others)
+        check_call("generate", others)
         name = uuid4().hex if request_id is None else request_id
         request = await asyncio.to_thread(
             self.llm.one_request, "generate", prompt, sampling_params, priority, None, lora_request
@@ -75,15 +76,14 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The same for one conversation; `options` are those of `LLM.chat`."""
-        refuse_later(lora_request=(lora_request, 23))
         name = uuid4().hex if request_id is None else request_id
         requests = await asyncio.to_thread(
-            self.llm.chat_requests, messages, sampling_params, priority=priority, **options
+            self.llm.chat_requests, messages, sampling_params, priority=priority, lora_request=lora_request, **options
         )
         if len(requests) != 1:
             raise ValueError(f"chat() takes 1 conversation, not {len(requests)}; call it once for each")
@@ -102,6 +102,19 @@ class AsyncLLM:
     async def drain(self, timeout: float | None = None) -> bool:
         """Take no further request, and wait until all have ended; whether they have, within `timeout` seconds."""
         return await asyncio.to_thread(self.thread.drain, timeout)
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """`LLM.add_lora`, beside the event loop and the steps."""
+        return await asyncio.to_thread(self.llm.add_lora, lora_request)
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        return await asyncio.to_thread(self.llm.remove_lora, lora_id)
+
+    async def list_loras(self) -> set[int]:
+        return self.llm.list_loras()
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        return await asyncio.to_thread(self.llm.pin_lora, lora_id)
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         return await self._between_steps(lambda: self.llm.reset_prefix_cache(reset_running_requests))
@@ -157,9 +170,11 @@ class _Seen:
 
     def __init__(self, stream: Stream):
         self.stream, self.params = stream, stream.sink.request.params
-        with_scores = self.params.reports_logprobs
+        with_scores, lora = self.params.reports_logprobs, stream.sink.request.spec.lora_request
         self.samples = [
-            CompletionOutput(index, "", [], 0.0 if with_scores else None, [] if with_scores else None)
+            CompletionOutput(
+                index, "", [], 0.0 if with_scores else None, [] if with_scores else None, lora_request=lora
+            )
             for index in range(self.params.n)
         ]
 
@@ -180,7 +195,10 @@ class _Seen:
         if kind is RequestOutputKind.FINAL_ONLY and not self.is_finished:
             return None
         if kind is RequestOutputKind.DELTA:
-            parts = {at: CompletionOutput(at, "", [], None, None) for at in dict.fromkeys(one.index for one in deltas)}
+            parts = {
+                at: CompletionOutput(at, "", [], None, None, lora_request=request.spec.lora_request)
+                for at in dict.fromkeys(one.index for one in deltas)
+            }
             for delta in deltas:
                 _add(parts[delta.index], delta)
             samples = list(parts.values())
@@ -191,7 +209,8 @@ class _Seen:
         prompt_logprobs = self.stream.sink.collected().prompt_logprobs if self.is_finished else None
         metrics = RequestMetrics.of(request, self.stream.sink)
         prompt = (request.prompt, request.prompt_token_ids, prompt_logprobs)
-        return RequestOutput(self.stream.request_id, *prompt, samples, self.is_finished, metrics)
+        lora_request = request.spec.lora_request
+        return RequestOutput(self.stream.request_id, *prompt, samples, self.is_finished, metrics, lora_request)
 
 
 def _add(sample: CompletionOutput, delta: StreamDelta) -> None:

@@ -10,9 +10,9 @@ from minillm.engine.beams import ArrivedTokens, search_beams
 from minillm.engine.engine import Engine
 from minillm.engine.inputs import InputProcessor, Prompt
 from minillm.engine.lock import locked
+from minillm.engine.lora_request import LoRAs
 from minillm.engine.output_processor import OutputProcessor
 from minillm.engine.outputs import BeamSearchOutput
-from minillm.engine.prompt_forms import refuse_later
 from minillm.engine.request import Request
 from minillm.sampling.params import BeamSearchParams, SamplingParams
 
@@ -32,7 +32,7 @@ class BeamSearching:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams | None = None,
-        lora_request: Any = None,
+        lora_request: LoRAs = None,
         use_tqdm: bool | Callable[..., Any] = False,
         concurrency_limit: int | None = None,
         **fields: Any,
@@ -43,7 +43,6 @@ class BeamSearching:
         The search of a prompt is one turn: other threads' requests are computed in its steps, and their calls return
         after it. So prompts are searched one after the other, whatever `concurrency_limit` says.
         """
-        refuse_later(lora_request=(lora_request, 23))
         if params is not None and fields:
             raise TypeError(f"beam_search has params and {', '.join(fields)}; give either")
         search = BeamSearchParams(**{"beam_width": 4, "max_tokens": 64, **fields}) if params is None else params
@@ -52,7 +51,8 @@ class BeamSearching:
         search = replace(search)  # checked anew: a field may have been changed
         self.engine.check_open()
         sampling = SamplingParams(temperature=0.0, max_tokens=search.max_tokens, ignore_eos=search.ignore_eos)
-        return [self._search(request, search) for request in self.inputs.requests(prompts, sampling)]
+        requests = self.inputs.requests(prompts, sampling, lora_request=lora_request)
+        return [self._search(request, search) for request in requests]
 
     @locked
     def _search(self, request: Request, search: BeamSearchParams) -> BeamSearchOutput:

@@ -72,12 +72,13 @@ def search_beams(
         ids, score = list(beam.token_ids), beam.cumulative_logprob
         shown = ids[:-1] if beam.finished and not search.include_stop_str_in_output else ids
         reason = "stop" if beam.finished else "length"
-        samples.append(CompletionOutput(index, detokenizer.whole(shown), ids, score, finish_reason=reason))
+        text, lora = detokenizer.whole(shown), request.spec.lora_request
+        samples.append(CompletionOutput(index, text, ids, score, finish_reason=reason, lora_request=lora))
         sequences.append(BeamSearchSequence(prompt + ids, decode(prompt + shown), score, reason))
     metrics.finished_time = engine.clock()
     metrics.num_cached_tokens, metrics.cached_tokens = request.num_cached_tokens, request.cached_tokens
     return BeamSearchOutput(
-        request.request_id, request.prompt, prompt, None, samples, True, metrics, sequences=sequences
+        request.request_id, request.prompt, prompt, None, samples, True, metrics, request.spec.lora_request, sequences
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from minillm.engine.config import EngineConfig
+from minillm.engine.lora_cache import AdapterCache
+from minillm.engine.lora_gate import AdapterGate
 from minillm.engine.parts import (
     build_attention,
     build_cache,
@@ -37,6 +39,7 @@ def build_scheduler(kv_cache: KVCache, config: EngineConfig, trace: Trace) -> Sc
         config.enable_chunked_prefill,
         config.preemption_mode,
         trace,
+        AdapterGate(config.max_loras, config.max_num_seqs) if config.enable_lora else None,
     )
 
 
@@ -55,10 +58,18 @@ def build_runner(
     graphs = build_graphs(model, attention, kv_cache, config, tokens_each)
     sampler = sampler or (RejectionSampler() if drafter is not None or config.speculative_config else Sampler())
     transfer, pieces = build_transfer(cache, kv_cache), build_pieces(model, graphs, config)
-    runner = ModelRunner(model, cache, attention, sampler, trace, graphs, transfer, pieces, drafter)
+    adapters = build_adapters(model, config)
+    runner = ModelRunner(model, cache, attention, sampler, trace, graphs, transfer, pieces, drafter, adapters)
     if model.device.type == "cuda" and can(attention, "graph_safe"):
         warm_up(model, attention, sampler)
     return runner
+
+
+def build_adapters(model: Decoder, config: EngineConfig) -> AdapterCache | None:
+    """Where adapters wait and run, if `enable_lora` asks for them. The model's batch slots are made once."""
+    if not config.enable_lora:
+        return None
+    return AdapterCache(model, config.max_loras, config.max_lora_rank, config.num_cpu_loras)
 
 
 def build_manager(model: Decoder, config: EngineConfig) -> KVCacheManager:
@@ -67,6 +78,7 @@ def build_manager(model: Decoder, config: EngineConfig) -> KVCacheManager:
     Raises ValueError when the memory does not hold `max_model_len` tokens, or when host memory is asked for less
     than a block of.
     """
+    build_adapters(model, config)  # before the free memory is measured
     block_bytes = block_bytes_of(model, config.block_size, config.kv_cache_dtype)
     num_blocks = config.num_kv_blocks or fitting_blocks(model, config, block_bytes)
     num_host_blocks = config.host_kv_bytes // block_bytes

@@ -10,6 +10,7 @@ from minillm.engine.outputs import RequestOutput, StreamDelta
 from minillm.engine.progress import progress_bar
 from minillm.engine.request import Request
 from minillm.engine.sink import OutputSink
+from minillm.model.errors import AdapterError
 
 if TYPE_CHECKING:
     from minillm.engine.llm import LLM
@@ -49,8 +50,11 @@ def stream(llm: LLM, request: Request) -> Iterator[StreamDelta]:
 
 
 def check_end(sink: OutputSink) -> None:
-    """Raise RuntimeError where a step of another thread, or `close`, has ended a request."""
-    if (error := sink.error) is not None:
+    """Raise AdapterError where its adapter was gone, and RuntimeError where a step of another thread, or `close`, has
+    ended a request."""
+    if isinstance(error := sink.error, AdapterError):
+        raise error
+    if error is not None:
         raise RuntimeError(
             f"another caller's step or close() ended a request of this call: {error!r}; "
             f"call again, or make a new LLM if this one is closed"

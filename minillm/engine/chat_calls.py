@@ -9,6 +9,7 @@ from typing import Any
 from minillm.engine import calls
 from minillm.engine.engine import Engine
 from minillm.engine.inputs import InputProcessor
+from minillm.engine.lora_request import LoRAs
 from minillm.engine.outputs import RequestOutput
 from minillm.engine.prompt_forms import check_call
 from minillm.engine.request import Request
@@ -28,7 +29,7 @@ class Chatting:
         messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: Any = None,
+        lora_request: LoRAs = None,
         *,
         priority: int | Sequence[int] | None = None,
         user: str | Sequence[str] | None = None,
@@ -42,12 +43,13 @@ class Chatting:
     ) -> list[RequestOutput]:
         """Answer a conversation, or several: lists of {"role": ..., "content": ...}, through the chat template, the
         model's own or `chat_template`. See `minillm.engine.chats.render_chats`."""
-        check_call("chat", lora_request, others)
+        check_call("chat", others)
         requests = self.chat_requests(
             messages,
             sampling_params,
             priority=priority,
             user=user,
+            lora_request=lora_request,
             chat_template=chat_template,
             chat_template_content_format=chat_template_content_format,
             add_generation_prompt=add_generation_prompt,
@@ -64,6 +66,7 @@ class Chatting:
         *,
         priority: int | Sequence[int] | None = None,
         user: str | Sequence[str] | None = None,
+        lora_request: LoRAs = None,
         chat_template: str | Path | None = None,
         **of_template: Any,
     ) -> list[Request]:
@@ -72,4 +75,4 @@ class Chatting:
         template = self.options.chat_template if chat_template is None else chat_template
         prompts = self.inputs.conversations(messages, chat_template=template, **of_template)
         # The template writes the special tokens itself.
-        return self.inputs.requests(prompts, sampling_params, False, priority, user)
+        return self.inputs.requests(prompts, sampling_params, False, priority, user, lora_request=lora_request)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from minillm.kv_cache.retention import RetentionPolicy
+from minillm.model.lora_config import HIGHEST_RANK
 from minillm.quantization.config import QuantizationConfig, resolve as resolve_quantization
 from minillm.sampling.params import MAX_SEED, check_float, check_int
 from minillm.speculative.config import SpeculativeConfig
@@ -20,7 +21,7 @@ CHOICES = {
     "preemption_mode": ("recompute", "swap"),
     "generation_config": ("auto", "vllm"),
 }
-FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager")
+FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager", "enable_lora")
 
 # What is served today, and the chapter that brings the other values.
 SERVED = {
@@ -65,6 +66,10 @@ class EngineConfig:
     async_scheduling: bool | None = None
     seed: int = 0
     generation_config: str = "auto"
+    enable_lora: bool = False
+    max_loras: int = 8
+    max_lora_rank: int = 16
+    max_cpu_loras: int | None = None
 
     def __post_init__(self):
         for one in fields(self):
@@ -118,6 +123,7 @@ class EngineConfig:
                 "give host memory in bytes, or use preemption_mode='recompute'"
             )
         self._check_disk()
+        self._check_lora()
         keeps_prefixes = self.enable_prefix_caching and policy is None
         if self.host_kv_bytes and self.preemption_mode == "recompute" and not keeps_prefixes:
             why = "kv_retention keeps no prefixes" if policy is not None else "enable_prefix_caching=False"
@@ -135,6 +141,21 @@ class EngineConfig:
     def tokens_each(self) -> int:
         """The most tokens of a decoding request in one step: its last one, and the draft tokens behind it."""
         return 1 if self.speculative_config is None else 1 + self.speculative_config.num_speculative_tokens
+
+    @property
+    def num_cpu_loras(self) -> int:
+        """Adapters that host memory holds."""
+        return 4 * self.max_loras if self.max_cpu_loras is None else self.max_cpu_loras
+
+    def _check_lora(self) -> None:
+        check_int("max_loras", self.max_loras, 1, 1024)
+        check_int("max_lora_rank", self.max_lora_rank, 1, HIGHEST_RANK)
+        check_int("max_cpu_loras", self.max_cpu_loras, 1, none_means="four times max_loras")
+        if self.num_cpu_loras < self.max_loras:
+            raise ValueError(
+                f"max_cpu_loras={self.max_cpu_loras} is less than max_loras={self.max_loras}, and the adapters of a "
+                "step lie in host memory too; raise it, or lower max_loras"
+            )
 
     def _check_disk(self) -> None:
         if self.disk_kv_path is None:

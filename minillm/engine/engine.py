@@ -27,8 +27,9 @@ from minillm.engine.request import Request
 from minillm.engine.runner import ModelRunner
 from minillm.engine.scheduler import KVCache, Scheduler
 from minillm.engine.speculation import DEFAULT_LENGTH, Speculation
-from minillm.engine.stats import StepStats, note_step
+from minillm.engine.stats import StepStats, note_step, note_tokens
 from minillm.engine.step import Announcer, SchedulerOutput, StepResult
+from minillm.engine.step_log import StepLog
 from minillm.model.decoder import Decoder
 from minillm.sampling.grammar.failed import Compile
 from minillm.sampling.sampler import Sampler
@@ -75,6 +76,8 @@ class Engine:
         if runner is None:
             tokens_each = config.tokens_each if drafter is None else 1 + num_speculative_tokens
             runner = build_runner(model, self.kv_cache, config, self.trace, sampler, drafter, tokens_each)
+        if (gate := getattr(scheduler, "gate", None)) is not None and getattr(runner, "adapters", None) is not None:
+            gate.prepare = runner.adapters.prepare
         self.executor = executor or InProcessExecutor(runner)
         if drafter is None and model is not None and isinstance(runner, ModelRunner):
             self.speculation = build_speculation(model, runner, self.kv_cache, config, self.trace)
@@ -89,6 +92,7 @@ class Engine:
         # Hears of every request id that ended without a delta: aborted from outside, or in a step that failed with an
         # error.
         self.on_end: Callable[[str, BaseException | None], None] = lambda request_id, error: None
+        self.step_logs: list[StepLog] = []  # each is told of every step, in the thread that takes it
         self.kept: list[TokenDelta] = []  # of a step, when the one behind it failed; the next step returns them
         self.num_steps = 0
         self.stats = StepStats()  # of the last step
@@ -258,6 +262,9 @@ class Engine:
         except BaseException as error:
             end_all(self, error)
             raise
+        if (gate := getattr(self.scheduler, "gate", None)) is not None and gate.failed:
+            for request, error in gate.take_failed():
+                self.abort(request.request_id, error=error)
         if self.speculation is not None:
             self.speculation.forget(output.finished)
         self.stats = note_step(self, output)
@@ -285,8 +292,5 @@ class Engine:
             except BaseException as error:
                 end_all(self, error)
                 raise
-        now = self.clock()
-        for request, token_id in added:
-            if token_id is not None:
-                request.token_times.append(now)
+        note_tokens(self, output, result, added)
         return deltas_of(added, result)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from minillm.engine.input_batch import RequestState
 from minillm.engine.step import ScheduledRequest
+from minillm.engine.step_inputs import RequestState
 from minillm.sampling.grammar.mask import GrammarMasks, Stuck
 from minillm.sampling.grammar.protocol import Grammar
 from minillm.sampling.logprobs import Logprob

@@ -27,7 +27,8 @@ from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
 
 if TYPE_CHECKING:
-    from minillm.engine.input_batch import InputBatch, StepInputs
+    from minillm.engine.input_batch import InputBatch
+    from minillm.engine.step_inputs import StepInputs
 
 STEP = 16  # beyond 8 rows: at most 15 of padding, which read no page
 LARGEST = 512

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from minillm.engine.chats import render_chats
 from minillm.engine.lock import locked
+from minillm.engine.lora_request import AdapterRef, LoRARequest
 from minillm.engine.prompt_forms import as_prompts, check_text, logprob_start_of, one_each, salt_of
 from minillm.engine.request import Request
 from minillm.sampling.grammar.compiler import GrammarCompiler
@@ -58,10 +59,10 @@ class InputProcessor:
         self.clock = clock
         self.default_params = default_params
         self.lock = threading.RLock()  # a tokenizer serves one thread at a time
+        self.adapters: Callable[[Any, int], list[Any]] = _no_adapters  # of a `lora_request`: chapter 23
         self._counter = count()
         self._compiler: GrammarCompiler | None = None  # made when the first grammar is asked for
 
-    @locked
     def requests(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -70,27 +71,30 @@ class InputProcessor:
         priority: int | Sequence[int] | None = None,
         user: str | Sequence[str] | None = None,
         num_new: int = 1,
+        lora_request: Any = None,
     ) -> list[Request]:
-        """One request a prompt, in order; parameters, priorities and users are one for all or one each. Each has room
-        for `num_new` tokens at least; a text that only becomes a vector needs none."""
+        """One request a prompt, in order; parameters, priorities, users and adapters are one for all or one each. Each
+        has room for `num_new` tokens at least; a text that only becomes a vector needs none."""
         prompts = as_prompts(prompts)
         if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
             raise TypeError(f"prompts={prompts!r} is not allowed; allowed: {PROMPT_FORMS}")
-        params = self._params(sampling_params, len(prompts))
-        checked = [self._tokens(f"prompts[{index}]", p, add_special_tokens, num_new) for index, p in enumerate(prompts)]
-        salts = [salt_of(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)]
-        starts = [
-            logprob_start_of(f"prompts[{index}]", *one) for index, one in enumerate(zip(prompts, checked, params))
-        ]
-        for one in params:
-            self.compile(one)
-        priorities = one_each("priority", priority, int, 0, len(prompts))
-        users = one_each("user", user, str, "", len(prompts))
-        arrival_time = self.clock()
-        return [
-            self._request(text, ids, *options, arrival_time=arrival_time)
-            for (text, ids), *options in zip(checked, params, salts, starts, priorities, users)
-        ]
+        adapters = [None] * len(prompts) if lora_request is None else self.adapters(lora_request, len(prompts))
+        with self.lock:
+            params = self._params(sampling_params, len(prompts))
+            checked = [self._tokens(f"prompts[{at}]", p, add_special_tokens, num_new) for at, p in enumerate(prompts)]
+            salts = [salt_of(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)]
+            starts = [
+                logprob_start_of(f"prompts[{index}]", *one) for index, one in enumerate(zip(prompts, checked, params))
+            ]
+            for one in params:
+                self.compile(one)
+            priorities = one_each("priority", priority, int, 0, len(prompts))
+            users = one_each("user", user, str, "", len(prompts))
+            arrival_time = self.clock()
+            return [
+                self._request(text, ids, *options, arrival_time=arrival_time)
+                for (text, ids), *options in zip(checked, params, salts, starts, priorities, users, adapters)
+            ]
 
     @locked
     def conversations(self, messages: Sequence[Any], **options: Any) -> list[str]:
@@ -183,6 +187,7 @@ class InputProcessor:
         logprob_start_len: int,
         priority: int,
         user: str,
+        adapter: tuple[LoRARequest, AdapterRef] | None,
         arrival_time: float,
     ) -> Request:
         number = next(self._counter)
@@ -200,4 +205,10 @@ class InputProcessor:
             user=user,
             cache_salt=cache_salt,
             logprob_start_len=logprob_start_len,
+            lora_request=adapter and adapter[0],
+            adapter=adapter and adapter[1],
         )
+
+
+def _no_adapters(given: Any, num_prompts: int) -> list[Any]:
+    raise ValueError(f"lora_request={given!r} needs an LLM that was made with enable_lora=True")

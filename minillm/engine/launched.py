@@ -12,9 +12,10 @@ from itertools import chain, islice
 import numpy as np
 
 from minillm.engine.following import follow, num_accepted
-from minillm.engine.input_batch import NO_SLOT, NONE, InputBatch, RequestState
+from minillm.engine.input_batch import NO_SLOT, NONE, InputBatch
 from minillm.engine.prompt_scores import ScoredPrompt
 from minillm.engine.step import ScheduledRequest, StepResult
+from minillm.engine.step_inputs import RequestState
 from minillm.sampling.counts import TokenCounts
 from minillm.sampling.logprobs import Logprob, LogprobTensors, dictionaries
 from minillm.sampling.sampler import SamplerOutput

@@ -21,10 +21,12 @@ from minillm.engine.deltas import TokenDelta
 from minillm.engine.engine import Engine
 from minillm.engine.inputs import InputProcessor, Prompt
 from minillm.engine.lock import FairLock, locked
+from minillm.engine.lora_calls import Adapters, Adapting
+from minillm.engine.lora_request import LoRARequest, LoRAs
 from minillm.engine.output_processor import OutputProcessor
 from minillm.engine.outputs import RequestOutput, StreamDelta
 from minillm.engine.pooling import Pooling
-from minillm.engine.prompt_forms import check_call, check_callback, refuse_later
+from minillm.engine.prompt_forms import check_call, check_callback
 from minillm.engine.request import Request
 from minillm.engine.sink import OutputSink
 from minillm.engine.sizing import max_model_len_of, served_model_len
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from minillm.engine.llm_engine import EngineArgs
 
 
-class LLM(Chatting, BeamSearching, Pooling, Upkeep):
+class LLM(Chatting, BeamSearching, Pooling, Adapting, Upkeep):
     """Loads a model and answers prompts.
 
     `model` is a bundled name, a folder in Hugging Face layout, a GGUF file, or a hub id. `dtype="auto"` is float32 on a
@@ -65,6 +67,9 @@ class LLM(Chatting, BeamSearching, Pooling, Upkeep):
     `close`, or the end of `with LLM(...) as llm:`, adds what memory still holds. Beside `host_kv_bytes`,
     blocks being read from disk take up to half as much (8 blocks at least), and up to 64 wait to be written.
     `cpu_offload_bytes` of the last layers' weights stay in host memory and are streamed.
+
+    `enable_lora` serves adapters, each request with its own (`minillm.lora.request`): at most `max_loras` different
+    ones in a step, of a rank up to `max_lora_rank`, and `max_cpu_loras` of them in host memory.
 
     Several threads may use one LLM. They take turns, a step computes tokens for the requests of all,
     and each call returns what it asked for (`minillm.engine.lock`).
@@ -104,6 +109,10 @@ class LLM(Chatting, BeamSearching, Pooling, Upkeep):
         async_scheduling: bool | None = None,
         seed: int = 0,
         generation_config: str = "auto",
+        enable_lora: bool = False,
+        max_loras: int = 8,
+        max_lora_rank: int = 16,
+        max_cpu_loras: int | None = None,
         **of_vllm: Any,
     ):
         own = {name: value for name, value in locals().items() if name not in ("self", "of_vllm")}
@@ -125,6 +134,8 @@ class LLM(Chatting, BeamSearching, Pooling, Upkeep):
         eos_token_ids = frozenset(self.model.config.eos_token_ids)
         limits = (self.model.config.vocab_size, self.max_model_len, eos_token_ids)
         self.inputs = InputProcessor(self.tokenizer, *limits, config.seed, self.engine.clock, default_params)
+        self.adapters = Adapters(self)
+        self.inputs.adapters = self.adapters.each
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
@@ -152,7 +163,7 @@ class LLM(Chatting, BeamSearching, Pooling, Upkeep):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: Any = None,
+        lora_request: LoRAs = None,
         priority: int | Sequence[int] | None = None,
         user: str | Sequence[str] | None = None,
         **others: Any,
@@ -160,13 +171,14 @@ class LLM(Chatting, BeamSearching, Pooling, Upkeep):
         """Continue each prompt; results in the order of the prompts.
 
         A prompt is a string, a list of token ids, or a dictionary (`minillm.inputs`). `sampling_params` is one for all,
-        or one each; None stands for `get_default_sampling_params()`. `use_tqdm` shows a progress bar, or is called to
-        make one, as `tqdm` is. Every prompt is checked before the first is computed; see `InputProcessor` for what is
-        raised.
+        or one each; None stands for `get_default_sampling_params()`. So is `lora_request`; None stands for the model
+        without an adapter. `use_tqdm` shows a progress bar, or is called to make one, as `tqdm` is. Every prompt is
+        checked before the first is computed; see `InputProcessor` for what is raised.
         """
-        check_call("generate", lora_request, others)
+        check_call("generate", others)
         self.engine.check_open()
-        return calls.serve(self, self.inputs.requests(prompts, sampling_params, priority=priority, user=user), use_tqdm)
+        options = dict(priority=priority, user=user, lora_request=lora_request)
+        return calls.serve(self, self.inputs.requests(prompts, sampling_params, **options), use_tqdm)
 
     def stream(
         self,
@@ -174,7 +186,7 @@ class LLM(Chatting, BeamSearching, Pooling, Upkeep):
         sampling_params: SamplingParams | None = None,
         priority: int | None = None,
         user: str | None = None,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
     ) -> Iterator[StreamDelta]:
         """Continue one prompt, yielding each token as it is made. The joined texts of a sample (`index`) are
         `generate`'s text.
@@ -192,7 +204,7 @@ class LLM(Chatting, BeamSearching, Pooling, Upkeep):
         streaming: bool = False,
         priority: int | None = None,
         user: str | None = None,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
     ) -> OutputSink:
         """Queue one prompt and return at once; it goes on with every `step`, and with every other call's steps.
 
@@ -216,12 +228,11 @@ class LLM(Chatting, BeamSearching, Pooling, Upkeep):
         params: SamplingParams | None,
         priority: int | None,
         user: str | None,
-        lora_request: Any,
+        lora_request: LoRARequest | None,
     ) -> Request:
         """One prompt as a request, not added yet; `caller` is the name of the method that takes no more than one."""
-        refuse_later(lora_request=(lora_request, 23))
         self.engine.check_open()
-        requests = self.inputs.requests(prompt, params, priority=priority, user=user)
+        requests = self.inputs.requests(prompt, params, priority=priority, user=user, lora_request=lora_request)
         if len(requests) != 1:
             raise ValueError(f"{caller}() takes 1 prompt, not {len(requests)}; use generate() for several")
         return requests[0]

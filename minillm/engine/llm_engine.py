@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from minillm.engine.config import EngineConfig
 from minillm.engine.inputs import Prompt
 from minillm.engine.llm import LLM
+from minillm.engine.lora_request import LoRARequest
 from minillm.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
 from minillm.engine.sink import OutputSink
 from minillm.engine.vllm_names import translated
@@ -92,7 +93,7 @@ class LLMEngine:
         prompt: Prompt,
         params: SamplingParams | None = None,
         arrival_time: float | None = None,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         *,
         priority: int = 0,
     ) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from minillm.engine.lora_request import LoRARequest
 from minillm.sampling.logprobs import Logprob
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class CompletionOutput:
     finish_reason: str | None = None  # "stop", "length", "abort", or "error" for a grammar that could not go on
     stop_reason: int | str | None = None  # the stop token or string; None for end-of-sequence and "length"
     error: str | None = None  # with "error": what went wrong
-    lora_request: Any = None  # adapters come with chapter 23
+    lora_request: LoRARequest | None = None  # the adapter that generated it
     # vLLM's, of what the book does not build.
     routed_experts = sampling_mask = spec_decode_metrics = weight_versions = None
 
@@ -110,7 +111,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
-    lora_request: Any = None  # adapters come with chapter 23
+    lora_request: LoRARequest | None = None  # the adapter that it asked for
     # vLLM's, of what the book does not build.
     encoder_prompt = encoder_prompt_token_ids = kv_transfer_params = ec_transfer_params = None
     num_cache_creation_tokens = prompt_token_id_logprobs = None

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from minillm.engine.inputs import InputProcessor, Prompt
 from minillm.engine.lock import locked
+from minillm.engine.lora_request import LoRAs
 from minillm.engine.progress import progress_bar
 from minillm.engine.prompt_forms import check_call
+from minillm.kernels.lora import TokenSlots
 from minillm.kv_cache.contiguous import ContiguousAttention, ContiguousKVCache
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
@@ -106,13 +108,16 @@ class ScoringRequestOutput(PoolingRequestOutput):
 
 
 @torch.inference_mode()
-def hidden_states(model: Decoder, token_ids: Sequence[int]) -> Tensor:
-    """Of every token, behind the last norm: [num_tokens, hidden_size] float32. A long text goes through in chunks."""
+def hidden_states(model: Decoder, token_ids: Sequence[int], slot: int | None = None) -> Tensor:
+    """Of every token, behind the last norm: [num_tokens, hidden_size] float32. A long text goes through in chunks.
+    `slot`: the batch slot of its adapter."""
     config, parts = model.config, []
     sizes = (config.num_layers, config.num_kv_heads, config.head_dim, len(token_ids))
     attention = ContiguousAttention(ContiguousKVCache(*sizes, model.dtype, model.device), config)
     for start in range(0, len(token_ids), CHUNK):
         batch = ForwardBatch.single(token_ids[start : start + CHUNK], start, device=model.device)
+        if slot is not None:
+            batch.token_slots = TokenSlots(torch.full_like(batch.token_ids, slot, dtype=torch.int32))
         hidden, rotary = model.embed(batch.token_ids), model.rotary(batch.positions)
         for layer in model.in_order():
             hidden = layer(hidden, rotary, attention, batch)
@@ -145,15 +150,15 @@ class Pooling:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: Any = None,
+        lora_request: LoRAs = None,
         pooling_task: str | None = None,
         **others: Any,
     ) -> list[PoolingRequestOutput]:
         """The hidden states of each prompt: one vector ("embed"), or by default one for each token ("token_embed").
         Prompts are computed one after the other, each as one turn beside the requests of other threads."""
-        check_call("encode", lora_request, others)
+        check_call("encode", others)
         self.engine.check_open()
-        return self._computed(self._checked(prompts, pooling_params, pooling_task), use_tqdm)
+        return self._computed(self._checked(prompts, pooling_params, pooling_task, lora_request), use_tqdm)
 
     def embed(
         self,
@@ -161,12 +166,12 @@ class Pooling:
         *,
         use_tqdm: bool | Callable[..., Any] = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        lora_request: Any = None,
+        lora_request: LoRAs = None,
         **others: Any,
     ) -> list[EmbeddingRequestOutput]:
         """Each prompt as one vector of length 1: of its last token, or with `pooler_config={"pooling_type": "MEAN"}`
         the mean of all."""
-        check_call("embed", lora_request, others)
+        check_call("embed", others)
         options = dict(use_tqdm=use_tqdm, lora_request=lora_request, pooling_task="embed")
         return [
             EmbeddingRequestOutput(
@@ -183,16 +188,16 @@ class Pooling:
         *,
         use_tqdm: bool | Callable[..., Any] = True,
         pooling_params: PoolingParams | None = None,
-        lora_request: Any = None,
+        lora_request: LoRAs = None,
         **others: Any,
     ) -> list[ScoringRequestOutput]:
         """How near each text of `data_2` is to its partner in `data_1`, or to the only one there."""
-        check_call("score", lora_request, others)
+        check_call("score", others)
         self.engine.check_open()
         if not isinstance(pooling_params, PoolingParams | None):
             raise TypeError(f"pooling_params={pooling_params!r} is not allowed; allowed: a PoolingParams for all texts")
         params = replace(pooling_params or PoolingParams(), use_activation=True)
-        texts = [self._checked(data, params, "embed") for data in (data_1, data_2)]
+        texts = [self._checked(data, params, "embed", lora_request) for data in (data_1, data_2)]
         if len(texts[0]) not in (1, len(texts[1])):
             raise ValueError(f"data_1 has {len(texts[0])} texts and data_2 {len(texts[1])}; allowed: 1, or as many")
         first, second = (self._computed(some, use_tqdm) for some in texts)
@@ -205,9 +210,11 @@ class Pooling:
             for a, b in zip(first, second)
         ]  # fmt: skip
 
-    def _checked(self, prompts: Any, given: Any, task: str | None) -> list[tuple[Request, PoolingParams]]:
+    def _checked(
+        self, prompts: Any, given: Any, task: str | None, lora_request: LoRAs
+    ) -> list[tuple[Request, PoolingParams]]:
         """The texts that are to be computed, each with its parameters."""
-        requests = self.inputs.requests(prompts, num_new=0)
+        requests = self.inputs.requests(prompts, num_new=0, lora_request=lora_request)
         return list(zip(requests, self._pooling_params(given, len(requests), task)))
 
     def _computed(
@@ -216,15 +223,16 @@ class Pooling:
         outputs = []
         with progress_bar(len(texts), use_tqdm) as advance:
             for request, params in texts:
-                data, ids = self._pool(request.prompt_token_ids, params), request.prompt_token_ids
+                data, ids = self._pool(request, params), request.prompt_token_ids
                 outputs.append(PoolingRequestOutput(request.request_id, PoolingOutput(data), ids, 0, True))
                 advance(1, len(ids))
         return outputs
 
     @locked
-    def _pool(self, token_ids: list[int], params: PoolingParams) -> Tensor:
+    def _pool(self, request: Request, params: PoolingParams) -> Tensor:
         self.engine.check_open()
-        hidden = hidden_states(self.model, token_ids)
+        slot = None if request.adapter is None else self.engine.runner.adapters.slot(request.adapter)
+        hidden = hidden_states(self.model, request.prompt_token_ids, slot)
         return pooled(hidden, params, self.options.pooling_type, self.options.normalize).cpu()
 
     def _pooling_params(self, given: Any, num_prompts: int, task: str | None) -> list[PoolingParams]:

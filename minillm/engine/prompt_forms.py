@@ -119,13 +119,6 @@ def check_callback(on_delta: object) -> None:
         raise TypeError(f"on_delta={on_delta!r} is not allowed; allowed: a function, or None")
 
 
-def refuse_later(**arguments: tuple[Any, int]) -> None:
-    """Raise NotImplementedError, with its chapter, for an argument that is served later and was given."""
-    for name, (value, chapter) in arguments.items():
-        if value is not None:
-            raise NotImplementedError(f"{name}={value!r} comes with chapter {chapter:02}; leave it out until then")
-
-
 # Keywords of calls that vLLM has and the book does not build.
 ABSENT_KEYWORDS = {
     "tokenization_kwargs": Absent("encode the prompt with llm.get_tokenizer(), and give its token ids"),
@@ -133,8 +126,7 @@ ABSENT_KEYWORDS = {
 }
 
 
-def check_call(method: str, lora_request: Any, others: dict[str, Any]) -> None:
+def check_call(method: str, others: dict[str, Any]) -> None:
     """Raise NotImplementedError for a keyword of vLLM that asks for what is not built, TypeError for any other."""
-    refuse_later(lora_request=(lora_request, 23))
     if unknown := list(refuse_absent(ABSENT_KEYWORDS, others)):
         raise TypeError(f"LLM.{method}() has no keyword {unknown[0]!r}; see help(LLM.{method})")

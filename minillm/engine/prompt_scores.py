@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from minillm.engine.input_batch import RequestState, StepInputs
+from minillm.engine.step_inputs import RequestState, StepInputs
 from minillm.sampling.logprobs import LogprobTensors, score_tokens
 from minillm.staging import upload
 

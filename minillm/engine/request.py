@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
+from minillm.engine.lora_request import AdapterRef, LoRARequest
 from minillm.sampling.logprobs import Logprob
 from minillm.sampling.noise import derive_seed
 from minillm.sampling.params import SamplingParams
@@ -55,6 +56,8 @@ class RequestSpec:
     index: int = 0  # which of the n samples
     group_id: str | None = None  # the request that this is a sample of; None is itself
     logprob_start_len: int = 1  # where prompt log-probabilities begin; no token precedes token 0
+    lora_request: LoRARequest | None = None  # what was asked for,
+    adapter: AdapterRef | None = None  # and the adapter that this is: chapter 23
 
     def __post_init__(self):
         settled = {
@@ -76,11 +79,11 @@ class Request:
 
     # Slots keep the state of hundreds of requests, which a step passes through twice, close together in memory.
     __slots__ = (
-        "arrival_time", "cached_tokens", "error", "finish_reason", "max_computed_tokens", "max_tokens", "needs_host",
-        "num_accepted_tokens", "num_cached_tokens", "num_computed_tokens", "num_drafted_tokens", "num_forks",
-        "num_in_flight", "num_preemptions", "output_token_ids", "prompt_logprobs", "request_id", "scheduled_time",
-        "spec", "spec_token_ids", "status", "steps_in_flight", "stop_reason", "stop_token_ids", "takes_drafts",
-        "token_ids", "token_times",
+        "adapter", "arrival_time", "cached_tokens", "error", "finish_reason", "max_computed_tokens", "max_tokens",
+        "needs_host", "num_accepted_tokens", "num_cached_tokens", "num_computed_tokens", "num_drafted_tokens",
+        "num_forks", "num_in_flight", "num_preemptions", "output_token_ids", "prompt_logprobs", "request_id",
+        "scheduled_time", "spec", "spec_token_ids", "status", "steps_in_flight", "stop_reason", "stop_token_ids",
+        "takes_drafts", "token_ids", "token_times",
     )  # fmt: skip
 
     group_id, index, prompt, prompt_token_ids = map(_asked, ("group_id", "index", "prompt", "prompt_token_ids"))
@@ -100,7 +103,7 @@ class Request:
     def _begin(self, spec: RequestSpec) -> None:
         params = spec.params
         self.spec = spec
-        self.request_id, self.max_tokens = spec.request_id, spec.max_tokens  # as every step needs them
+        self.request_id, self.max_tokens, self.adapter = spec.request_id, spec.max_tokens, spec.adapter  # for each step
         ends = frozenset() if params.ignore_eos else spec.eos_token_ids
         self.stop_token_ids = ends.union(params.stop_token_ids) if params.stop_token_ids else ends  # each ends it
         # Whether a step can be scheduled only when the tokens of the step before are known: their draw depends on them.
@@ -137,6 +140,11 @@ class Request:
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None] * spec.logprob_start_len
+
+    @property
+    def adapter_key(self) -> str | None:
+        """The hash of its adapter: requests with different ones share no cached block."""
+        return None if self.adapter is None else self.adapter.key
 
     @property
     def num_tokens(self) -> int:

@@ -14,11 +14,14 @@ from torch import Tensor
 
 from minillm.engine.following import fill_masks, note_failed
 from minillm.engine.graphs import DecodeGraphs
-from minillm.engine.input_batch import InputBatch, RequestState, StepInputs
+from minillm.engine.input_batch import InputBatch
 from minillm.engine.launched import LaunchedStep
+from minillm.engine.lora_cache import AdapterCache
 from minillm.engine.pieces import PieceGraphs
 from minillm.engine.prompt_scores import ScoredPrompt, prompts_to_score, score_prompts
 from minillm.engine.step import ScheduledRequest, SchedulerOutput, StepResult
+from minillm.engine.step_inputs import RequestState, StepInputs
+from minillm.kernels.lora import TokenSlots
 from minillm.kernels.native_threads import threads_of_team
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.transfer import BlockTransfer
@@ -53,6 +56,7 @@ class ModelRunner:
         transfer: BlockTransfer | None = None,
         pieces: PieceGraphs | None = None,
         drafter: Drafter | None = None,
+        adapters: AdapterCache | None = None,
     ):
         self.model, self.cache, self.attention = model, cache, attention
         self.kernels = getattr(attention, "kernels", None)  # the native ones, on a CPU
@@ -60,7 +64,7 @@ class ModelRunner:
         self.trace = trace or Trace(enabled=False)
         self.graphs, self.pieces = graphs, pieces
         self.transfer = transfer
-        self.drafter = drafter
+        self.drafter, self.adapters = drafter, adapters
         self.compile_grammar: Compile | None = None
         self.requests = InputBatch(cache.block_size, model.device)
         self.masks = GrammarMasks(model.config.vocab_size, model.device)
@@ -108,15 +112,20 @@ class ModelRunner:
         `token_ids` [len(rows)] on the device, where each row processes the one that the host has not seen."""
         with self.trace.span("build batch"):
             step = self.requests.inputs(rows)
-            recorded = self.graphs is not None and self.graphs.serves(step)
+            row_slots = None if self.adapters is None else self.adapters.row_slots(step.states)
+            plain = row_slots is None  # steps with adapters are not recorded: chapter 23
+            recorded = plain and self.graphs is not None and self.graphs.serves(step)
             batch, scored = (self.graphs.fill(step, self.requests), []) if recorded else self.build_batch(step)
+            if not plain:
+                max_loras = self.adapters.slots.max_loras
+                batch.token_slots = TokenSlots.on(self.model.device, row_slots.repeat(step.counts), max_loras)
             if token_ids is None:
                 self._feed_sampled(batch.token_ids, step)
             else:
                 batch.token_ids[: len(rows)] = token_ids
         with self.trace.span("forward"):
             if not recorded:
-                in_pieces = self.pieces is not None and self.pieces.serves(batch)
+                in_pieces = plain and self.pieces is not None and self.pieces.serves(batch)
                 logits = self.pieces.forward(batch) if in_pieces else self.model.forward(batch, self.attention)
                 return logits, step, scored
             logits = self.graphs.run(batch)

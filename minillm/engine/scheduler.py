@@ -10,6 +10,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from minillm.engine.admission import check_servable
+from minillm.engine.lora_gate import AdapterGate
 from minillm.engine.policies import FCFS, Policy
 from minillm.engine.request import Request, RequestStatus
 from minillm.engine.step import ScheduledRequest, SchedulerOutput, StepResult
@@ -32,8 +33,9 @@ class Scheduler:
         enable_chunked_prefill: bool = True,
         preemption_mode: str = "recompute",
         trace: Trace | None = None,
+        gate: AdapterGate | None = None,
     ):
-        self.kv_cache = kv_cache
+        self.kv_cache, self.gate = kv_cache, gate
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting = FCFS() if policy is None else policy
@@ -74,7 +76,11 @@ class Scheduler:
                 break  # it was the last in order, and gave its own blocks back
             budget -= self._schedule(output, request, count)
             index += 1
-        if not output.preempted:
+        if not output.preempted and self.gate is not None:
+            self.gate.begin(self.running)
+            self._admit(output, budget)
+            self.gate.end(self.waiting)
+        elif not output.preempted:
             self._admit(output, budget)
         output.rows.sort(key=lambda row: row.num_tokens > 1)  # stable: decoding rows stand first
         output.moves = self.kv_cache.take_moves()
@@ -241,6 +247,10 @@ class Scheduler:
 
     def _admit(self, output: SchedulerOutput, budget: int) -> None:
         while budget and len(self.running) < self.max_num_seqs and (request := self.waiting.peek()) is not None:
+            if self.gate is not None and not self.gate.admits(request):  # its adapter has to wait: chapter 23
+                if not self.gate.set_aside(self.waiting.pop()):
+                    return
+                continue
             computed = self.kv_cache.get_computed_blocks(request)
             count = self._num_new_tokens(request, computed.num_tokens, budget)
             if not count and computed.num_tokens < request.num_tokens:
@@ -253,6 +263,8 @@ class Scheduler:
             request.num_computed_tokens = computed.num_tokens
             request.move(RequestStatus.RUNNING)
             self.running.append(request)
+            if self.gate is not None:
+                self.gate.admitted(request)
             budget -= self._schedule(output, request, count)
 
     def _count_found(self, request: Request, computed: ComputedBlocks) -> None:

@@ -54,7 +54,8 @@ class OutputSink:
         self.name = request.group_id if name is None else name  # under which its caller knows it
         self.error: BaseException | None = None  # of the step, or the callback, that ended it
         params = request.params
-        self.samples = [CompletionOutput(index, "", []) for index in range(params.n)]
+        lora = request.spec.lora_request
+        self.samples = [CompletionOutput(index, "", [], lora_request=lora) for index in range(params.n)]
         if params.reports_logprobs:
             for sample in self.samples:
                 sample.logprobs, sample.cumulative_logprob = [], 0.0
@@ -157,7 +158,8 @@ class OutputSink:
         if self.is_finished:
             return self.collected()
         metrics = RequestMetrics.of(request, self)
-        return RequestOutput(self.name, request.prompt, request.prompt_token_ids, None, self.samples, False, metrics)
+        prompt = (request.prompt, request.prompt_token_ids, None)
+        return RequestOutput(self.name, *prompt, self.samples, False, metrics, request.spec.lora_request)
 
     def _make_output(self) -> RequestOutput:
         request = self.request
@@ -170,9 +172,8 @@ class OutputSink:
             with_texts(row, self._name, prompt[max(0, i - CHARACTER_TOKENS) : i]) for i, row in enumerate(rows)
         ]
         metrics = RequestMetrics.of(request, self)
-        return RequestOutput(
-            self.name, request.prompt, request.prompt_token_ids, prompt_logprobs, self.samples, True, metrics
-        )
+        told = (request.prompt, request.prompt_token_ids, prompt_logprobs)
+        return RequestOutput(self.name, *told, self.samples, True, metrics, request.spec.lora_request)
 
     def _text(self, sample: CompletionOutput, delta: TokenDelta) -> tuple[str, str | None]:
         """The new text, and why the sample ends with this token if it does."""

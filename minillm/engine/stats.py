@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from minillm.engine.step import SchedulerOutput
+from minillm.engine.request import Request
+from minillm.engine.step import SchedulerOutput, StepResult
 
 if TYPE_CHECKING:
     from minillm.engine.engine import Engine
@@ -37,6 +39,18 @@ def note_step(engine: Engine, output: SchedulerOutput) -> StepStats:
         len(output.preempted),
         getattr(engine.kv_cache.pool, "usage", 0.0),  # a pool of your own may not count
     )
+
+
+def note_tokens(
+    engine: Engine, output: SchedulerOutput, result: StepResult, added: Sequence[tuple[Request, int | None]]
+) -> None:
+    """When the tokens came that the scheduler took of a step, and, for those who watch, whose they are."""
+    now = engine.clock()
+    for request, token_id in added:
+        if token_id is not None:
+            request.token_times.append(now)
+    for log in tuple(engine.step_logs):
+        log.add(engine.scheduler, output, result, added, now)
 
 
 def _trace(engine: Engine, output: SchedulerOutput) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from minillm.engine.lora_request import AdapterRef
 from minillm.engine.request import Request, RequestStatus
 from minillm.kv_cache.manager import BlockMoves
 from minillm.sampling.logprobs import Logprob
@@ -44,6 +45,7 @@ class NewRequest(NamedTuple):
     stop_token_ids: frozenset[int]
     cache_salt: str | None = None
     logprob_start_len: int = 1
+    adapter: AdapterRef | None = None
 
     @property
     def output_ids(self) -> list[int]:
@@ -61,6 +63,7 @@ class NewRequest(NamedTuple):
             request.stop_token_ids,
             request.cache_salt,
             request.logprob_start_len,
+            request.adapter,
         )
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from minillm.engine.deltas import TokenDelta
 from minillm.engine.inputs import Prompt
+from minillm.engine.lora_request import LoRARequest
 from minillm.engine.outputs import StreamDelta
 from minillm.engine.prompt_forms import check_callback
 from minillm.engine.request import Request
@@ -84,7 +85,7 @@ class EngineThread:
         request_id: str | None = None,
         priority: int | None = None,
         user: str | None = None,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         on_delta: Callable[[StreamDelta], None] | None = None,
     ) -> Stream:
         """Ask for one prompt. It is tokenized and checked in the caller's thread, which raises what `LLM.generate`

@@ -42,10 +42,9 @@ _GROUPS = {
         elastic_ep_max_dp_size enable_dbo ubatch_size dbo_decode_token_threshold dbo_prefill_token_threshold
         dp_sync_interval disable_nccl_for_dp_synchronization eplb_config enable_eplb
         expert_placement_strategy:linear enable_return_routed_experts""",
-    "adapters come with chapter 23": """
-        enable_lora max_loras:1 max_lora_rank:16 default_mm_loras max_cpu_loras lora_dtype:auto lora_target_modules
-        enable_tower_connector_lora specialize_active_lora enable_mixed_moe_lora_format enable_moe_shared_loras
-        max_lora_cls_labels""",
+    "adapters are those of a text decoder's layers, in the dtype of the model": """
+        default_mm_loras lora_dtype:auto lora_target_modules enable_tower_connector_lora specialize_active_lora
+        enable_mixed_moe_lora_format enable_moe_shared_loras max_lora_cls_labels""",
     "quantization= takes a name or a dictionary of minillm.quantization.config": """
         quantization_config quantization_param_path""",
     "attention_backend= chooses between torch, native and triton": """

@@ -31,6 +31,8 @@ def warm_up(model: Decoder, attention: TritonAttention, sampler: Sampler) -> Non
     """Launch them on zeros and on the null block; nothing is written to the cache."""
     for lengths in [(1,), *((1, count) for count in QUERIES)]:
         model.forward(batch_of(lengths, attention.cache.block_size, model.device), attention)
+    if model.lora is not None:
+        model.lora.warm_up(model)
     logits = torch.zeros(1, model.config.vocab_size, device=model.device)
     for params in DRAWS:
         rows = [SamplingRow(params, 0, [0], [], frozenset())]

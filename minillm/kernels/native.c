@@ -11,6 +11,7 @@
 #include "native_kv_codes.h"
 #include "native_pages.h"
 #include "native_attention.h"
+#include "native_lora.h"
 
 // out = x / sqrt(mean(x^2) + eps) * weight, of one row; out may be x.
 static void norm_row(const T *in, const T *weight, T *to, long size, float eps) {

@@ -8,6 +8,7 @@ where there is no C compiler (and on a GPU), and which the tests compare it with
     rms_norm        minillm.model.layers.RMSNorm       rotary_angles   minillm.model.layers.Rotary
     silu_mul        minillm.model.layers.SwiGLU        rotate          minillm.model.layers.apply_rotary
     gumbel_noise    minillm.sampling.noise             paged_attention minillm.kv_cache.torch_attention
+    add_lora_       minillm.kernels.lora
 
 `MINILLM_NATIVE=0` in the environment switches all of them off.
 """
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from minillm.kernels import huge_pages
 from minillm.kernels.native_build import cache_folder, compile_shared, cpu_name, is_ours
-from minillm.kernels.native_structs import KV_FLAGS, LANES, Layer, Matrix, Pages, Sequences, padded_inputs
+from minillm.kernels.native_structs import KV_FLAGS, LANES, Adapters, Layer, Matrix, Pages, Sequences, padded_inputs
 from minillm.rounding import ceil_div
 
 SOURCE = Path(__file__).with_name("native.c")
@@ -212,6 +213,23 @@ def decoder_layer(
         raise MemoryError(f"no memory for a layer of {hidden.shape[0]} tokens and {sequences.max_seq_len} positions")
 
 
+def add_lora_(output: Tensor, x: Tensor, lora_a: Tensor, lora_b: Tensor, token_slots: Tensor) -> None:
+    """Add to output [num_tokens, out_features], in place, what each token's adapter makes of x: see
+    `minillm.kernels.lora`.
+
+    All of one dtype. B is read fastest where the outputs of a rank lie side by side, as in a transposed view. A token's
+    result has the same bits whatever shares its batch.
+    """
+    x = x if x.stride(1) == 1 else x.contiguous()
+    slots = token_slots if token_slots.is_contiguous() else token_slots.contiguous()
+    failed = library(output.dtype).add_lora(
+        Adapters.of(lora_a, lora_b), x.data_ptr(), x.stride(0), slots.data_ptr(),
+        output.data_ptr(), output.stride(0), x.shape[0],
+    )  # fmt: skip
+    if failed:
+        raise MemoryError(f"no memory for the adapters' products of {x.shape[0]} tokens")
+
+
 def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """Tell ctypes what each function takes, so that plain numbers can be passed: an object a number takes longer."""
     p, n, f = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
@@ -223,6 +241,7 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.rotary_angles.argtypes = (p, p, p, f, p, p, n, n)
     loaded.rotate.argtypes = (p, p, p, p, n, n, n, n)
     loaded.gumbel_noise.argtypes = (p, p, p, p, n, n)
+    loaded.add_lora.argtypes = (ctypes.POINTER(Adapters), p, n, p, p, n, n)
     where = (ctypes.POINTER(Pages), ctypes.POINTER(Sequences))
     loaded.paged_attention.argtypes = (*where, p, p, p, n, n, n, p, p, n, n, f)
     loaded.decoder_layer.argtypes = (ctypes.POINTER(Layer), p, p, p, *where, p, n)

@@ -88,6 +88,23 @@ class Matrix(ctypes.Structure):
         return cls(packed.data_ptr(), in_features=in_features, out_features=out_features, group=in_features)
 
 
+class Adapters(ctypes.Structure):
+    """The LoRA matrices of all batch slots for `add_lora`; see native_lora.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("a", "b")),
+        *((name, ctypes.c_long) for name in ("a_slot", "b_slot", "b_out", "b_rank")),
+        *((name, ctypes.c_long) for name in ("in_features", "out_features", "rank")),
+    )
+
+    @classmethod
+    def of(cls, lora_a: Tensor, lora_b: Tensor) -> Adapters:
+        """lora_a [max_loras, max_rank, in_features], each slot in one piece, and lora_b [max_loras, out_features,
+        max_rank], strided as it may be."""
+        return cls(lora_a.data_ptr(), lora_b.data_ptr(), lora_a.stride(0), *lora_b.stride(), lora_a.shape[2],
+                   lora_b.shape[1], lora_a.shape[1])  # fmt: skip
+
+
 class Layer(ctypes.Structure):
     """The weights of a decoder layer for `decoder_layer`; see native.c."""
 

@@ -253,6 +253,9 @@ class KVCacheManager:
         """The prefix hashes of its first blocks, which have to be full."""
         hashes = self.records.setdefault(request.request_id, RequestBlocks()).hashes
         if len(hashes) < num_blocks:
-            root = root_hash(identity=self.identity, block_size=self.block_size, salt=request.cache_salt)
+            what = {"identity": self.identity, "block_size": self.block_size, "salt": request.cache_salt}
+            if (adapter := getattr(request, "adapter_key", None)) is not None:  # a request of your own need not have it
+                what["adapter"] = adapter
+            root = root_hash(**what)
             extend_chain(hashes, root, request.token_ids, self.block_size, num_blocks)
         return hashes[:num_blocks]

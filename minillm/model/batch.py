@@ -13,10 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from minillm.kernels.lora import TokenSlots
 
 
 @dataclass
@@ -45,6 +49,7 @@ class ForwardBatch:
     # query_start_loc, seq_lens and block_table as the host made them: a backend that plans there need not ask the
     # device.
     on_host: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    token_slots: TokenSlots | None = None  # each token's adapter (chapter 23). None: no token has one.
 
     @property
     def num_tokens(self) -> int:

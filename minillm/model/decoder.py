@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,9 @@ from minillm.model.fingerprint import fingerprint
 from minillm.model.fused import run_layers
 from minillm.model.layers import LayerRotaries, Linear, RMSNorm, Rotary, empty_parameter
 from minillm.model.offload import LayerStream, offload
+
+if TYPE_CHECKING:
+    from minillm.model.lora_slots import LoraSlots
 
 CACHE_BYTES = 16 * 2**20  # weights that a usual last-level cache holds from one step to the next
 
@@ -50,6 +54,7 @@ class Decoder(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.plain = self.embed_tokens
         self.stream: LayerStream | None = None  # of layers that lie in host memory
+        self.lora: LoraSlots | None = None  # batch slots for adapters: chapter 23
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, attention: AttentionBackend, out: Tensor | None = None) -> Tensor:

@@ -82,8 +82,8 @@ class DecoderLayer(nn.Module):
     def forward(self, hidden: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
         """[num_tokens, hidden_size] in and out; the input may be overwritten."""
         rotary = self.angles(rotary)
-        if self.whole is not None and WHOLE_LAYERS and can(attention, "fused_layer"):
-            # The same, in one call: chapter 14.
+        if self.whole is not None and WHOLE_LAYERS and batch.token_slots is None and can(attention, "fused_layer"):
+            # The same, in one call: chapter 14. It has no adapters.
             attention.run_layer(self.whole, hidden, rotary, self.index, batch)
             return hidden
         if (softcap := can(attention, "softcap")) != self.softcap:
@@ -92,7 +92,7 @@ class DecoderLayer(nn.Module):
             )
         attended = self.self_attn(self.input_layernorm(hidden), rotary, attention, batch)
         hidden = self._add(hidden, self.attention_out_norm(attended))
-        return self._add(hidden, self.mlp_out_norm(self.mlp(self.post_attention_layernorm(hidden))))
+        return self._add(hidden, self.mlp_out_norm(self.mlp(self.post_attention_layernorm(hidden), batch.token_slots)))
 
     def angles(self, rotary: CosSin) -> CosSin:
         """Its own among those of all kinds of layers."""
@@ -153,7 +153,8 @@ class SelfAttention(nn.Module):
             self.q_norm, self.k_norm = (norm(size, config.rms_norm_eps, dtype, device) for size in sizes)
 
     def forward(self, x: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
-        qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)  # [num_tokens, heads of q, k and v, head_dim]
+        # [num_tokens, heads of q, k and v, head_dim]
+        qkv = self.qkv_proj(x, batch.token_slots).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split_with_sizes(self.heads, dim=1)
         if self.q_norm is not None:
             qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
@@ -161,7 +162,7 @@ class SelfAttention(nn.Module):
             qk = qkv[:, : -self.heads[2]]
         q, k = apply_rotary(qk, *rotary).split_with_sizes(self.heads[:2], dim=1)  # both at once: half the kernels
         out = attention.attend(q, k, v, self.index, batch)  # [num_tokens, num_heads, head_dim]
-        return self.o_proj(out.flatten(1))
+        return self.o_proj(out.flatten(1), batch.token_slots)
 
 
 def kinds_of(config: ModelConfig) -> list[RopeConfig | None]:

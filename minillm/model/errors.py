@@ -15,6 +15,10 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be read; the message names the file or the tensor, and the way out."""
 
 
+class AdapterError(CheckpointError):
+    """An adapter that cannot be read, or does not fit the model."""
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Let errors say which checkpoint they are about."""

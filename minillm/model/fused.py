@@ -18,6 +18,7 @@ from minillm.kernels.activation import silu_mul
 from minillm.kernels.norm import add_rms_norm, rms_norm
 
 if TYPE_CHECKING:
+    from minillm.kernels.lora import TokenSlots
     from minillm.model.batch import ForwardBatch
     from minillm.model.decoder import Decoder
     from minillm.model.decoder_layer import DecoderLayer
@@ -50,9 +51,9 @@ def run_layers(
     layers = list(decoder.layers)
     hidden = rms_norm(residual, layers[0].input_layernorm.weight, decoder.config.rms_norm_eps)
     for layer, following in zip(decoder.in_order(), [*layers[1:], None]):
-        q = before_attention(decoder, layer, hidden, rotary, attention, batch.slot_mapping)
+        q = before_attention(decoder, layer, hidden, rotary, attention, batch.slot_mapping, batch.token_slots)
         out = attention.attend_stored(q, layer.self_attn.index, batch)
-        hidden = after_attention(decoder, layer, following, out, residual)
+        hidden = after_attention(decoder, layer, following, out, residual, batch.token_slots)
     return last_norm(decoder, hidden, residual, batch.logits_indices)
 
 
@@ -63,6 +64,7 @@ def before_attention(
     rotary: tuple[Tensor, Tensor],
     attention: FusedAttention,
     slot_mapping: Tensor,
+    token_slots: TokenSlots | None = None,
 ) -> Tensor:
     """From the normed hidden states to the rotated queries [num_tokens, num_heads, head_dim]; keys and values are in
     the cache then."""
@@ -71,7 +73,7 @@ def before_attention(
             f"layers of model_type={decoder.config.model_type!r} have no fused kernels; declare no fused_store"
         )
     attn = layer.self_attn
-    qkv = attn.qkv_proj(hidden).view(hidden.shape[0], -1, attn.head_dim)
+    qkv = attn.qkv_proj(hidden, token_slots).view(hidden.shape[0], -1, attn.head_dim)
     q_weight, k_weight = attn.q_norm and attn.q_norm.weight, attn.k_norm and attn.k_norm.weight
     return attention.rotate_and_store(
         qkv, layer.angles(rotary), q_weight, k_weight, decoder.config.rms_norm_eps, attn.index, slot_mapping
@@ -79,13 +81,19 @@ def before_attention(
 
 
 def after_attention(
-    decoder: Decoder, layer: DecoderLayer, following: DecoderLayer | None, out: Tensor, residual: Tensor
+    decoder: Decoder,
+    layer: DecoderLayer,
+    following: DecoderLayer | None,
+    out: Tensor,
+    residual: Tensor,
+    token_slots: TokenSlots | None = None,
 ) -> Tensor:
     """From the output of attention to the normed hidden states of the layer that follows; of the last layer,
     to those that `last_norm` takes."""
     eps = decoder.config.rms_norm_eps
-    hidden = add_rms_norm(layer.self_attn.o_proj(out.flatten(1)), residual, layer.post_attention_layernorm.weight, eps)
-    hidden = layer.mlp.down_proj(silu_mul(layer.mlp.gate_up_proj(hidden)))
+    out = layer.self_attn.o_proj(out.flatten(1), token_slots)
+    hidden = add_rms_norm(out, residual, layer.post_attention_layernorm.weight, eps)
+    hidden = layer.mlp.down_proj(silu_mul(layer.mlp.gate_up_proj(hidden, token_slots)), token_slots)
     return hidden if following is None else add_rms_norm(hidden, residual, following.input_layernorm.weight, eps)
 
 

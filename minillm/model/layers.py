@@ -7,6 +7,7 @@ import platform
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,9 @@ from minillm.kernels import native
 from minillm.model.rope import RopeConfig
 from minillm.quantization.linear import QuantizedLinear
 from minillm.rounding import round_up
+
+if TYPE_CHECKING:
+    from minillm.model.lora_slots import AdaptedPart, TokenSlots
 
 # For oneDNN's road alone: it serves where there is no C compiler, our own kernel (`minillm.kernels.native`) needs none
 # of this. Measured with AVX-512 on two cores (`MINILLM_NATIVE=0 minillm bench decode` shows the sum).
@@ -86,6 +90,7 @@ class Linear(nn.Module):
         self.packed: Tensor | None = None  # packed for oneDNN
         self.quantized: QuantizedLinear | None = None  # in few bits instead: chapter 15
         self.bias = empty_parameter(out_features, dtype=dtype, device=device) if bias else None
+        self.adapters: tuple[AdaptedPart, ...] = ()  # chapter 23
 
     @property
     def weight(self) -> Tensor:
@@ -126,8 +131,15 @@ class Linear(nn.Module):
         if not in_cache or self.plain.dtype is torch.bfloat16:  # plain bfloat16 takes the slow calls anyway
             self.plain = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[num_tokens, in_features] -> [num_tokens, out_features]"""
+    def forward(self, x: Tensor, token_slots: TokenSlots | None = None) -> Tensor:
+        """[num_tokens, in_features] -> [num_tokens, out_features]; each token with the adapter in its batch slot."""
+        out = self._product(x)
+        if token_slots is not None:
+            for part in self.adapters:
+                part.add_(out, x, token_slots)
+        return out
+
+    def _product(self, x: Tensor) -> Tensor:
         if self.quantized is not None:
             return self.quantized(x, self.bias)
         if self.panels is not None:
@@ -189,12 +201,12 @@ class SwiGLU(nn.Module):
         self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size, bias, dtype, device, weight_device, halves)
         self.down_proj = Linear(intermediate_size, hidden_size, bias, dtype, device, weight_device)
 
-    def forward(self, x: Tensor) -> Tensor:
-        gate_up = self.gate_up_proj(x)  # [num_tokens, 2 * intermediate_size]
+    def forward(self, x: Tensor, token_slots: TokenSlots | None = None) -> Tensor:
+        gate_up = self.gate_up_proj(x, token_slots)  # [num_tokens, 2 * intermediate_size]
         if self.activation == "silu" and native.serves(gate_up):
-            return self.down_proj(native.silu_mul(gate_up))
+            return self.down_proj(native.silu_mul(gate_up), token_slots)
         gate, up = gate_up.chunk(2, dim=-1)
-        return self.down_proj(ACTIVATIONS[self.activation](gate).mul_(up))
+        return self.down_proj(ACTIVATIONS[self.activation](gate).mul_(up), token_slots)
 
 
 class Rotary(nn.Module):

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -17,13 +17,18 @@ from starlette.requests import ClientDisconnect
 
 from minillm import __version__
 from minillm.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
+from minillm.serving.absent import why_absent
+from minillm.serving.adapters import add_adapter_paths
 from minillm.serving.chat import ChatAnswer, ChatRequest, Chats
 from minillm.serving.completions import CompletionAnswer, CompletionRequest, Completions
-from minillm.serving.errors import KINDS, ApiError, ErrorAnswer, of_exception, of_validation
+from minillm.serving.description import OF_ALL_PATHS, describe, refusals
+from minillm.serving.errors import ApiError, of_exception, of_validation
 from minillm.serving.known import Known
 from minillm.serving.limits import Limits
 from minillm.serving.metrics import ServerMetrics
 from minillm.serving.models import Models
+from minillm.serving.page import add_page
+from minillm.serving.repository_paths import add_repository_paths
 from minillm.serving.service import Call, Service
 from minillm.serving.sse import DONE, EventStream, answered, event
 from minillm.serving.tokens import add_token_paths
@@ -41,15 +46,12 @@ class Writer(Protocol):
     def pieces(self, place: int, delta: StreamDelta, request: Any) -> list[dict[str, Any]]: ...
 
 
-def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The errors of a path, for the OpenAPI description."""
-    return {status: {"model": ErrorAnswer, "description": KINDS[status]} for status in statuses}
-
-
 def create_app(models: Models) -> FastAPI:
     """OpenAI's API. `app.state.models` has the services; `app.state.service` is the one of the only model."""
     config = models.config
-    app = FastAPI(title="minillm", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="minillm", version=__version__, docs_url=None, redoc_url=None, responses=refusals(*OF_ALL_PATHS)
+    )
     app.state.models, app.state.service = models, models.default
     app.add_middleware(
         Limits,
@@ -60,7 +62,7 @@ def create_app(models: Models) -> FastAPI:
     )
     _answer_errors(app, models.metrics)
 
-    asks = refusals(400, 401, 404, 408, 413, 429, 500, 503)
+    asks = refusals(400, 401, 404, 429, 503)
     streams = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 
     @app.post("/v1/completions", response_model=CompletionAnswer, responses=asks | streams)
@@ -75,40 +77,43 @@ def create_app(models: Models) -> FastAPI:
         call = await service.call(body, client, 1, Chats.prefix)
         return await _answer(request, service, call, Chats(body, service.llm, call.requests), body)
 
+    @app.get("/v1/models/", include_in_schema=False)
     @app.get("/v1/models", response_model=ModelList, responses=refusals(401))
     async def model_list(client: Known) -> Any:
-        return {"object": "list", "data": [card for service in models for card in service.cards()]}
+        return {"object": "list", "data": models.cards()}
 
     @app.get("/v1/models/{model:path}", response_model=ModelCard, responses=refusals(401, 404))
     async def model(model: str, client: Known) -> Any:
-        cards = models.find(model).cards()
-        return next((card for card in cards if card["id"] == model), cards[0])
+        return models.card(model)
 
-    @app.get("/health", responses=refusals(503))
+    @app.get("/health", response_class=Response, responses=refusals(503))
     async def health() -> Response:
         """200 while the engine can compute."""
-        try:
-            await models.check_health()
-        except RuntimeError as error:
-            raise ApiError(503, str(error), code="unhealthy") from None
+        await models.check_health()
         return Response(status_code=200)
 
-    @app.get("/ready", responses=refusals(503))
+    @app.get("/ready", response_class=Response, responses=refusals(503))
     async def ready() -> Response:
         """200 while requests are taken: what a load balancer asks."""
-        models.check_open()
+        models.check_ready()
         return await health()
 
     @app.get("/version", response_model=Version)
     async def version() -> Any:
         return {"version": __version__}
 
-    @app.get("/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
+    @app.get("/metrics", response_class=PlainTextResponse)
     def metrics() -> Response:
         """In a thread: writing it takes milliseconds."""
         return Response(models.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     add_token_paths(app, models, asks)
+    add_adapter_paths(app, models, refusals(400, 401, 403, 404, 408, 413))
+    if models.loader is not None:
+        add_repository_paths(app, models.loader)
+    if config.page:
+        add_page(app, models)
+    describe(app, bool(config.keys))
     return app
 
 
@@ -118,6 +123,7 @@ class ModelCard(BaseModel):
     created: int
     owned_by: str = "minillm"
     root: str
+    parent: str | None = None  # the model that an adapter changes
     max_model_len: int
 
 
@@ -136,7 +142,7 @@ async def _answer(request: Request, service: Service, call: Call, writer: Writer
     with call:
         outputs = await answered(call.outputs(), request)
         _raise_failed(outputs)
-        answer: dict[str, Any] = {"id": call.id, "object": writer.kind, "created": call.created, "model": service.name}
+        answer: dict[str, Any] = {"id": call.id, "object": writer.kind, "created": call.created, "model": call.model}
         answer["choices"] = [
             writer.choice(place, output, sample) for place, output in enumerate(outputs) for sample in output.outputs
         ]
@@ -149,7 +155,7 @@ async def _chunks(service: Service, call: Call, writer: Writer, body: Any) -> As
     options = body.stream_options
     with_usage = bool(options and options.include_usage)
     always = bool(options and options.continuous_usage_stats)
-    head = json.dumps({"id": call.id, "object": writer.chunk_kind, "created": call.created, "model": service.name})
+    head = json.dumps({"id": call.id, "object": writer.chunk_kind, "created": call.created, "model": call.model})
 
     def chunk(choices: list[dict[str, Any]], usage: bool) -> bytes:
         told = json.dumps(choices, ensure_ascii=False, separators=(",", ":"))
@@ -213,7 +219,7 @@ def _answer_errors(app: FastAPI, metrics: ServerMetrics) -> None:
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
         if error.status_code == 404:
-            return refuse(ApiError(404, f"there is no path {request.url.path}; /openapi.json lists those that are"))
+            return refuse(ApiError(404, why_absent(request.url.path)))
         if error.status_code == 405:
             answer = refuse(ApiError(405, f"{request.url.path} does not take {request.method}"))
             answer.headers.update(error.headers or {})

@@ -90,7 +90,8 @@ class ChatRequest(Shared, WithTools):
             for text in prompts
         ]
         # The template writes the special tokens itself.
-        return llm.inputs.requests(salted, params, bool(self.add_special_tokens), asking.priority, asking.user)
+        more = (bool(self.add_special_tokens), asking.priority, asking.user)
+        return llm.inputs.requests(salted, params, *more, lora_request=asking.lora_request)
 
 
 class TokenLogprob(BaseModel):

@@ -55,7 +55,9 @@ class CompletionRequest(Shared):
             name = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
             prompts.append({name: prompt} | ({"cache_salt": self.cache_salt} if self.cache_salt is not None else {}))
         special = self.add_special_tokens is not False
-        return llm.inputs.requests(prompts, params, special, asking.priority, asking.user)
+        return llm.inputs.requests(
+            prompts, params, special, asking.priority, asking.user, lora_request=asking.lora_request
+        )
 
 
 class LegacyLogprobs(BaseModel):

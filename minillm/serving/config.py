@@ -27,6 +27,8 @@ class ServerConfig:
     max_prompts: int = 256  # in one request of /v1/completions
     max_choices: int = 128  # n
     drain_seconds: float = 30.0  # after SIGTERM, for what is under way
+    load_adapters: bool = False  # over HTTP: a client then names folders of this machine
+    adapters: tuple[tuple[str, str], ...] = ()  # name and folder of those that are there from the start
     page: bool = True  # the chat and the engine room at /
 
     def __post_init__(self):

@@ -107,7 +107,7 @@ class Shared(Strict):
     NOT_SERVED: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
         "store": ((False,), "nothing of a request is kept"),
         "metadata": (({},), "nothing of a request is kept"),
-        "best_of": ((1,), "ask for n samples with logprobs, and choose among them"),
+        "best_of": ((1,), "ask for n samples with logprobs, and choose among them"),  # best_of=n is all of them
         "use_beam_search": ((False,), "LLM.beam_search searches offline"),
         "length_penalty": ((1, 1.0), "LLM.beam_search searches offline"),
         "truncate_prompt_tokens": ((), "cut the prompt before it is sent; /tokenize counts its tokens"),
@@ -120,6 +120,7 @@ class Shared(Strict):
     def _refuse_what_is_not_served(self):
         for name, (neutral, why) in self.NOT_SERVED.items():
             value = getattr(self, name)
+            neutral = (*neutral, self.n) if name == "best_of" else neutral
             if value is not None and not any(value == one and type(value) is type(one) for one in neutral):
                 raise ValueError(f"{name}={_short(value)} is not served: {why}; leave it out")
         if self.stream_options is not None and not self.stream:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from minillm.serving.errors import ApiError
 
 REMEMBERED = 64  # ends of requests from which the rate is estimated
+SHUTTING_DOWN = "the server is shutting down; ask another one"
 WORTH_SECONDS = 60.0  # ends before that say nothing about now
 
 
@@ -27,13 +28,18 @@ class Gate:
     ):
         self.max_requests, self.max_tokens, self.clock = max_requests, max_tokens, clock
         self.num_requests = self.num_tokens = 0
-        self.is_closed = False  # the server drains
+        self.is_closed = False  # the service drains
+        self._why = SHUTTING_DOWN
         self._ends: deque[float] = deque(maxlen=REMEMBERED)
 
+    def close(self, why: str = SHUTTING_DOWN) -> None:
+        """Let no more requests in; they are told `why`."""
+        self.is_closed, self._why = True, why
+
     def check_open(self) -> None:
-        """Raise ApiError 503 while the server shuts down."""
+        """Raise ApiError 503 once it is closed."""
         if self.is_closed:
-            raise ApiError(503, "the server is shutting down; ask another one", code="draining", retry_after=5)
+            raise ApiError(503, self._why, code="draining", retry_after=5)
 
     def enter(self, num_requests: int) -> None:
         """Take a place for prompts before they are tokenized. Raises ApiError 429 when there is none."""

@@ -1,20 +1,25 @@
-"""Limits on what a client sends: a body that is too large, or never complete. Built in chapter 23."""
+"""Limits on what a client sends: a body that is too large, compressed, or never complete. Built in chapter 23."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
+from uuid import uuid4
 
 from minillm.serving.errors import ApiError
 from minillm.serving.turnstile import Turnstile
 
 Receive = Callable[[], Awaitable[Any]]
+REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
 class Limits:
     """ASGI middleware. It reads the body, within its limits, before the application sees the request; what is beyond
-    them is refused, and the connection closed, since the rest of the body would be taken for the next request."""
+    them is refused, and the connection closed, since the rest of the body would be taken for the next request.
+
+    Each answer has the X-Request-Id of its request, or a new one. HEAD is GET whose body the HTTP server leaves out."""
 
     def __init__(
         self,
@@ -32,6 +37,7 @@ class Limits:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        send = _with_request_id(scope, send)
         try:
             async with asyncio.timeout(self.body_seconds):
                 body = await self._body(scope, receive)
@@ -54,13 +60,17 @@ class Limits:
                 return {"type": "http.request", "body": body, "more_body": False}
             return await receive()
 
-        await self.app(scope, replay, send)
+        await self.app(scope | {"method": "GET"} if scope["method"] == "HEAD" else scope, replay, send)
 
     async def _body(self, scope: Any, receive: Receive) -> bytes | None:
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if size > self.max_header_bytes:
             raise ApiError(431, f"the headers have {size} bytes; at most {self.max_header_bytes} are allowed")
-        said = dict(scope["headers"]).get(b"content-length", b"0")
+        headers = dict(scope["headers"])
+        if (encoding := headers.get(b"content-encoding", b"identity").lower()) not in (b"identity", b""):
+            said = encoding.decode("ascii", "replace")
+            raise ApiError(415, f"Content-Encoding: {said} is not served; send the body as it is", "Content-Encoding")
+        said = headers.get(b"content-length", b"0")
         if said.isdigit():
             self._check(int(said))
         parts, size = [], 0
@@ -82,3 +92,15 @@ class Limits:
         answer = error.answer()
         answer.headers["Connection"] = "close"
         await answer(scope, receive, send)
+
+
+def _with_request_id(scope: Any, send: Callable[..., Any]) -> Callable[..., Any]:
+    asked = dict(scope["headers"]).get(b"x-request-id", b"")
+    request_id = asked if REQUEST_ID.fullmatch(asked) else uuid4().hex.encode()
+
+    async def send_with_id(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message = message | {"headers": [*message.get("headers", ()), (b"x-request-id", request_id)]}
+        await send(message)
+
+    return send_with_id

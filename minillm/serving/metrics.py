@@ -86,8 +86,9 @@ class ServerMetrics:
         yield from self._of_http()
 
     def _of_http(self) -> Iterator[Metric]:
-        """What is counted before a model is known: under the name of the only one, or under none."""
-        labels = (self.models.default.name if self.models.default else "", ENGINE)
+        """What is counted before a model is known: under the name of the only one; a repository has no such name."""
+        default = self.models.default if self.models.loader is None else None
+        labels = ("" if default is None else default.name, ENGINE)
         name, what = "minillm:requests_refused", "Requests that were answered with an error, by HTTP status."
         family = CounterMetricFamily(name, what, labels=(*LABELS, "status"))
         for status, count in sorted(dict(self.num_refused).items()):
@@ -155,7 +156,8 @@ class EngineMetrics:
 
     def _adapters(self, by_adapter: Iterable[str]) -> Iterator[Metric]:
         """vLLM tells which adapters run and wait in the labels of a gauge whose value is the time."""
-        max_loras = getattr(self.service.llm.config, "max_loras", None)
+        config = self.service.llm.config
+        max_loras = config.max_loras if config.enable_lora else None
         if max_loras is None and not any(by_adapter):
             return
         scheduler = self.service.llm.engine.scheduler

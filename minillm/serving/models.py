@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from minillm.engine.async_llm import AsyncLLM
 from minillm.serving.config import ServerConfig
 from minillm.serving.errors import ApiError
+from minillm.serving.gate import SHUTTING_DOWN
 from minillm.serving.keys import Clients
 from minillm.serving.metrics import ServerMetrics
 from minillm.serving.service import Service
+
+if TYPE_CHECKING:
+    from minillm.serving.loading import Loader
 
 
 class Models:
@@ -23,7 +28,10 @@ class Models:
         self.config = config
         self.clients = Clients(config.keys)
         self.services: list[Service] = []
+        self.aliases: dict[str, Service] = {}  # other names, of a repository: NAME for NAME/VERSION
+        self.loader: Loader | None = None  # of a repository
         self.is_draining = False
+        self.is_loading = False  # what the server begins with
         self.metrics = ServerMetrics(self)
         if engine is not None:
             self.add(Service(engine, config))
@@ -44,7 +52,8 @@ class Models:
 
     def find(self, model: str | None) -> Service:
         """Raises ApiError 400 where the name is missing and needed, 404 for a name that is not served."""
-        names = ", ".join(repr(service.name) for service in self.services) or "none is loaded"
+        known = [name for service in self.services for name in (service.name, *service.adapters.known)]
+        names = ", ".join(map(repr, known)) or "none is loaded"
         if model is None:
             if self.default is None:
                 raise ApiError(400, f"model is missing; give one of those that are served: {names}", "model", "missing")
@@ -52,21 +61,45 @@ class Models:
         for service in self.services:
             if service.serves(model):
                 return service
+        if model in self.aliases:
+            return self.aliases[model]
         raise ApiError(404, f"model={model!r} is not served here; served: {names}", "model", "model_not_found")
+
+    def cards(self) -> list[dict[str, Any]]:
+        """What /v1/models lists: each name that a request may give."""
+        named = [service.cards()[0] | {"id": alias} for alias, service in self.aliases.items()]
+        return named + [card for service in self.services for card in service.cards()]
+
+    def card(self, model: str) -> dict[str, Any]:
+        """Raises ApiError 404."""
+        cards = self.find(model).cards()
+        return next((card for card in cards if card["id"] == model), cards[0] | {"id": model})
+
+    def check_ready(self) -> None:
+        """`check_open`; and 503 until the models that a server begins with are loaded."""
+        self.check_open()
+        if self.is_loading:
+            raise ApiError(503, "the models are being loaded; ask again", code="loading", retry_after=1)
 
     def check_open(self) -> None:
         """Raise ApiError 503 while the server shuts down."""
         if self.is_draining:
-            raise ApiError(503, "the server is shutting down; ask another one", code="draining", retry_after=5)
+            raise ApiError(503, SHUTTING_DOWN, code="draining", retry_after=5)
         for service in self.services:
             service.gate.check_open()
 
     async def check_health(self) -> None:
-        """Raise RuntimeError where an engine can compute nothing any more."""
+        """Raise ApiError 503 where an engine can compute nothing any more."""
         for service in self:
-            await service.engine.check_health()
+            try:
+                await service.engine.check_health()
+            except RuntimeError as error:
+                if service in self.services:  # it was not unloaded meanwhile
+                    raise ApiError(503, str(error), code="unhealthy") from None
 
     async def drain(self, seconds: float) -> None:
         """`Service.drain` for all of them."""
         self.is_draining = True
+        if self.loader is not None:
+            self.loader.give_up()
         await asyncio.gather(*(service.drain(seconds) for service in self.services))

@@ -17,8 +17,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from minillm.engine.async_llm import AsyncLLM
 from minillm.serving.app import create_app
 from minillm.serving.config import ServerConfig
+from minillm.serving.loading import Loader
 from minillm.serving.metrics import watch_loop
 from minillm.serving.models import Models
+from minillm.serving.repository import Repository
 
 LAST_SECONDS = 5.0  # for last pieces to be sent, after the engine has ended everything
 WAITING = 2048  # connections that the kernel keeps until the loop accepts them
@@ -51,11 +53,17 @@ class HttpServer(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        watching = asyncio.ensure_future(watch_loop(self.app.state.models.metrics.loop_lag))
+        models = self.app.state.models
+        tasks = [asyncio.ensure_future(watch_loop(models.metrics.loop_lag))]
+        if models.loader is not None:
+            tasks.append(asyncio.ensure_future(models.loader.load_first()))
         try:
             await super().serve(sockets)
         finally:
-            watching.cancel()
+            for task in tasks:
+                task.cancel()
+            if models.loader is not None:
+                models.loader.close()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -127,15 +135,16 @@ def protocol_of(config: ServerConfig) -> type[H11Protocol]:
 
 
 def run(
-    engine: AsyncLLM,
+    engine: AsyncLLM | None,
     config: ServerConfig,
     access_log: bool = True,
     on_start: Callable[[str], object] = lambda url: None,
+    repository: Repository | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `on_start` hears of the URL. The engine stays open. Raises OSError where the port
-    is in use."""
+    """Serve one engine, or the models of a repository, until SIGINT or SIGTERM; `on_start` hears of the URL. The engine
+    stays open. Raises OSError where the port is in use."""
     with listen(config) as listener:
-        server = HttpServer(create_app(Models(config, engine)), config, access_log)
+        server = HttpServer(create_app(models_of(engine, config, repository)), config, access_log)
         on_start(url_of(config, listener))
         # What is there stays: looked through again and again, half a million objects would hold up every stream.
         gc.collect()
@@ -144,6 +153,14 @@ def run(
             server.run([listener])
         finally:
             gc.unfreeze()
+
+
+def models_of(engine: AsyncLLM | None, config: ServerConfig, repository: Repository | None = None) -> Models:
+    """One model, or those that a repository has."""
+    models = Models(config, engine)
+    if repository is not None:
+        models.loader = Loader(models, repository)
+    return models
 
 
 def listen(config: ServerConfig) -> socket.socket:
@@ -172,9 +189,11 @@ class RunningServer:
     Leaving it drains. Raises OSError where the port is in use.
     """
 
-    def __init__(self, engine: AsyncLLM, config: ServerConfig | None = None):
+    def __init__(
+        self, engine: AsyncLLM | None, config: ServerConfig | None = None, repository: Repository | None = None
+    ):
         config = config or ServerConfig(port=0)
-        self.models = Models(config, engine)
+        self.models = models_of(engine, config, repository)
         self.app = create_app(self.models)
         self.service = self.app.state.service
         self.server = HttpServer(self.app, config, access_log=False)

@@ -17,14 +17,17 @@ from uuid import uuid4
 from minillm.engine.admission import check_servable
 from minillm.engine.async_llm import AsyncLLM
 from minillm.engine.llm import LLM
+from minillm.engine.lora_request import LoRARequest
 from minillm.engine.outputs import RequestOutput
 from minillm.engine.reading import Piece, Reading
 from minillm.engine.request import Request
 from minillm.sampling.params import SamplingParams
+from minillm.serving.adapters import ServedAdapters
 from minillm.serving.config import ServerConfig
+from minillm.serving.engine_room import EngineRoom
 from minillm.serving.errors import ApiError
 from minillm.serving.fields import PromptTokensDetails, Usage
-from minillm.serving.gate import Gate
+from minillm.serving.gate import SHUTTING_DOWN, Gate
 from minillm.serving.keys import Client
 from minillm.serving.turnstile import Turnstile
 
@@ -36,6 +39,7 @@ class Asking:
     defaults: SamplingParams
     priority: int
     user: str
+    lora_request: LoRARequest | None = None
 
 
 class Body(Protocol):
@@ -59,7 +63,11 @@ class Service:
         self.created = int(time.time())
         self.gate = Gate(config.max_queued_requests, config.max_queued_tokens)
         self.turnstile = Turnstile()
+        self.room = EngineRoom(self)
         self.calls: set[Call] = set()  # under way
+        self.adapters = ServedAdapters(self.llm, self.name, config.load_adapters)
+        for lora_name, path in config.adapters:
+            self.adapters.load_now(lora_name, path)
 
     async def call(self, body: Body, client: Client, num_prompts: int, prefix: str) -> Call:
         """Check, admit and submit what `body` asks for. Raises ApiError, and what the engine says of its fields."""
@@ -82,12 +90,12 @@ class Service:
             self.gate.leave(num_prompts, num_tokens)
             raise
         client.count_tokens(sum(request.num_prompt_tokens for request in requests))
-        return Call(self, call_id, client, requests, reading, num_tokens)
+        return Call(self, call_id, body.model or self.name, client, requests, reading, num_tokens)
 
-    async def drain(self, seconds: float) -> None:
+    async def drain(self, seconds: float, why: str = SHUTTING_DOWN) -> None:
         """Admit nothing more, and wait for what is under way; what has not ended after `seconds` is aborted, and its
-        clients get a last piece that says so."""
-        self.gate.is_closed = True
+        clients get a last piece that says so. `why` is what others are told."""
+        self.gate.close(why)
         deadline = time.monotonic() + seconds
         while self.calls and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
@@ -114,17 +122,19 @@ class Service:
                 "priority",
             )
         priority = max(client.priority, body.priority if body.priority is not None else client.priority)
-        return Asking(self.llm.get_default_sampling_params(), priority, client.user or body.user or "")
+        user, adapter = client.user or body.user or "", self.adapters.find(body.model)
+        return Asking(self.llm.get_default_sampling_params(), priority, user, adapter)
 
     def serves(self, model: str) -> bool:
-        """Whether a request that names `model` is one for this service."""
-        return model == self.name
+        """Whether a request that names `model` is one for this service: its model, or an adapter of it."""
+        return model == self.name or model in self.adapters.known
 
     def cards(self) -> list[dict[str, Any]]:
         """What /v1/models tells: this model, under each name that it is served by."""
         llm = self.llm
         root = str(llm.config.model)
-        return [{"id": self.name, "created": self.created, "root": root, "max_model_len": llm.max_model_len}]
+        card = {"id": self.name, "created": self.created, "root": root, "max_model_len": llm.max_model_len}
+        return [card, *self.adapters.cards()]
 
     def _check_size(self, num_prompts: int, n: int) -> None:
         if num_prompts > (most := self.config.max_prompts):
@@ -142,17 +152,19 @@ class Call:
         self,
         service: Service,
         call_id: str,
+        model: str,
         client: Client,
         requests: Sequence[Request],
         reading: Reading,
         num_tokens: int,
     ):
-        self.service, self.id, self.client, self.requests = service, call_id, client, requests
+        self.service, self.id, self.model, self.client, self.requests = service, call_id, model, client, requests
         self.reading, self.num_tokens = reading, num_tokens
         self.created = int(time.time())
         self._num_completion = 0
         self._is_left = False
         service.calls.add(self)
+        service.room.note(self)
 
     def __enter__(self) -> Self:
         return self

@@ -97,7 +97,7 @@ def test_what_is_refused_is_raised_where_it_is_asked_for_or_read(llm):
     with EngineThread(llm) as thread:
         with pytest.raises(ValueError, match="empty"):
             thread.submit("", GREEDY)
-        with pytest.raises(NotImplementedError, match=r"lora_request.*chapter 23"):
+        with pytest.raises(TypeError, match=r"lora_request='mine'.*LoRARequest"):
             thread.submit(PROMPTS[0], GREEDY, lora_request="mine")
         llm.engine.scheduler.kv_cache.blocks_needed, needed = (
             lambda *_: 10**9,

@@ -104,15 +104,6 @@ def test_bad_parameters_are_refused_and_the_llm_serves_on(llm, healthy, params, 
     assert llm.generate("the cat", GREEDY, use_tqdm=False)[0].outputs[0].token_ids == healthy
 
 
-LATER_ARGUMENTS = [("lora_request", "x", "23")]
-
-
-@pytest.mark.parametrize("name, value, chapter", LATER_ARGUMENTS)
-def test_arguments_of_later_chapters_name_them(llm, name, value, chapter):
-    with pytest.raises(NotImplementedError, match=f"{name}={value!r} comes with chapter {chapter}"):
-        llm.generate("the cat", GREEDY, use_tqdm=False, **{name: value})
-
-
 LATER = {
     "tensor_parallel_size": (2, "20"), "pipeline_parallel_size": (2, "20"),
 }  # fmt: skip

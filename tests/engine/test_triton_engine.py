@@ -9,9 +9,10 @@ import torch
 
 from minillm import LLM, SamplingParams
 from minillm.engine.graphs import DecodeGraphs, bucket_sizes
-from minillm.engine.input_batch import InputBatch, StepInputs
+from minillm.engine.input_batch import InputBatch
 from minillm.engine.runner import ModelRunner
 from minillm.engine.step import NewRequest, ScheduledRequest
+from minillm.engine.step_inputs import StepInputs
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.triton_attention import TritonAttention
 from minillm.model.batch import ForwardBatch

@@ -47,7 +47,7 @@ def tokens(outputs) -> list[list[int]]:
 def test_every_public_name_is_there_and_others_say_what_to_use():
     for name in minillm.__all__:
         assert getattr(minillm, name) is not None
-    for module in ("sampling_params", "outputs", "inputs", "pooling_params"):
+    for module in ("sampling_params", "outputs", "inputs", "pooling_params", "lora.request"):
         loaded = importlib.import_module(f"minillm.{module}")
         assert all(hasattr(loaded, name) for name in loaded.__all__)
     with pytest.raises(ImportError, match=r"minillm has no ModelRegistry: one decoder serves every family"):

@@ -24,8 +24,11 @@ from minillm import (
     StructuredOutputsParams,
     TextPrompt,
     TokensPrompt,
+    zoo,
 )
+from minillm.lora.request import LoRARequest
 from minillm.sampling_params import BeamSearchParams, RequestOutputKind
+from tests.helpers.adapters import save_adapter
 
 MODEL = "tinyworld"
 PROMPTS = ["Once upon a time", "There was a king", "In the book it says", "The number of Ben is"]
@@ -292,11 +295,34 @@ def prompt_logprobs_of_a_score(tmp_path: Path) -> None:
     assert set(labels) <= set(llm.generate(PROMPTS[0], params, **QUIET)[0].outputs[0].logprobs[0])
 
 
+def multilora_inference(tmp_path: Path) -> None:
+    lora_path = str(save_adapter(zoo.bundled()[MODEL], tmp_path / "sql", seed=1, r=8))
+    engine_args = EngineArgs(
+        model=MODEL, enable_lora=True, max_loras=1, max_lora_rank=8, max_cpu_loras=2, max_num_seqs=256
+    )
+    engine = LLMEngine.from_engine_args(engine_args)
+    test_prompts: list[tuple[str, SamplingParams, LoRARequest | None]] = [
+        ("A robot may not injure a human being", SamplingParams(temperature=0.0, max_tokens=12), None),
+        ("Once upon a time", SamplingParams(temperature=0.0, max_tokens=12), LoRARequest("sql-lora", 1, lora_path)),
+        ("Once upon a time", SamplingParams(temperature=0.0, max_tokens=12), LoRARequest("sql-lora2", 2, lora_path)),
+    ]
+    request_id, outputs = 0, {}
+    while test_prompts or engine.has_unfinished_requests():
+        if test_prompts:
+            prompt, sampling_params, lora_request = test_prompts.pop(0)
+            engine.add_request(str(request_id), prompt, sampling_params, lora_request=lora_request)
+            request_id += 1
+        request_outputs: list[RequestOutput] = engine.step()
+        outputs |= {output.request_id: output for output in request_outputs if output.finished}
+    assert outputs["1"].outputs[0].text == outputs["2"].outputs[0].text
+    assert outputs["1"].lora_request.lora_name == "sql-lora" and outputs["0"].lora_request is None
+
+
 PROGRAMS = [
     basic, generate, chat, embed, score, structured_outputs, prefix_caching, automatic_prefix_caching, batch_invariance,
     reproducibility, logits_processors, skip_loading_weights_in_engine_init, metrics, simple_profiling,
     llm_engine_example, llm_engine_reset_kv, spec_decode, chat_with_tools, batch_llm_inference, beam_search, sleep_mode,
-    prompt_logprobs_of_a_score,
+    prompt_logprobs_of_a_score, multilora_inference,
 ]  # fmt: skip
 
 
@@ -313,7 +339,6 @@ REFUSED = {
         lambda llm: LLM(MODEL, distributed_executor_backend="external_launcher"), NotImplementedError, "one process",
     ),
     "data_parallel": (lambda llm: LLM(MODEL, data_parallel_size=2), NotImplementedError, "make several LLMs"),
-    "multilora_inference": (lambda llm: LLM(MODEL, enable_lora=True), NotImplementedError, "chapter 23"),
     "context_extension": (
         lambda llm: LLM(MODEL, hf_overrides={"rope": {}}), NotImplementedError, "no configuration overridden",
     ),

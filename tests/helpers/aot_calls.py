@@ -8,6 +8,7 @@ from minillm.kernels import (
     activation,
     decode_plan,
     flash_attention,
+    lora,
     matmul,
     norm,
     packed_weight,
@@ -139,6 +140,15 @@ def call_scaled(rows: int, dtype: torch.dtype):
     )
 
 
+def call_lora(num_tokens: int, rank: int, dtype: torch.dtype = FP16, size: int = 4096):
+    """8 adapters of the query columns of a fused projection, B as the engine keeps it."""
+    output = empty(num_tokens, size + 2 * 1024, dtype=dtype)[:, :size]
+    a, b = empty(8, rank, size, dtype=dtype), empty(8, rank, size, dtype=dtype).transpose(1, 2)
+    plan = lora.LoRAPlan(empty(num_tokens, dtype=torch.int64), empty(9, dtype=torch.int32))
+    slots = empty(num_tokens, dtype=torch.int32)
+    return lora.triton_add_lora_, (output, empty(num_tokens, size, dtype=dtype), a, b, slots, plan)
+
+
 # name -> a launcher and its arguments, or a function of them. Add the kernels of a new module here.
 CALLS = {
     "rms_norm, hidden state": (norm.rms_norm, (empty(4, 4096), empty(4096), 1e-6)),
@@ -222,6 +232,9 @@ CALLS = {
     "W8A8 int8": call_scaled(256, torch.int8),
     "W8A8 fp8, few rows": call_scaled(16, torch.float8_e4m3fn),
     "W8A8 fp8": call_scaled(256, torch.float8_e4m3fn),
+    "LoRA, few tokens": call_lora(16, 64),
+    "LoRA, many tokens": call_lora(1024, 64),
+    "LoRA, fp32": call_lora(1024, 64, FP32),
     "sample": call_sample(151_936),
     "sample, filtered": call_sample(151_936, "min_p", "top_k", "top_p"),
     "sample, top-k, ragged rows": call_sample(32_003, "top_k"),

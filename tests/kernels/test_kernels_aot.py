@@ -247,6 +247,19 @@ def test_packed_weights_are_read_16_bytes_at_a_time_and_multiplied_by_tensor_cor
             assert bool(report.count("wgmma")) == wants_wgmma, name
 
 
+def test_adapters_use_the_tensor_cores_of_their_gpu(built):
+    """Their matrices are read 16 bytes at a time; in `shrink` tiles are on their way while others are multiplied."""
+    capability, reports = built
+    for name in ("LoRA, few tokens", "LoRA, many tokens", "LoRA, fp32"):
+        shrink, expand = reports[name]
+        for report in (shrink, expand):
+            assert report.uses_tensor_cores == (capability >= 80 and "fp32" not in name), name
+            assert bool(report.count("wgmma")) == (capability == 90 and "many" in name), name
+            assert "ld.global.b16" not in report.ptx, name
+        if capability >= 80:
+            assert shrink.count("cp.async"), name
+
+
 def test_decoding_a_pair_of_weights_takes_one_multiply_and_no_conversion(built):
     """Two weights an instruction, and no shuffle: the pipeline's 32-bit words are operands as they are."""
     capability, reports = built

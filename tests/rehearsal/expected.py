@@ -30,6 +30,7 @@ EVERYWHERE = {
     "draft model": {"between": 5},  # the guesses, which the host has to propose: once a step
     "grammar": {},
     "beams": {},
+    "adapters": {},
     "memory": {},
     "again": {},
     "Qwen3-0.6B": {},
@@ -52,7 +53,7 @@ VARIANTS = {
     "plan_decode_kernel": 3, "paged_decode_kernel": 4, "plan_tiles_kernel": 8, "paged_prefill_kernel": 8,
     "group_max_kernel": 1, "aim_kernel": 2, "collect_kernel": 1, "threshold_kernel": 1, "draw_kernel": 2,
     "pick_kernel": 2, "few_rows_kernel": 7, "many_rows_kernel": 2, "scaled_matmul_kernel": 3, "dequantize_kernel": 2,
-    "quantize_rows_kernel": 2,
+    "quantize_rows_kernel": 2, "shrink_kernel": 2, "expand_kernel": 2,
 }  # fmt: skip
 # MiB on an H200, of memory with an ideal allocator. "over": what was in use at some moment beyond
 # gpu_memory_utilization.

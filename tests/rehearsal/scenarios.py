@@ -95,6 +95,7 @@ def scenarios() -> dict[str, Scenario]:
         "draft model": Scenario(dict(speculative_config=draft), drawn),
         "adaptive draft": Scenario(dict(speculative_config=draft | {"adaptive": True}), drawn),
         "grammar": Scenario(params=grammar),
+        "adapters": Scenario(dict(enable_lora=True, max_loras=2), drive=drive_adapters),
         "memory": Scenario(play=shapes.bundled),
         "again": Scenario(play=shapes.again),
         "Qwen3-0.6B": Scenario(play=shapes.qwen3),
@@ -106,6 +107,17 @@ def scenarios() -> dict[str, Scenario]:
 
 def drive_once(llm, params) -> list:
     return llm.generate(list(PROMPTS[: len(params)]), params, use_tqdm=False)
+
+
+def drive_adapters(llm, params) -> list:
+    """Both bundled adapters and none in one batch: a few tokens a step, then more than fill a tile."""
+    from minillm import LoRARequest, SamplingParams
+
+    adapters = [LoRARequest("pirate", 1, "tinyworld-pirate"), None, LoRARequest("news", 2, "tinyworld-news")]
+    few = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    for prompts in (PROMPTS[:3], [prompt * 20 for prompt in PROMPTS[:3]]):
+        answers = llm.generate(list(prompts), few, use_tqdm=False, lora_request=adapters)
+    return answers
 
 
 def drive_twice(llm, params) -> list:

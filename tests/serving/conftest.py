@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,6 +18,11 @@ from minillm.serving.run import RunningServer
 
 PATIENCE = 60.0  # seconds after which a wait counts as a hang
 MODEL = "tinyworld-draft"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
 CONVERSATION = [{"role": "user", "content": "What does a cow say?"}]
 
 
@@ -57,6 +63,41 @@ def client(server) -> openai.OpenAI:
 def http(server) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
         yield http
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[object]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(chromium) -> Iterator[Callable[..., object]]:
+    """Opens a server's page as a new visitor. At the end no page has logged an error."""
+    contexts, problems = [], []
+
+    def visit(server: RunningServer, is_let_in: bool = True, **options: object):
+        contexts.append(chromium.new_context(**{"viewport": {"width": 1280, "height": 800}} | options))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(1000 * PATIENCE)
+        page.on("console", lambda said: problems.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(server.url)
+        if is_let_in:
+            page.wait_for_selector("#room-state.live")
+            page.wait_for_selector("#model option", state="attached")
+        page.problems = problems
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert problems == []
 
 
 def settle(engine: AsyncLLM) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import Any
 
-from minillm.book.roads.models import MODELS, VOCAB_SIZE
+from minillm.book.roads.models import ADAPTERS, MODELS, VOCAB_SIZE
 from minillm.book.roads.road import GREEDY, Arrival, Road
 
 NUM_REQUESTS = 120  # different ones for the roads of a thousand seeds: the plain engine serves each of them once
@@ -44,10 +45,18 @@ def draw(seed: int) -> Road:
         requests = tuple(_request(rng, seed, MOST_IN_TRITON) for _ in range(2))
     else:
         requests = tuple(_request(rng, seed) for _ in range(rng.randint(3, 8)))
+    values["max_loras"], requests = _adapters(Random(f"adapters {seed}"), requests)
     road = Road(requests, **values)
     if not road.chunked:
         road = Road(requests, **values | {"budget": road.max_model_len + rng.choice((0, 5, 60))})
     return road
+
+
+def _adapters(rng: Random, requests: tuple[Arrival, ...]) -> tuple[int, tuple[Arrival, ...]]:
+    """Batch slots, and the requests with adapters: in three of ten roads."""
+    if rng.random() < 0.7:
+        return 0, requests
+    return rng.choice((1, 2, 3)), tuple(replace(one, adapter=rng.choice((None, *ADAPTERS))) for one in requests)
 
 
 def _weights_and_cache(rng: Random, model: str) -> dict[str, Any]:

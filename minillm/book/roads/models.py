@@ -10,6 +10,7 @@ import torch
 from minillm.model.checkpoint import load_config
 from minillm.model.config import ModelConfig
 from minillm.model.decoder import Decoder
+from minillm.model.lora_adapter import shapes_of
 from minillm.zoo import tokenizer
 
 VOCAB_SIZE = 300
@@ -26,6 +27,8 @@ MODELS = {
         model_type="qwen3", num_hidden_layers=3, use_sliding_window=True, sliding_window=7, max_window_layers=1
     ),
 }
+# Name -> rank and targets; each of MODELS has all of them in "adapters".
+ADAPTERS = {"whole": (4, ("q", "k", "v", "o", "gate", "up", "down")), "small": (2, ("q", "v")), "low": (3, ("o", "up"))}
 NOISE = 0.1  # of a draft model's weights, in standard deviations: it agrees with its target now and then
 
 
@@ -39,6 +42,12 @@ def write_models(folder: Path) -> None:
             wrapped.save_pretrained(path)
             (path / "config.json").write_text(json.dumps(SHAPE | MODELS[name]), encoding="utf-8")
             _write_weights(path, seed, noise)
+        for number, adapter in enumerate(ADAPTERS):
+            _write_adapter(folder / name, adapter, 10 * seed + number)
+
+
+def adapter_folder(models: Path, name: str, adapter: str) -> Path:
+    return models / name / "adapters" / adapter
 
 
 def config_of(name: str) -> ModelConfig:
@@ -59,3 +68,25 @@ def _write_weights(path: Path, seed: int, noise: float) -> None:
     for tensor in tensors.values():
         tensor += noise * tensor.std() * torch.randn(tensor.shape, generator=generator)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def _write_adapter(path: Path, adapter: str, seed: int) -> None:
+    """Products about as large as those of the weights."""
+    from safetensors.torch import save_file
+
+    rank, targets = ADAPTERS[adapter]
+    folder, generator, tensors = (
+        adapter_folder(path.parent, path.name, adapter),
+        torch.Generator().manual_seed(seed),
+        {},
+    )
+    names = [f"{target}_proj" for target in targets]
+    for place, (out_features, in_features) in shapes_of(Decoder(load_config(path), torch.float32, "meta")).items():
+        if place.endswith(tuple(names)):
+            for letter, shape in (("A", (rank, in_features)), ("B", (out_features, rank))):
+                name = f"base_model.model.model.{place}.lora_{letter}.weight"
+                tensors[name] = 0.25 * torch.randn(shape, generator=generator)
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": names}
+    (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")

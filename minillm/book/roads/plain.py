@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minillm.book.roads.draw import LONGEST_PROMPT, MAX_TOKENS
 from minillm.book.roads.road import GREEDY, Arrival, Road
-from minillm.book.roads.serve import Served, params_of, prompt_of, settings_of
+from minillm.book.roads.serve import Served, lora_request_of, params_of, prompt_of, settings_of
 from minillm.engine.llm import LLM
 from minillm.sampling.logprobs import Logprob
 from minillm.sampling.metadata import SamplingMetadata
@@ -34,7 +34,8 @@ class PlainEngine:
 
     def answer(self, road: Road, arrival: Arrival) -> Served:
         """All samples of the request; those of n are served as n requests, each with the seed that its sample has."""
-        key = json.dumps([*_model_of(road), arrival.prompt, arrival.params, arrival.logprob_start])
+        adapter = arrival.adapter if road.max_loras else None
+        key = json.dumps([*_model_of(road), arrival.prompt, arrival.params, arrival.logprob_start, adapter])
         if key not in self.answers:
             self.answers[key] = self._compute(road, arrival)
         return self.answers[key]
@@ -54,7 +55,8 @@ class PlainEngine:
         outputs = []
         for index in range(arrival.params.get("n", 1)):
             changed = {"n": 1} | ({"seed": derive_seed(arrival.params["seed"], index)} if index else {})
-            [output] = llm.generate(prompt_of(arrival), params_of(arrival, **changed), use_tqdm=False)
+            options = {"use_tqdm": False, "lora_request": lora_request_of(road, arrival, self.models)}
+            [output] = llm.generate(prompt_of(arrival), params_of(arrival, **changed), **options)
             outputs.append(output)
         return Served([output.outputs[0] for output in outputs], outputs[0].prompt_logprobs)
 
@@ -63,7 +65,7 @@ class PlainEngine:
         if key not in self.engines:
             model, weights, kv, sinks = key
             longest = Arrival((0,) * LONGEST_PROMPT, GREEDY | {"max_tokens": MAX_TOKENS})
-            plain = Road((longest,), model=model, weights=weights, kv=kv, sinks=sinks, max_num_seqs=1)
+            plain = Road((longest,), model=model, weights=weights, kv=kv, sinks=sinks, max_num_seqs=1, max_loras=1)
             self.engines[key] = LLM(**settings_of(plain, self.models, ""))
         return self.engines[key]
 

@@ -28,6 +28,7 @@ class Arrival:
     user: str = ""
     salt: str | None = None
     logprob_start: int = 0
+    adapter: str | None = None  # one of ADAPTERS, where the road has batch slots for them
 
     @property
     def num_tokens(self) -> int:
@@ -72,6 +73,7 @@ class Road:
     restart: bool = False  # a new engine for every round; a disk tier carries the prefixes over
     offload: bool = False  # the last layers' weights are streamed from host memory
     fails_at: int | None = None  # the step that raises, in the first round; all that is under way is aborted
+    max_loras: int = 0  # batch slots for adapters; 0: none are served
     together: bool = False  # one call of generate instead of arrivals between the steps
 
     @property

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from minillm.book.roads.models import MODELS, WINDOW, config_of
+from minillm.book.roads.models import ADAPTERS, MODELS, WINDOW, adapter_folder, config_of
 from minillm.book.roads.pickled import pickle_steps
 from minillm.book.roads.road import Arrival, Road
 from minillm.device import LIKE_A_GPU
 from minillm.engine.llm import LLM
+from minillm.engine.lora_request import LoRARequest
 from minillm.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
 from minillm.engine.runner import ModelRunner
 from minillm.engine.sink import OutputSink
@@ -65,7 +66,7 @@ def serve(road: Road, models: Path, counts: Counter[str]) -> list[list[Served]]:
                     llm = _engine(road, models, folder)
                 if number == 0 and road.fails_at is not None:
                     _fail_at(llm, road.fails_at)
-                rounds.append(_generate(llm, road) if road.together else _arrive(llm, road))
+                rounds.append((_generate if road.together else _arrive)(llm, road, models))
                 check_idle(llm)
             _count(llm, counts)
             counts["failed a step"] += road.fails_at is not None and "forward" not in vars(llm.engine.runner)
@@ -96,6 +97,7 @@ def settings_of(road: Road, models: Path, disk: str | Path) -> dict[str, Any]:
         speculative_config=_speculation(road, models), host_kv_bytes=road.host_blocks * block_bytes, **disk_settings,
         enforce_eager=not road.recorded, async_scheduling=None if road.like_a_gpu else road.ahead,
         cpu_offload_bytes=OFFLOADED if road.offload else 0,
+        enable_lora=road.max_loras > 0, max_loras=road.max_loras or 1, max_cpu_loras=road.max_loras or 1,
     )  # fmt: skip
 
 
@@ -138,13 +140,13 @@ def _engine(road: Road, models: Path, folder: str) -> LLM:
         raise Refused(str(error)) from error
 
 
-def _arrive(llm: LLM, road: Road) -> list[Served]:
+def _arrive(llm: LLM, road: Road, models: Path) -> list[Served]:
     """Every request comes and goes between two steps."""
     found: dict[int, tuple[OutputSink, Served]] = {}
     for step in range(MOST_STEPS):
         for index, arrival in enumerate(road.requests):
             if arrival.at == step:
-                found[index] = _submit(llm, arrival)
+                found[index] = _submit(llm, road, arrival, models)
         for index, arrival in enumerate(road.requests):
             if arrival.abort_at == step and index in found and not found[index][0].is_finished:
                 submission = found[index][0]
@@ -169,10 +171,11 @@ def _arrive(llm: LLM, road: Road) -> list[Served]:
     return [found[index][1] for index in range(len(road.requests))]
 
 
-def _submit(llm: LLM, arrival: Arrival) -> tuple[OutputSink, Served]:
+def _submit(llm: LLM, road: Road, arrival: Arrival, models: Path) -> tuple[OutputSink, Served]:
     [request] = llm.inputs.requests(
-        prompt_of(arrival), params_of(arrival), priority=arrival.priority, user=arrival.user
-    )
+        prompt_of(arrival), params_of(arrival), priority=arrival.priority, user=arrival.user,
+        lora_request=lora_request_of(road, arrival, models),
+    )  # fmt: skip
     served = Served([])
     hear = (lambda _, delta: served.deltas.append(delta)) if arrival.streaming else None
     submission = llm.outputs.add(request, on_delta=hear, streaming=arrival.streaming)
@@ -180,17 +183,18 @@ def _submit(llm: LLM, arrival: Arrival) -> tuple[OutputSink, Served]:
     return submission, served
 
 
-def _generate(llm: LLM, road: Road) -> list[Served]:
+def _generate(llm: LLM, road: Road, models: Path) -> list[Served]:
     try:
-        return _call_generate(llm, road)
+        return _call_generate(llm, road, models)
     except StepFailed:
         return [Served([], is_aborted=True) for _ in road.requests]
 
 
-def _call_generate(llm: LLM, road: Road) -> list[Served]:
+def _call_generate(llm: LLM, road: Road, models: Path) -> list[Served]:
     outputs = llm.generate(
         list(map(prompt_of, road.requests)), list(map(params_of, road.requests)), use_tqdm=False,
         priority=[arrival.priority for arrival in road.requests], user=[arrival.user for arrival in road.requests],
+        lora_request=[lora_request_of(road, arrival, models) for arrival in road.requests],
     )  # fmt: skip
     return [_take(Served([]), output) for output in outputs]
 
@@ -221,6 +225,13 @@ def prompt_of(arrival: Arrival) -> dict[str, Any]:
     if arrival.logprob_start and "prompt_logprobs" in arrival.params:
         prompt["logprob_start_len"] = arrival.logprob_start
     return prompt
+
+
+def lora_request_of(road: Road, arrival: Arrival, models: Path) -> LoRARequest | None:
+    if arrival.adapter is None or not road.max_loras:
+        return None
+    number = 1 + list(ADAPTERS).index(arrival.adapter)
+    return LoRARequest(arrival.adapter, number, adapter_folder(models, road.model, arrival.adapter))
 
 
 def params_of(arrival: Arrival, **changed: Any) -> SamplingParams:
@@ -254,7 +265,10 @@ def _count(llm: LLM, counts: Counter[str]) -> None:
     engine = llm.engine
     found = engine.kv_cache.tiers.found
     moved = engine.runner.transfer.bytes_moved if engine.runner.transfer else {}
+    adapters = engine.runner.adapters
     happened = {
+        "served adapters": adapters and adapters.on_device,
+        "read adapters again": adapters and adapters.num_read > len(llm.adapters.known),
         "hit a prefix": found.device, "hit host memory": found.host, "hit the disk": found.disk,
         "swapped out": moved.get("swap_out"), "swapped in": moved.get("swap_in"), "wrote to disk": moved.get("to_disk"),
         "drafted": engine.speculation and engine.speculation.metrics.num_draft_tokens,

@@ -20,7 +20,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -30,9 +30,9 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from . import zoo
-from .device import resolve_device
-from .zoo import corpus, tokenizer as bpe
+from .. import zoo
+from ..device import resolve_device
+from ..zoo import corpus, tokenizer as bpe
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ def train(
     torch.manual_seed(config.seed)
     model = LlamaForCausalLM(llama_config(config, tokenizer)).to(device)
     optimizers = build_optimizers(model, config)
-    step = _resume(out, config, model, optimizers)
+    step = resume(out, config, model, optimizers)
     forward = torch.compile(model, dynamic=False) if compile else model
-    autocast = torch.autocast(device.type, torch.bfloat16) if _has_bf16(device) else nullcontext()
+    autocast = torch.autocast(device.type, torch.bfloat16) if has_bf16(device) else nullcontext()
     last = min(config.num_steps, step + stop_after) if stop_after is not None else config.num_steps
     while step < last:
         started = time.perf_counter()
@@ -123,7 +123,7 @@ def train(
             optimizer.zero_grad(set_to_none=True)
         step += 1
         if step % checkpoint_every == 0 or step == last:
-            _save_state(out, config, step, model, optimizers)
+            save_state(out, config, step, model, optimizers)
         on_step(Progress(step, config.num_steps, loss.item(), tokens.numel() / (time.perf_counter() - started)))
     if step == config.num_steps:
         save(model, tokenizer, out)
@@ -148,28 +148,35 @@ def run_preset(
     `compile=None` compiles on a GPU. Raises ValueError for an unknown preset, and FileExistsError if `out` holds a
     finished model and `overwrite` is not set.
     """
-    from rich.progress import BarColumn, Progress as Bar, SpinnerColumn, TextColumn, TimeRemainingColumn
-
     if preset not in PRESETS:
         raise ValueError(f"preset={preset!r} is unknown; choose one of {', '.join(PRESETS)}")
     if (out / "config.json").exists() and not (out / "training.pt").exists() and not overwrite:
         raise FileExistsError(f"{out} holds a finished model; choose another folder, or --overwrite")
     config = replace(PRESETS[preset], seed=seed, tokens=tokens or PRESETS[preset].tokens)
     where = resolve_device(device)
+    with bar_of(preset, console) as on_step:
+        tokenizer = _choose_tokenizer(out, learn_tokenizer)
+        compiles = where.type == "cuda" if compile is None else compile
+        return train(config, tokenizer, out, where, on_step, compile=compiles)
+
+
+@contextmanager
+def bar_of(name: str, console=None) -> Iterator[Callable[[Progress], None]]:
+    """A progress bar for a training run; gives the function that hears of every step."""
+    from rich.progress import BarColumn, Progress as Bar, SpinnerColumn, TextColumn, TimeRemainingColumn
+
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[speed]}"))
     with Bar(*columns, TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task("learning the tokenizer", total=None, speed="")
-        tokenizer = _choose_tokenizer(out, learn_tokenizer)
+        task = bar.add_task("preparing", total=None, speed="")
         mean: float | None = None  # of the loss, over the last twenty steps or so
 
         def on_step(progress: Progress) -> None:
             nonlocal mean
             mean = progress.loss if mean is None else 0.95 * mean + 0.05 * progress.loss
-            told = {"description": f"{preset}: loss {mean:.3f}", "speed": f"{progress.tokens_per_second:,.0f} tokens/s"}
+            told = {"description": f"{name}: loss {mean:.3f}", "speed": f"{progress.tokens_per_second:,.0f} tokens/s"}
             bar.update(task, total=progress.num_steps, completed=progress.step, **told)
 
-        compiles = where.type == "cuda" if compile is None else compile
-        return train(config, tokenizer, out, where, on_step, compile=compiles)
+        yield on_step
 
 
 def _choose_tokenizer(out: Path, learn_tokenizer: bool) -> Tokenizer:
@@ -276,19 +283,14 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
     bpe.wrap(tokenizer, model.config.max_position_embeddings).save_pretrained(out)
 
 
-def _has_bf16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type == "cpu"
+def has_bf16(device: torch.device) -> bool:
+    on_gpu = device.type == "cuda"
+    return torch.cuda.is_bf16_supported(including_emulation=False) if on_gpu else device.type == "cpu"
 
 
-def _save_state(out: Path, config: TrainingConfig, step: int, model, optimizers) -> None:
-    state = {
-        "config": json.dumps(asdict(config)),
-        "step": step,
-        "model": model.state_dict(),
-        "optimizers": [o.state_dict() for o in optimizers],
-    }
+def save_state(out: Path, config: TrainingConfig, step: int, model, optimizers) -> None:
+    kept = {"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers]}
+    state = {"config": json.dumps(asdict(config)), "step": step, **kept}
     torch.save(state, out / "training.pt.partial")
     os.replace(out / "training.pt.partial", out / "training.pt")
 
@@ -305,15 +307,13 @@ def _pin_tokenizer(out: Path, tokenizer: Tokenizer) -> None:
     tokenizer.save(str(file))
 
 
-def _resume(out: Path, config: TrainingConfig, model, optimizers) -> int:
+def resume(out: Path, config: TrainingConfig, model, optimizers) -> int:
     if not (out / "training.pt").exists():
         return 0
     state = torch.load(out / "training.pt", map_location="cpu", weights_only=True)
     if state["config"] != json.dumps(asdict(config)):
-        raise ValueError(
-            f"{out}/training.pt was written with another configuration: {state['config']}; "
-            "finish that run with its own settings, or choose another folder"
-        )
+        written = f"{out}/training.pt was written with another configuration: {state['config']}"
+        raise ValueError(f"{written}; finish that run with its own settings, or choose another folder")
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"]):
         optimizer.load_state_dict(saved)

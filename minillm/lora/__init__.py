@@ -1,0 +1,1 @@
+"""vLLM's package of the same name: adapters. Built in chapter 23."""
