@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import commands_compare, commands_engine, commands_gpu, commands_serve
+from . import commands_compare, commands_engine, commands_gpu, commands_serve, commands_server
 from .console import Device, Model, Save, command_line, errors_in_one_line, keep_in, log, progress, show
 
 # torch and transformers take seconds to import: every command imports what it needs itself, so that help is instant.
@@ -291,3 +291,4 @@ commands_engine.add_to(bench)
 commands_compare.add_to(bench)
 commands_gpu.add_to(bench)
 commands_serve.add_to(bench)
+commands_server.add_to(bench)

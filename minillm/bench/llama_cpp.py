@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,11 +24,14 @@ def installed() -> bool:
     return importlib.util.find_spec("llama_cpp") is not None
 
 
-def write_gguf(folder: Path, config: ModelConfig, kind: torch.dtype | str, path: Path) -> Path:
+def write_gguf(
+    folder: Path, config: ModelConfig, kind: torch.dtype | str, path: Path, with_vocabulary: bool = False
+) -> Path:
     """Write the Llama checkpoint in `folder` to `path`, all its matrices (the embedding and the head too) in float32,
     bfloat16, or one of MATRIX_TYPES, norms in float32.
 
-    There is no vocabulary in it: token ids go in and come out. Raises ValueError for what is not a plain Llama, another
+    Without a vocabulary token ids go in and come out; llama.cpp's server needs one, of as many tokens as the model has.
+    Raises ValueError for what is not a plain Llama, another
     `kind`, or rows that are not whole blocks.
     """
     import gguf
@@ -56,7 +60,10 @@ def write_gguf(folder: Path, config: ModelConfig, kind: torch.dtype | str, path:
     writer.add_rope_freq_base(config.rope.theta)
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("no_vocab")
+    if with_vocabulary:
+        _add_vocabulary(writer, folder)
+    else:
+        writer.add_tokenizer_model("no_vocab")
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_layers)
     for name, tensor in load_file(folder / "model.safetensors").items():
         if name.endswith(("q_proj.weight", "k_proj.weight")):
@@ -71,6 +78,24 @@ def write_gguf(folder: Path, config: ModelConfig, kind: torch.dtype | str, path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_vocabulary(writer, folder: Path) -> None:
+    """The byte-level BPE of the folder's tokenizer.json."""
+    from gguf import TokenType
+
+    told = json.loads((folder / "tokenizer.json").read_text())
+    special = {one["id"] for one in told["added_tokens"] if one["special"]}
+    by_id = {index: token for token, index in told["model"]["vocab"].items()}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([by_id[index] for index in range(len(by_id))])
+    writer.add_token_types([TokenType.CONTROL if index in special else TokenType.NORMAL for index in range(len(by_id))])
+    writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in told["model"]["merges"]])
+    config = json.loads((folder / "config.json").read_text())
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(False)
 
 
 def _pairs_side_by_side(weight: torch.Tensor, head_dim: int) -> torch.Tensor:

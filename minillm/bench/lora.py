@@ -138,15 +138,15 @@ class Served:
         return agreeing
 
     def limit_seconds(self, case: str, dtype: torch.dtype, ceilings: measure.Ceilings) -> float:
-        """No engine can take less for a case: `throughput.limit_seconds` of every batch, and in each of its steps the
-        matrices of the adapters in use, once."""
+        """No engine can take less for a case: `throughput.limit_seconds` of every batch, with the matrices of the
+        adapters in use read once in each decode step."""
         seconds = 0.0
         for batch in self.batches(case):
             prompts = [self.prompts[index] for index, _ in batch]
             lengths = [self.params.max_tokens] * len(batch)
-            seconds += throughput.limit_seconds(self.llm.model.config, dtype, prompts, lengths, ceilings)
             used = {request.lora_name for _, request in batch if request is not None}
-            seconds += len(used) * self.adapter_bytes * (self.params.max_tokens - 1) / ceilings.bandwidth
+            more = len(used) * self.adapter_bytes
+            seconds += throughput.limit_seconds(self.llm.model.config, dtype, prompts, lengths, ceilings, more)
         return seconds
 
 

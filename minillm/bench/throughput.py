@@ -217,10 +217,16 @@ class Ours:
 
 
 def limit_seconds(
-    config, dtype: torch.dtype, prompts: list[list[int]], lengths: list[int], ceilings: measure.Ceilings
+    config,
+    dtype: torch.dtype,
+    prompts: list[list[int]],
+    lengths: list[int],
+    ceilings: measure.Ceilings,
+    more_bytes: int = 0,
 ) -> float:
     """No engine can take less: prefill at the machine's matrix product rate, then in each decode step the weights once,
-    and keys and values of every text so far; or, where that is more, the arithmetic of its rows."""
+    `more_bytes` beside them, and keys and values of every text so far; or, where that is more, the arithmetic of its
+    rows."""
     weights = config.num_parameters()
     if not config.tie_word_embeddings:
         weights -= config.vocab_size * config.hidden_size
@@ -230,7 +236,7 @@ def limit_seconds(
     for step in range(1, max(lengths)):
         running = [len(prompt) + step for prompt, length in zip(prompts, lengths) if length > step]
         kv_bytes = sum(running) * config.kv_bytes_per_token(dtype)
-        memory = (weights * dtype.itemsize + kv_bytes) / ceilings.bandwidth
+        memory = (weights * dtype.itemsize + more_bytes + kv_bytes) / ceilings.bandwidth
         seconds += max(memory, 2 * weights * len(running) / rate)
     return seconds
 

@@ -17,6 +17,7 @@ _HOME = {
     "chapter_map": "contents",
     "predict": "prediction",
     "blank": "blanks",
+    "fill_in": "holes",
     "choice": "widgets", "explore": "widgets", "slider": "widgets",
     "side_by_side_stream": "streams",
 }  # fmt: skip

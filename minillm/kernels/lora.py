@@ -10,9 +10,10 @@ On a GPU a program takes a tile of tokens that share an adapter, so that both of
     shrink   x [tile, in] A.T [in, rank]      few numbers from a long sum: few tokens split it among programs
     expand   [tile, rank] B.T [rank, out]     added to the output where the tokens lie
 
-The host does not know how many tokens a slot has. The tiles of slot s begin at place start // TILE + s, which leaves
-room for the tiles of every slot before it; a place that is left over has no tokens (Chen et al. 2023, Punica,
-arXiv:2310.18547, gather the same way). On a CPU the same product is C: minillm/kernels/native_lora.h.
+The number of programs follows from the number of tokens, however these share the slots. The tiles of slot s begin at
+place start // TILE + s, its start counted from the first token with an adapter. That leaves room for the tiles of each
+slot before it; a place that is left over has no tokens. (Chen et al. 2023, Punica, arXiv:2310.18547, gather the tokens
+of an adapter for the same reason.) On a CPU the product is C: minillm/kernels/native_lora.h.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def add_lora_(
     every layer of a step on a GPU: see `TokenSlots`.
     """
     alike = output.dtype == x.dtype == lora_a.dtype == lora_b.dtype
-    if alike and output.stride(1) == 1 and lora_a[0].is_contiguous():
+    if alike and output.stride(1) == 1 and lora_a.stride()[1:] == (lora_a.shape[2], 1):
         if native.serves(output):
             native.add_lora_(output, x, lora_a, lora_b, token_slots)
             return output

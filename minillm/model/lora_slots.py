@@ -7,7 +7,8 @@ In memory the outputs of a rank lie side by side, as the kernels read them: lora
 a product takes as many ranks as the largest adapter of the matrix has; on a GPU all, so that its kernels stay the same.
 
 The base product of a step is one for all its tokens; each token then adds the product of its own adapter, whose slot
-`ForwardBatch.token_slots` names (Punica, Chen et al. 2023; S-LoRA, Sheng et al. 2023).
+`ForwardBatch.token_slots` names (Punica, Chen et al. 2023; S-LoRA, Sheng et al. 2023). A step with adapters is launched
+kernel by kernel, and layer by layer on a CPU: recorded steps (CUDA graphs) and whole layers in C are for the others.
 
 With tensor parallelism each rank keeps its own rows of the weight. Where these are outputs (q, k, v, gate, up), A is
 whole on each rank and B is cut by rows; where they are inputs (o, down), A is cut by columns and B is whole, and the
@@ -34,13 +35,12 @@ class AdaptedPart:
     def __init__(self, rows: slice, lora_a: Tensor, lora_b: Tensor):
         self.rows, self.lora_a, self.lora_b = rows, lora_a, lora_b
         self.users: dict[int, int] = {}  # batch slots whose adapter changes it, with its rank there
+        self.used = lora_a, lora_b  # as many ranks of both as a product takes
 
     def add_(self, output: Tensor, x: Tensor, token_slots: TokenSlots) -> None:
         """Add what each token's adapter makes of x [num_tokens, in_features] to the `Linear`'s output."""
         if self.users:
-            rank = max(self.users.values()) if x.is_cpu else self.lora_a.shape[1]
-            lora_a, lora_b = self.lora_a[:, :rank], self.lora_b[:, :, :rank]
-            add_lora_(output[:, self.rows], x, lora_a, lora_b, *token_slots)
+            add_lora_(output[:, self.rows], x, *self.used, *token_slots)
 
     def put(self, slot: int, matrices: tuple[Tensor, Tensor] | None) -> None:
         if matrices is None and slot not in self.users:
@@ -53,6 +53,9 @@ class AdaptedPart:
             send(a, self.lora_a[slot, : len(a)])
             send(b.t(), self.lora_b[slot].t()[: len(a)])
             self.users[slot] = len(a)
+        if self.lora_a.is_cpu:
+            rank = max(self.users.values(), default=0)
+            self.used = self.lora_a[:, :rank], self.lora_b[:, :, :rank]
 
 
 def send(matrix: Tensor, place: Tensor) -> None:

@@ -22,6 +22,9 @@ from minillm.serving.metrics import watch_loop
 from minillm.serving.models import Models
 from minillm.serving.repository import Repository
 
+# An idle connection is kept longer than clients keep theirs (httpx 5 s, aiohttp 15 s, many proxies 60 s): otherwise the
+# server closes it just while the next request is on its way, and the client sees a reset.
+IDLE_SECONDS = 75
 LAST_SECONDS = 5.0  # for last pieces to be sent, after the engine has ended everything
 WAITING = 2048  # connections that the kernel keeps until the loop accepts them
 ACCEPTED = 4  # at once: of many that come together each takes the loop some milliseconds, and streams wait meanwhile
@@ -45,6 +48,7 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 backlog=ACCEPTED,
                 h11_max_incomplete_event_size=config.max_header_bytes,
+                timeout_keep_alive=IDLE_SECONDS,
                 timeout_graceful_shutdown=round(config.drain_seconds + LAST_SECONDS),
             )
         )

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
@@ -288,6 +292,33 @@ def test_a_wrong_option_is_refused_in_one_line(options, told, monkeypatch):
     monkeypatch.setattr(target, "own_server", lambda *args: pytest.fail("a server was started"))
     answer = CliRunner().invoke(bench, ["serve", *options])
     assert answer.exit_code == 1 and told in " ".join(answer.output.split())
+
+
+def test_sigterm_leaves_no_server_behind(tmp_path):
+    """A server that says its own process id, under a parent that is told to end."""
+    child = f"import os, time; print('pid', os.getpid(), flush=True); time.sleep({PATIENCE})"
+    script = (
+        "import re, sys, time\n"
+        "from minillm.bench.load.target import server_process\n"
+        "ready = lambda log: (found := re.search(r'pid (\\d+)', log)) and found[1]\n"
+        f"with server_process([sys.executable, '-c', {child!r}], ready) as pid:\n"
+        f"    print(pid, flush=True); time.sleep({PATIENCE})\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        pid = int(parent.stdout.readline())
+        parent.terminate()
+        assert parent.wait(PATIENCE) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_server_that_ends_at_once_is_told_with_its_last_words():
+    command = [sys.executable, "-c", "import sys; sys.exit('no such model')"]
+    with (
+        pytest.raises(RuntimeError, match="did not start: no such model"),
+        target.server_process(command, lambda log: None),
+    ):
+        pass
 
 
 def test_a_single_run_has_every_latency_with_its_error():

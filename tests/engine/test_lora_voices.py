@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from minillm import LLM, LoRARequest, SamplingParams, zoo
+from minillm.kernels import native
 from minillm.zoo import corpus, voices
 
 ADAPTERS = {
@@ -58,3 +59,24 @@ def test_a_mixed_batch_says_what_peft_says(said, llm):
             with torch.inference_mode():
                 logits = model(torch.tensor([ids + made[:-1]])).logits[0, len(ids) - 1 :]
             assert logits.argmax(-1).tolist() == made, prompt
+
+
+@pytest.mark.skipif(native.library() is None, reason="no C compiler with OpenMP here")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_beside_a_request_change_no_bit_of_its_probabilities(dtype):
+    """On a CPU: of a request without an adapter, whose steps alone take whole layers, and of one with its own."""
+    llm = LLM("tinyworld", dtype=dtype, enable_lora=True, max_loras=2, max_lora_rank=16, enable_prefix_caching=False)
+    params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=0, logprobs=1)
+    text, other = corpus.held_out("story", 2)[0].text, corpus.held_out("story", 2)[1].text
+
+    def probabilities(*adapters) -> list[float]:
+        """Of the first request: every token of its prompt, and the tokens after it."""
+        prompts = [text, other, other][: len(adapters)]
+        output = llm.generate(prompts, params, use_tqdm=False, lora_request=list(adapters))[0]
+        made = output.prompt_logprobs[1:] + output.outputs[0].logprobs
+        return [one.logprob for place in made for one in place.values()]
+
+    pirate, news = ADAPTERS["pirate"], ADAPTERS["news"]
+    for mine, others in ((None, [pirate, news]), (pirate, [None, news])):
+        assert probabilities(mine, *others) == probabilities(mine)
+    assert probabilities(pirate) != probabilities(None)

@@ -10,6 +10,7 @@ from typing import Any
 from ...engine.workload import TraceRequest
 from .client import Send
 
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 ATTEMPTS = 8  # to find a text of exactly so many tokens
 
 
@@ -23,7 +24,7 @@ class Prompts:
     as_text: bool = False  # instead of token ids; a chat is always text
     chat: bool = False
     ignore_eos: bool = True
-    extra_body: dict[str, Any] = field(default_factory=dict)
+    extra_body: dict[str, Any] = field(default_factory=dict)  # put into every request; None leaves a field out
 
     def __post_init__(self):
         if (self.as_text or self.chat) and self.tokenizer is None:
@@ -46,7 +47,7 @@ class Prompts:
         for name in ("user", "priority"):
             if value := getattr(request, name):
                 body[name] = value
-        return json.dumps(body | self.extra_body)
+        return json.dumps({name: value for name, value in (body | self.extra_body).items() if value is not None})
 
 
 def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
@@ -68,9 +69,12 @@ def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 def load_vocabulary(name: str) -> tuple[Any, list[int]]:
-    """The tokenizer of a bundled model, a folder or a hub id, and the ids of its ordinary tokens."""
+    """The tokenizer of a bundled model, a folder or a hub id, and the ids of its ordinary tokens: neither special ones
+    nor parts of a character, which have no text of their own."""
     from ...model.checkpoint import load_tokenizer, resolve_model  # transformers takes seconds to import
 
     tokenizer = load_tokenizer(resolve_model(name))
     special = set(tokenizer.all_special_ids)
-    return tokenizer, [token_id for token_id in range(len(tokenizer)) if token_id not in special]
+    ordinary = [token_id for token_id in range(len(tokenizer)) if token_id not in special]
+    texts = tokenizer.batch_decode([[token_id] for token_id in ordinary])
+    return tokenizer, [token_id for token_id, text in zip(ordinary, texts) if text and REPLACEMENT not in text]

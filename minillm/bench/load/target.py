@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -62,37 +63,56 @@ def find(url: str, model: str | None = None, api_key: str | None = None) -> Targ
 @contextmanager
 def own_server(model: str, options: Sequence[str] = ()) -> Iterator[Target]:
     """`minillm serve` in a process of its own on a free port, until the block ends."""
+
+    def ready(log: str) -> str | None:
+        found = re.search(r"serving .* at (http://\S+)", log)
+        return found and found[1]
+
     command = [sys.executable, "-c", CLI, "serve", model, "--port", "0", "--no-access-log", *options]
-    with server_process(command, r"serving .* at (http://\S+)") as url:
+    with server_process(command, ready) as url:
         yield find(url)
 
 
 @contextmanager
-def server_process(command: Sequence[str], pattern: str, environment: dict[str, str] | None = None) -> Iterator[str]:
-    """Run a server; gives the first group of `pattern` in what it writes, its URL. Raises RuntimeError, with its last
-    words, where it ends or is not there within START_SECONDS."""
-    with tempfile.TemporaryFile() as log:
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block like an exception, so that nothing that was started is left behind."""
+    if threading.current_thread() is not threading.main_thread():  # only that one may take signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def server_process(
+    command: Sequence[str], ready: Callable[[str], str | None], environment: dict[str, str] | None = None
+) -> Iterator[str]:
+    """Run a server until the block ends; gives its URL, which `ready` tells from what it has written so far, or None
+    before it is there. Raises RuntimeError, with its last words, where it ends or is not there within START_SECONDS."""
+    with tempfile.TemporaryFile() as log, ended_by_sigterm():
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"COLUMNS": "1000"} | (environment or {}),
+            env=(os.environ if environment is None else environment) | {"COLUMNS": "1000"},
             start_new_session=True,  # Ctrl-C is for the client; the server is told below
         )
 
         def written() -> str:
-            log.seek(0)
-            return log.read().decode("utf-8", "replace")
+            return os.pread(log.fileno(), 2**20, 0).decode("utf-8", "replace")
 
         try:
             deadline = time.monotonic() + START_SECONDS
-            while not (found := re.search(pattern, written())):
+            while not (url := ready(written())):
                 if process.poll() is not None or time.monotonic() > deadline:
                     last = " ".join(written().split())[-500:]
                     raise RuntimeError(f"{' '.join(command[:4])} did not start: {last or 'it wrote nothing'}")
                 time.sleep(0.1)
-            yield found[1]
+            yield url
         finally:
             process.send_signal(signal.SIGINT)
             try:

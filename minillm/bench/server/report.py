@@ -1,0 +1,48 @@
+"""`minillm bench server` as tables. Built in chapter 24."""
+
+from __future__ import annotations
+
+
+def tables(measured: dict) -> list:
+    """Goals and figures, then each server beside the others (rich renderables)."""
+    from rich.table import Table
+
+    f, w = measured["figures"], measured["workload"]
+    title = f"{w['shape']}, {w['dtype']}, {measured['hardware']['name']}"
+    goals = Table("what", "measured", "goal", title=title)
+    for row in _rows(f, w):
+        goals.add_row(*row)
+    found = [goals] if goals.row_count else []
+    for at_once, servers in f.get("peers", {}).items():
+        table = Table(
+            "server", "tokens/s", "± half range", "TTFT p50, ms", "minillm over it", title=f"{at_once} at once"
+        )
+        for name, one in servers.items():
+            cells = [f"{one['tokens_per_second']:,.1f}", f"{one['spread'] / 2:.0%}"]
+            ratio = "" if name == "minillm" else f"{one['minillm_over_it']:.2f}×"
+            table.add_row(name, *cells, f"{1e3 * one['ttft_p50_seconds']:.1f}", ratio)
+        found.append(table)
+    return found
+
+
+def _rows(f: dict, w: dict):
+    goals = f["goals"]
+    if "http" in f:
+        rates = f["http"]["tokens_per_second"]
+        told = f"{f['http']['http_cost']:.1%} ({rates['offline']:,.0f} → {rates['http']:,.0f} tokens/s)"
+        yield f"HTTP's cost at {w['requests']} at once", told, f"≤ {goals['http_cost']:.0%}"
+    if "ttft" in f:
+        p50 = {name: 1e3 * seconds for name, seconds in f["ttft"]["p50_seconds"].items()}
+        told = f"{1e3 * f['ttft']['ttft_difference_seconds']:.2f} ms ({p50['offline']:.1f} → {p50['http']:.1f} ms)"
+        yield "TTFT at 1, p50: HTTP adds", told, f"≤ {1e3 * goals['ttft_difference_seconds']:.0f} ms"
+    if "streams" in f:
+        lag = 1e3 * f["streams"]["loop_lag_p99_seconds"]
+        what = f"event loop's lag (p99), {w['streams']} streams"
+        yield what, f"at most {lag:.1f} ms", f"< {1e3 * goals['loop_lag_p99_seconds']:.0f} ms"
+    if "overload" in f:
+        one = f["overload"]
+        seconds = [one[name]["e2e_seconds"]["p99"][0] for name in ("uncongested", "overloaded")]
+        told = f"{one['overload_times_slower']:.2f}× ({seconds[0]:.2f} → {seconds[1]:.2f} s)"
+        yield f"{w['overload']:g}× overload: p99 of the admitted", told, f"≤ {goals['overload_times_slower']:g}×"
+        told = f"{one['num_admitted']:,} / {one['num_refused']:,} / {one['num_lost']}"
+        yield "admitted / refused with 429 / lost", told, "– / – / 0"

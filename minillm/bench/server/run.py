@@ -1,0 +1,300 @@
+"""What HTTP costs, how the server behaves under many streams and under overload, and other servers beside it.
+Built in chapter 24."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+from ... import LLM, SamplingParams
+from ...engine.metrics import percentile
+from ...model.checkpoint import load_config
+from .. import measure
+from ..decode import SHAPES, Shape
+from ..load.client import Job, Report
+from ..load.lengths import Lengths, Profile, trace_of
+from ..load.run import Generator, Point, Workload as Load, drive
+from ..load.summary import summarize
+from ..record import Record
+from . import peers
+from .peers import Programs, Server, ask, running
+
+CPU = torch.device("cpu")
+PARTS = ("http", "ttft", "streams", "overload", "peers")
+CHECKED_PROMPTS, CHECKED_TOKENS = 4, 16  # greedily, over HTTP and offline, before anything is timed
+TTFT_REQUESTS, TTFT_TOKENS = 12, 4  # in each turn
+LAG = "minillm:event_loop_lag_seconds_bucket"
+GOALS = {
+    "http_cost": 0.10,
+    "ttft_difference_seconds": 0.005,
+    "loop_lag_p99_seconds": 0.020,
+    "overload_times_slower": 2.0,
+    "throughput_over_peer": 2.0,
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    shape: str = "smollm2-135m"
+    dtype: str = "float32"
+    requests: int = 16  # at once
+    prompt_tokens: int = 64
+    output_tokens: int = 64
+    streams: int = 256
+    stream_tokens: int = 32
+    overload_seconds: float = 20.0
+    overload: float = 10.0  # times the capacity
+    max_queued_requests: int = 8  # the gate during the overload
+    repeats: int = measure.MIN_REPEATS
+    parts: tuple[str, ...] = PARTS
+    seed: int = 0
+
+    def __post_init__(self):
+        if unknown := set(self.parts) - set(PARTS):
+            raise ValueError(f"only={', '.join(sorted(unknown))!r} is unknown; choose of {', '.join(PARTS)}")
+
+
+def run(
+    workload: Workload = Workload(),
+    programs: Programs | None = None,
+    command: str = "minillm bench server",
+    shapes: dict[str, Shape] = SHAPES,
+    on_run: Callable[[str], None] = lambda what: None,
+    keep: Callable[[dict], object] | None = None,
+) -> dict:
+    """Measure `workload` on the CPU; a result for `measure.save`. Raises ValueError for an unknown shape or a program
+    that is not there, RuntimeError where a server gives other tokens than `LLM.generate`, or does not start."""
+    if workload.shape not in shapes:
+        raise ValueError(f"shape={workload.shape!r} is unknown; choose one of {', '.join(shapes)}")
+    programs = programs or Programs()
+    programs.check()
+    name = "-".join(("server", *(workload.parts if workload.parts != PARTS else ()), workload.shape))
+    record = Record(name, command, CPU, asdict(workload), keep)
+    record.figures["goals"] = GOALS
+    with tempfile.TemporaryDirectory() as folder:
+        path = peers.write_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed)
+        bench = _Bench(workload, programs, path, record, on_run)
+        for part in workload.parts:
+            if part == "peers" and not programs.peers:
+                continue
+            with record.case(part):
+                getattr(bench, part)()
+            gc.collect()
+    return record.finish()
+
+
+class _Bench:
+    """One checkpoint, and what is measured on it; each method is a part."""
+
+    def __init__(self, workload: Workload, programs: Programs, path: Path, record: Record, on_run):
+        self.workload, self.programs, self.path, self.record, self.on_run = workload, programs, path, record, on_run
+        self.config = load_config(path)
+        self._turn = 0
+
+    def http(self) -> None:
+        """The same requests at once, offline and over HTTP, in turns."""
+        w = self.workload
+        with self._minillm() as server:
+            offline = _Offline(self.path, w.dtype)
+            self._check(offline, server)
+            tokens = w.requests * w.output_tokens
+
+            def over_http() -> float:
+                report = self._load(server, w.requests, w.requests, w.prompt_tokens, w.output_tokens)
+                return max(one.ended for one in report.outcomes)
+
+            def in_process() -> float:
+                prompts = self._prompts(server, w.requests, w.prompt_tokens)
+                return offline.seconds(prompts, w.output_tokens)
+
+            times = self.record.interleave({"offline": in_process, "http": over_http}, w.repeats, "http/", self.on_run)
+            rates = {name: tokens / taken.median for name, taken in times.items()}
+            self.record.figures["http"] = {
+                "tokens_per_second": rates,
+                "spread": {name: taken.spread for name, taken in times.items()},
+                "http_cost": 1 - rates["http"] / rates["offline"],
+            }
+
+    def ttft(self) -> None:
+        """One request at a time: the time to its first token, offline and over HTTP."""
+        w, taken = self.workload, {"offline": [], "http": []}
+        with self._minillm() as server:
+            offline = _Offline(self.path, w.dtype)
+            for turn in range(w.repeats + 1):
+                report = self._load(server, TTFT_REQUESTS, 1, w.prompt_tokens, TTFT_TOKENS)
+                prompts = self._prompts(server, TTFT_REQUESTS, w.prompt_tokens)
+                own = [offline.ttft(prompt, TTFT_TOKENS) for prompt in prompts]
+                if turn:  # the first turn warms both up
+                    taken["http"] += [one.ttft for one in report.outcomes]
+                    taken["offline"] += own
+                self.on_run("ttft")
+        for name, seconds in taken.items():
+            self.record.samples[f"ttft/{name}"] = measure.Samples(tuple(seconds))
+        medians = {name: percentile(seconds, 50) for name, seconds in taken.items()}
+        self.record.figures["ttft"] = {
+            "p50_seconds": medians,
+            "ttft_difference_seconds": medians["http"] - medians["offline"],
+        }
+
+    def streams(self) -> None:
+        """Many streams at once: how late the server's event loop is meanwhile."""
+        w = self.workload
+        with self._minillm("--max-num-seqs", str(w.streams)) as server:
+            self._load(server, w.requests, w.requests, 16, 8)  # warm-up
+            before = lag_buckets(server)
+            report = self._load(server, w.streams, w.streams, 16, w.stream_tokens)
+            lag = {limit: count - before[limit] for limit, count in lag_buckets(server).items()}
+            figures = summarize(report.outcomes)
+            self.record.figures["streams"] = {
+                "loop_lag_p99_seconds": percentile_of_buckets(lag, 99),
+                "loop_lag_buckets": {str(limit): count for limit, count in lag.items()},
+                "client_lag_p99_seconds": report.lag["p99"],
+                **_told(figures),
+            }
+            self.on_run("streams")
+
+    def overload(self) -> None:
+        """Ten times what the server can do is offered: those that are admitted against an uncongested server."""
+        w = self.workload
+        profile = Profile(Lengths("fixed", w.prompt_tokens), Lengths("fixed", w.output_tokens))
+        with self._minillm("--max-queued-requests", str(w.max_queued_requests)) as server:
+
+            def generator(num_prompts: int) -> Generator:
+                return Generator(
+                    server.target, server.prompts, Load(profile, max(num_prompts, 1), 4, seed=self._seed())
+                )
+
+            at_once = w.max_queued_requests
+            capacity = generator(4 * at_once).run(Point(concurrency=at_once)).figures["request_throughput"]
+            self.on_run("capacity")
+            runs = {}
+            for name, rate in (("uncongested", capacity / 2), ("overloaded", w.overload * capacity)):
+                runs[name] = generator(round(rate * w.overload_seconds)).run(Point(rate))
+                self.on_run(name)
+        refused = [one for one in runs["overloaded"].outcomes if one.status == 429]
+        complete = [one for one in runs["overloaded"].outcomes if one.is_complete]
+        figures = {name: _told(one.figures) for name, one in runs.items()}
+        p99 = {name: one["e2e_seconds"]["p99"][0] for name, one in figures.items()}
+        self.record.figures["overload"] = {
+            "capacity_requests_per_second": capacity,
+            "client_lag_p99_seconds": {name: one.report.lag["p99"] for name, one in runs.items()},
+            **figures,
+            "num_admitted": len(complete),
+            "num_refused": len(refused),
+            "num_lost": len(runs["overloaded"].outcomes) - len(complete) - len(refused),
+            "overload_times_slower": p99["overloaded"] / p99["uncongested"],
+        }
+
+    def peers(self) -> None:
+        """Every server on the same weights, in turns: many at once, and one at a time."""
+        w = self.workload
+        with ExitStack() as stack:
+            servers = {
+                name: stack.enter_context(running(name, self.path, self.config, w.dtype, self.programs))
+                for name in ("minillm", *self.programs.peers)
+            }
+            figures = self.record.figures["peers"] = {}
+            for at_once in (w.requests, 1):
+                ttfts: dict[str, list[float]] = {name: [] for name in servers}
+
+                def once(name: str, at_once: int = at_once, ttfts: dict[str, list[float]] = ttfts) -> float:
+                    report = self._load(servers[name], at_once, at_once, w.prompt_tokens, w.output_tokens)
+                    ttfts[name] += [one.ttft for one in report.outcomes]
+                    return max(one.ended for one in report.outcomes)
+
+                times = self.record.interleave(
+                    {name: lambda name=name: once(name) for name in servers}, w.repeats, f"{at_once}/", self.on_run
+                )
+                tokens = at_once * w.output_tokens
+                figures[str(at_once)] = {
+                    name: {
+                        "tokens_per_second": tokens / taken.median,
+                        "spread": taken.spread,
+                        "ttft_p50_seconds": percentile(ttfts[name], 50),
+                        "minillm_over_it": taken.median / times["minillm"].median,
+                    }
+                    for name, taken in times.items()
+                }
+
+    def _minillm(self, *options: str):
+        return running("minillm", self.path, self.config, self.workload.dtype, self.programs, options)
+
+    def _seed(self) -> int:
+        """Each turn has prompts of its own, so that none is in a prefix cache."""
+        self._turn += 1
+        return self.workload.seed + self._turn
+
+    def _trace(self, count: int, prompt_tokens: int, output_tokens: int):
+        profile = Profile(Lengths("fixed", prompt_tokens), Lengths("fixed", output_tokens))
+        return trace_of(profile, [0.0] * count, self._seed())
+
+    def _prompts(self, server: Server, count: int, prompt_tokens: int) -> list[list[int]]:
+        return [one.prompt(server.prompts.token_ids) for one in self._trace(count, prompt_tokens, 1)]
+
+    def _load(self, server: Server, count: int, at_once: int, prompt_tokens: int, output_tokens: int) -> Report:
+        """Raises RuntimeError where an answer is missing or has another length."""
+        trace = self._trace(count, prompt_tokens, output_tokens)
+        endpoint = server.target.endpoint(chat=False)
+        report = drive(Job(endpoint, server.prompts.sends(trace, True), concurrency=at_once, headers={}))
+        for one in report.outcomes:
+            if not one.is_complete or one.num_output_tokens != output_tokens:
+                raise RuntimeError(
+                    f"{server.target.model} answered {one.num_output_tokens} of {output_tokens} tokens, "
+                    f"status {one.status}: {one.error[:300] or one.finish_reason}"
+                )
+        return report
+
+    def _check(self, offline: _Offline, server: Server) -> None:
+        for prompt in self._prompts(server, CHECKED_PROMPTS, self.workload.prompt_tokens):
+            [expected], made = offline.generate([prompt], CHECKED_TOKENS), ask(server, prompt, CHECKED_TOKENS)
+            if made != list(expected.outputs[0].token_ids):
+                raise RuntimeError("the server and LLM.generate disagree on greedy tokens: no point in timing")
+        self.record.figures["outputs_checked"] = True
+
+
+class _Offline:
+    """minillm in this process."""
+
+    def __init__(self, path: Path, dtype: str):
+        self.llm = LLM(str(path), device="cpu", dtype=dtype)
+
+    def generate(self, prompts: list[list[int]], max_tokens: int):
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        return self.llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+
+    def seconds(self, prompts: list[list[int]], max_tokens: int) -> float:
+        started = time.perf_counter()
+        self.generate(prompts, max_tokens)
+        return time.perf_counter() - started
+
+    def ttft(self, prompt: list[int], max_tokens: int) -> float:
+        [output] = self.generate([prompt], max_tokens)
+        return output.metrics.ttft
+
+
+def _told(figures: dict) -> dict:
+    names = ("request_throughput", "output_throughput", "ttft_seconds", "itl_seconds", "e2e_seconds", "failures")
+    return {name: figures[name] for name in (*names, "num_requests", "num_complete", "max_concurrency")}
+
+
+def lag_buckets(server: Server) -> dict[float, float]:
+    """How often the server's event loop was at most so late, by seconds, since it began."""
+    with urllib.request.urlopen(f"{server.target.url}/metrics", timeout=60) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        samples = [sample for family in families for sample in family.samples if sample.name == LAG]
+    return {float(sample.labels["le"]): sample.value for sample in samples}
+
+
+def percentile_of_buckets(buckets: dict[float, float], q: float) -> float:
+    """The upper limit of the bucket with the value that `q` percent do not exceed; `buckets` are cumulated."""
+    wanted = q / 100 * max(buckets.values())
+    return min(limit for limit, count in buckets.items() if count >= wanted)
