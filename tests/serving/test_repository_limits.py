@@ -8,14 +8,16 @@ import shutil
 
 import pytest
 from click.testing import Result
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from minillm import LLM
 from minillm.cli import app
 from minillm.serving.keys import Key
 from minillm.serving.memory import Memory, Needs, NoRoom, needs_of, parse_bytes
 from minillm.serving.repository import Repository, UnknownModel
 
-from .conftest import OPTIONS, ROOM
+from .conftest import MODEL, OPTIONS, ROOM
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers(start, folder):
@@ -51,6 +53,24 @@ def test_the_cache_of_a_model_has_the_size_that_was_taken(start):
     pool = server.loader.services["small", "2"].llm.engine.kv_cache.pool
     needs = needs_of(server.loader.repository.folder("small", "2"), OPTIONS)
     assert ROOM - server.loader.memory.free == needs.weights + pool.num_blocks * needs.block <= ROOM / 4
+
+
+def test_adapters_and_a_draft_model_are_counted(folder):
+    options = OPTIONS | {
+        "enable_lora": True,
+        "max_loras": 2,
+        "max_cpu_loras": 3,
+        "max_lora_rank": 8,
+        "num_kv_blocks": 9,
+    }
+    llm = LLM(folder / "small" / "1", **options)
+    plain, adapted = (needs_of(folder / "small" / "1", OPTIONS | some) for some in ({}, options))
+    assert adapted.weights - plain.weights == llm.model.lora.num_bytes * 5 // 2  # 2 on the device, 3 in host memory
+    assert plain.weights == sum(4 * one.numel() for one in load_file(folder / "small/1/model.safetensors").values())
+    assert (adapted.most_blocks, adapted.least_blocks) == (9, 9)
+    spec = {"speculative_config": {"method": "draft_model", "model": MODEL, "num_speculative_tokens": 2}}
+    drafted = needs_of(folder / "small" / "1", OPTIONS | spec)
+    assert drafted.weights == 2 * plain.weights and drafted.block == 2 * plain.block
 
 
 def test_changes_need_a_key_that_may(start):
