@@ -67,13 +67,27 @@ def set_up(*, keep_work_on_drive: bool = False) -> None:
         print(f"working in {work_on_drive()}; choose File > Save a copy in Drive to keep this notebook as well")
 
 
-def missing_requirements() -> list[str]:
-    """The package's requirements that are not installed, without extras and without what is never touched."""
+def need(extra: str, *packages: str) -> None:
+    """What a chapter needs beside the package's own requirements: one of its extras, and further packages.
+
+    On Colab they are installed where they are missing. Elsewhere, raises ModuleNotFoundError with the command that
+    installs them.
+    """
+    missing = missing_requirements(extra) + [name for name in packages if not _installed(name)]
+    if missing and not on_colab():
+        names = " ".join(["-e", f"'.[{extra}]'", *packages])
+        raise ModuleNotFoundError(f"this chapter needs {', '.join(missing)}; in the clone, run: pip install {names}")
+    if missing:
+        install(missing)
+
+
+def missing_requirements(extra: str = "") -> list[str]:
+    """The package's requirements that are not installed, with one extra at most, without what is never touched."""
     from packaging.requirements import Requirement
 
     missing = []
     for requirement in map(Requirement, importlib.metadata.requires(DISTRIBUTION) or []):
-        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
         if applies and requirement.name.lower() not in NEVER_TOUCHED and not _installed(requirement.name):
             missing.append(f"{requirement.name}{requirement.specifier}")
     return missing

@@ -1,6 +1,6 @@
 """The field's words: what each means here, in vLLM, in SGLang and in the papers. Built in chapter 91.
 
-`glossary_terms.TERMS` is the one list; chapters/91_glossary.ipynb shows it as a table.
+`glossary_terms` and `glossary_service` have the terms; chapters/91_glossary.ipynb shows them as one table.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import re
 from dataclasses import astuple
 
 from minillm.book.chips import Html
-from minillm.book.glossary_terms import TERMS, Term
+from minillm.book.glossary_service import SERVICE_TERMS
+from minillm.book.glossary_terms import TERMS as ENGINE_TERMS, Term
 from minillm.book.paths import notebooks
 
+TERMS = sorted([*ENGINE_TERMS, *SERVICE_TERMS], key=lambda term: term.name.casefold())
 COLUMNS = {"term": 14, "meaning": 28, "vLLM": 20, "SGLang": 20, "papers": 13, "ch.": 5}  # width in percent
 CHAPTERS = range(26)  # the numbered chapters of the book, without the appendix
 

@@ -94,6 +94,10 @@ def serve(
     `minillm serve tinyworld`
 
     `curl localhost:8000/v1/completions --json '{"prompt": "Once upon a time"}'`
+
+    `minillm serve --model-repository models/` serves `models/NAME/VERSION`, and changes what is loaded while it runs:
+
+    `curl -X POST localhost:8000/v2/repository/models/NAME/load`
     """
     with errors_in_one_line():
         import json

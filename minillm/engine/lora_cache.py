@@ -29,12 +29,17 @@ class AdapterCache:
     def __init__(self, model: Decoder, max_loras: int, max_rank: int, max_cpu_loras: int):
         if model.lora is None or (model.lora.max_loras, model.lora.max_rank) != (max_loras, max_rank):
             model.lora = LoraSlots(model, max_loras, max_rank)
-        self.model, self.slots, self.max_cpu_loras = model, model.lora, max_cpu_loras
+        self.model, self.max_cpu_loras = model, max_cpu_loras
         self.on_host: OrderedDict[str, Adapter] = OrderedDict()  # the least recently used first
         self.pinned: set[str] = set()  # never dropped, on the host or the device
         self.num_read = 0  # folders
         self._lock = threading.RLock()  # of what is on the host
         self._plain: Sequence[RequestState] = ()  # those of the last step without adapters
+
+    @property
+    def slots(self) -> LoraSlots:
+        """The model's; another engine with the same model may have made larger ones."""
+        return self.model.lora
 
     @property
     def on_device(self) -> OrderedDict[str, int]:

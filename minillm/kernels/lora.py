@@ -70,7 +70,12 @@ def add_lora_(
     every layer of a step on a GPU: see `TokenSlots`.
     """
     alike = output.dtype == x.dtype == lora_a.dtype == lora_b.dtype
-    if alike and output.stride(1) == 1 and lora_a.stride()[1:] == (lora_a.shape[2], 1):
+    if (
+        alike
+        and token_slots.dtype is torch.int32
+        and output.stride(1) == 1
+        and lora_a.stride()[1:] == (lora_a.shape[2], 1)
+    ):
         if native.serves(output):
             native.add_lora_(output, x, lora_a, lora_b, token_slots)
             return output

@@ -85,8 +85,8 @@ def read_adapter(folder: str | Path, config: ModelConfig, shapes: Shapes, max_ra
 
     Raises AdapterError for a folder that is none, is damaged, does not fit the model, or asks for what is not served.
     """
-    folder = zoo.bundled_adapters().get(str(folder), Path(folder).expanduser())
     try:
+        folder = zoo.bundled_adapters().get(str(folder)) or Path(folder).expanduser()
         return _read(folder, config, shapes, max_rank, dtype)
     except AdapterError:
         raise
@@ -94,6 +94,8 @@ def read_adapter(folder: str | Path, config: ModelConfig, shapes: Shapes, max_ra
         raise AdapterError(str(error)) from error
     except OSError as error:
         raise AdapterError(f"the adapter in {folder} cannot be read: {error.strerror}") from error
+    except RuntimeError as error:  # of expanduser
+        raise AdapterError(f"lora_path={str(folder)!r} begins with a user that is not known here") from error
 
 
 def _read(folder: Path, config: ModelConfig, shapes: Shapes, max_rank: int, dtype: torch.dtype) -> Adapter:

@@ -7,7 +7,8 @@ In memory the outputs of a rank lie side by side, as the kernels read them: lora
 a product takes as many ranks as the largest adapter of the matrix has; on a GPU all, so that its kernels stay the same.
 
 The base product of a step is one for all its tokens; each token then adds the product of its own adapter, whose slot
-`ForwardBatch.token_slots` names (Punica, Chen et al. 2023; S-LoRA, Sheng et al. 2023).
+`ForwardBatch.token_slots` names (Punica, Chen et al. 2023; S-LoRA, Sheng et al. 2023). A step with adapters is launched
+kernel by kernel, and layer by layer on a CPU: recorded steps (CUDA graphs) and whole layers in C are for the others.
 
 With tensor parallelism each rank keeps its own rows of the weight. Where these are outputs (q, k, v, gate, up), A is
 whole on each rank and B is cut by rows; where they are inputs (o, down), A is cut by columns and B is whole, and the

@@ -57,8 +57,8 @@ class Loader:
 
     async def load(self, name: str, choose: Callable[[list[str]], Sequence[str]] = lambda found: found[-1:]) -> None:
         """Serve the versions that `choose` takes out of those there are; by default the highest. Others of this name
-        are unloaded once these are ready. Raises ApiError 400 for one that cannot be loaded, 404 for one that is not
-        there."""
+        are unloaded once these are ready; a version that is loaded is not read again. Raises ApiError 400 for one that
+        cannot be loaded, 404 for one that is not there; versions before it stay loaded."""
         await self._check_known(name)
         async with self._locks[name]:
             chosen = choose(await self._versions(name))
@@ -160,8 +160,6 @@ class Loader:
         self.services[key] = Service(engine, self.models.config, full_name)
         self.models.add(self.services[key])
         self._name_default(name)
-        if gc.get_freeze_count():  # see `run`
-            gc.freeze()
         log.info("loaded %s", full_name)
 
     async def _unload(self, name: str, version: str) -> None:
@@ -228,12 +226,8 @@ def _free(engine: AsyncLLM) -> None:
     if engine.llm.engine.is_open:
         engine.llm.sleep(level=2)
     engine.shutdown()
-    if is_frozen := gc.get_freeze_count() > 0:  # see `run`
-        gc.unfreeze()
-    gc.collect()
+    gc.collect()  # quick: what the server began with is frozen, see `run`
     torch.cuda.empty_cache()
-    if is_frozen:
-        gc.freeze()
 
 
 def _number(key: tuple[str, str]) -> int:

@@ -33,7 +33,7 @@ class NoRoom(ValueError):
 class Needs:
     """What a model takes. All but the number of blocks in bytes."""
 
-    weights: int  # also of a draft model
+    weights: int  # also of a draft model, and of as many adapters as may be held
     block: int  # of the KV cache
     least_blocks: int  # for one request
     most_blocks: int  # that all requests of a step could fill
@@ -91,6 +91,8 @@ def needs_of(folder: Path, options: dict[str, Any]) -> Needs:
         draft = load_config(resolve_model(config.speculative_config.model))
         block += _block_bytes(draft, config, dtype)
         weights += draft.num_parameters() * dtype.itemsize
+    if config.enable_lora:
+        weights += (config.max_loras + config.num_cpu_loras) * _adapter_bytes(shape, config.max_lora_rank, dtype)
     least_blocks, longest = -(-least // config.block_size), -(-limit // config.block_size)
     most = config.num_kv_blocks or config.max_num_seqs * longest
     return Needs(weights, block, min(config.num_kv_blocks or least_blocks, most), most, config.host_kv_bytes)
@@ -115,6 +117,14 @@ def parse_bytes(text: str) -> int:
 def _block_bytes(shape: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> int:
     kept = KV_DTYPES.get(config.kv_cache_dtype, dtype)
     return bytes_per_block(shape.num_layers, shape.num_kv_heads, shape.head_dim, config.block_size, kept)
+
+
+def _adapter_bytes(shape: ModelConfig, rank: int, dtype: torch.dtype) -> int:
+    """Of an adapter that changes every matrix of the layers."""
+    q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    attention = 2 * (shape.hidden_size + q_size) + 2 * (shape.hidden_size + kv_size)
+    mlp = 3 * (shape.hidden_size + shape.intermediate_size)
+    return shape.num_layers * rank * (attention + mlp) * dtype.itemsize
 
 
 def _mb(size: int) -> str:

@@ -90,7 +90,8 @@ class Service:
             self.gate.leave(num_prompts, num_tokens)
             raise
         client.count_tokens(sum(request.num_prompt_tokens for request in requests))
-        return Call(self, call_id, body.model or self.name, client, requests, reading, num_tokens)
+        model = body.model if body.model and self.serves(body.model) else self.name  # NAME is told as NAME/VERSION
+        return Call(self, call_id, model, client, requests, reading, num_tokens)
 
     async def drain(self, seconds: float, why: str = SHUTTING_DOWN) -> None:
         """Admit nothing more, and wait for what is under way; what has not ended after `seconds` is aborted, and its

@@ -69,6 +69,17 @@ def test_on_colab_only_what_is_missing_is_installed_and_the_heavy_is_held(on_col
     assert "torch 2.8.0+cu126 · triton absent · numpy 2.0.2" in capsys.readouterr().out
 
 
+def test_an_extra_is_installed_on_colab_and_named_elsewhere(on_colab, monkeypatch):
+    colab.need("course", "rich")
+    [(command, _)] = on_colab
+    assert command[-1] == "rich" and "safetensors>=0.5" in command
+    monkeypatch.delenv("COLAB_RELEASE_TAG")
+    with pytest.raises(
+        ModuleNotFoundError, match=r"needs .*rich; in the clone, run: pip install -e '.\[course\]' rich"
+    ):
+        colab.need("course", "rich")
+
+
 def test_work_is_kept_on_drive(tmp_path, monkeypatch):
     import sys
     import types

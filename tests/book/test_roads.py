@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -25,13 +26,14 @@ from minillm.kv_cache.records import RequestBlocks
 from minillm.kv_cache.tiers import Tiers
 from minillm.kv_cache.transfer import BlockTransfer
 from minillm.kv_cache.window import Window
+from minillm.model.lora_slots import LoraSlots
 
 NUM_ROADS = 300
 SWAPS = 27  # a seed whose road swaps in more than one block
 HAPPENS = {   # on how many of the roads at least
     "preempted": 60, "swapped out": 80, "swapped in": 40, "hit a prefix": 80, "hit host memory": 30, "hit the disk": 5,
     "drafted": 60, "scheduled ahead": 100, "failed a step": 10, "aborted a request": 60,
-    "recorded steps": int(language.MODE == "interpreted"),
+    "recorded steps": int(language.MODE == "interpreted"), "served adapters": 50, "read adapters again": 10,
 }  # fmt: skip
 
 
@@ -151,6 +153,25 @@ def reads_another_block_from_disk(monkeypatch):
     monkeypatch.setattr(Tiers, "_install", wrong)
 
 
+def shares_cached_blocks_between_adapters(monkeypatch):
+    right = manager.root_hash
+    monkeypatch.setattr(manager, "root_hash", lambda adapter=None, **what: right(**what))
+
+
+def leaves_an_adapter_in_the_slot_of_another(monkeypatch):
+    """Of an adapter that is not the first of its engine."""
+    put = LoraSlots.put
+
+    def wrong(self, slot, adapter):
+        if self.held:
+            self.held = OrderedDict((key, place) for key, place in self.held.items() if place != slot)
+            self.held[adapter.key] = slot
+        else:
+            put(self, slot, adapter)
+
+    monkeypatch.setattr(LoraSlots, "put", wrong)
+
+
 BROKEN = {  # each with the roads that it can be seen on
     swaps_in_one_block_short: lambda road: road.swap,
     copies_nothing_on_write: lambda road: any("n" in request.params for request in road.requests),
@@ -164,6 +185,8 @@ BROKEN = {  # each with the roads that it can be seen on
     keeps_the_hashes_of_finished_requests: lambda road: road.prefix,
     feeds_the_token_of_another_request: lambda road: road.ahead,
     reads_another_block_from_disk: lambda road: road.disk_blocks,
+    shares_cached_blocks_between_adapters: lambda road: road.max_loras and road.prefix,
+    leaves_an_adapter_in_the_slot_of_another: lambda road: road.max_loras,
 }
 
 

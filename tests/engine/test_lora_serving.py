@@ -18,6 +18,7 @@ from minillm.engine.lora_request import AdapterRef
 from minillm.engine.policies import FCFS
 from minillm.engine.request import Request
 from minillm.model.errors import AdapterError
+from minillm.model.lora_slots import LoraSlots
 from minillm.programs import State, gen, select
 from tests.helpers.adapter_world import EVERYONE, GREEDY, KINDS, PROMPTS, QUIET, World
 
@@ -148,6 +149,19 @@ def test_a_pinned_adapter_keeps_its_batch_slot(world):
     world.check(llm, EVERYONE)
 
 
+def test_an_adapter_that_is_pinned_while_others_have_all_batch_slots_waits_for_one(world):
+    llm = world.llm(max_loras=2, max_num_seqs=20)
+    names = ["all", "rslora", "patterns", "all", "patterns"]
+    sinks = [llm.submit(ids(0), GREEDY, lora_request=world.request(name)) for name in names[:2]]
+    llm.step()
+    llm.add_lora(world.request("patterns"))
+    llm.pin_lora(1 + NAMES.index("patterns"))
+    sinks += [llm.submit(ids(0), GREEDY, lora_request=world.request(name)) for name in names[2:]]
+    while llm.step():
+        assert len({one.adapter for one in llm.engine.scheduler.running}) <= 2
+    assert [sink.output().outputs[0].token_ids for sink in sinks] == [world.said[name][0] for name in names]
+
+
 def test_a_folder_that_changes_while_its_request_waits_ends_that_request_alone(world, tmp_path):
     folder = shutil.copytree(world.folders["all"], tmp_path / "all")
     llm = world.llm(max_loras=1, max_cpu_loras=1)
@@ -271,9 +285,20 @@ def test_a_random_crowd_is_served_with_the_right_adapters(world):
         assert len(set(taken)) == len(taken) and set(taken) <= set(range(llm.config.max_loras))
 
 
+def test_an_adapter_of_the_step_is_never_sent_twice(world, monkeypatch):
+    """The least recently used adapter is in the step itself: another one gives up its batch slot."""
+    llm, sent = world.llm(max_loras=2), []
+    put = LoraSlots.put
+    monkeypatch.setattr(LoraSlots, "put", lambda self, slot, one: (sent.append(one.key), put(self, slot, one)))
+    for name in ("all", "rslora"):
+        world.check(llm, [name])
+    world.check(llm, ["patterns", "all"])
+    assert len(sent) == 3
+
+
 def test_two_engines_may_share_a_model(world):
     llm = world.llm(max_loras=2)
-    other = Engine(llm.model, config=replace(llm.config, block_size=8))
+    other = Engine(llm.model, config=replace(llm.config, block_size=8, max_loras=3))
     first, names = llm.engine, ["all", "rslora", "patterns"]
     for engine in (other, first, other):
         llm.engine = engine

@@ -165,9 +165,12 @@ def test_on_a_cpu_many_threads_share_few_tokens():
 
 
 def test_what_the_kernels_do_not_serve_goes_to_the_twin():
-    """Adapters of another dtype than the hidden state, and float64."""
+    """Adapters of another dtype than the hidden state, float16 on a CPU, and slots of another dtype."""
     for dtype, adapters in ((torch.float32, torch.float64), (torch.float16, torch.float16)):
         case = Case(SHAPES[1], torch.float32)
         output, x = case.output.to(dtype), case.x.to(dtype)
         lora.add_lora_(output, x, case.a.to(adapters), case.b.to(adapters), case.slots)
         torch.testing.assert_close(output.double(), case.exact(), rtol=5e-3, atol=5e-3)
+    case = Case(SHAPES[1], torch.float32)
+    lora.add_lora_(case.output, case.x, case.a, case.b, case.slots.long())
+    case.check(2)

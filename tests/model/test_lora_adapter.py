@@ -170,8 +170,11 @@ def test_what_overflows_in_the_model_s_dtype_is_refused(model, folder):
 
 
 def test_a_folder_without_safetensors_is_refused(model, folder, tmp_path):
-    with pytest.raises(AdapterError, match="is not a folder"):
-        read(model, tmp_path / "nowhere")
+    for path in (tmp_path / "nowhere", "/proc/self/mem", "\0", "\ud800", "x" * 5000):
+        with pytest.raises(AdapterError, match=r"is not a folder|cannot be read"):
+            read(model, path)
+    with pytest.raises(AdapterError, match="a user that is not known"):
+        read(model, "~no-such-user/adapter")
     (folder / TENSORS).rename(folder / "adapter_model.bin")
     with pytest.raises(AdapterError, match=r"it has adapter_model\.bin, and a pickle file can run any code"):
         read(model, folder)

@@ -6,18 +6,23 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
-from minillm import AsyncLLM
+from minillm import AsyncLLM, SamplingParams, zoo
 from minillm.engine.llm import LLM
 from minillm.serving.config import ServerConfig
+from minillm.serving.memory import Memory
+from minillm.serving.repository import Repository
 from minillm.serving.run import RunningServer
 
 PATIENCE = 60.0  # seconds after which a wait counts as a hang
 MODEL = "tinyworld-draft"
+OPTIONS = {"dtype": "float32", "device": "cpu", "max_num_seqs": 8}  # of the models of a repository
+ROOM = 200_000_000  # bytes: enough for several small models
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
@@ -113,3 +118,54 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.005)
+
+
+class RepositoryServer:
+    """A running server of a repository and a client of it."""
+
+    def __init__(self, running: RunningServer, **headers: str):
+        self.running, self.loader = running, running.models.loader
+        self.http = httpx.Client(base_url=running.url, timeout=PATIENCE, headers=headers)
+
+    def change(self, name: str, what: str = "load", **parameters: object) -> httpx.Response:
+        return self.http.post(f"/v2/repository/models/{name}/{what}", json={"parameters": parameters})
+
+    def ask(self, model: str | None, **body: object) -> httpx.Response:
+        body = {"model": model, "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0} | body
+        return self.http.post("/v1/completions", json=body)
+
+    def states(self) -> dict[str, str]:
+        found = self.http.post("/v2/repository/index").json()
+        return {f"{one['name']}/{one['version']}": one["state"] for one in found}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """small/1 and small/2 are the same model, a copy and a link; broken/1 has no weights."""
+    root = tmp_path / "models"
+    shutil.copytree(zoo.bundled()[MODEL], root / "small" / "1")
+    (root / "small" / "2").symlink_to(zoo.bundled()[MODEL])
+    (root / "broken" / "1").mkdir(parents=True)
+    shutil.copy(root / "small" / "1" / "config.json", root / "broken" / "1")
+    return root
+
+
+@pytest.fixture
+def start(folder) -> Iterator[Callable[..., RepositoryServer]]:
+    """Starts a server of that folder; the memory is in bytes."""
+    with ExitStack() as stack:
+
+        def begin(load: tuple[str, ...] | None = (), memory: int = ROOM, keys=(), **config: object) -> RepositoryServer:
+            repository = Repository(folder, OPTIONS, Memory(memory), load)
+            config = ServerConfig(port=0, keys=keys, **config)
+            running = stack.enter_context(RunningServer(None, config, repository))
+            wait_until(lambda: not running.models.is_loading)
+            return RepositoryServer(running)
+
+        yield begin
+
+
+@pytest.fixture(scope="package")
+def once(llm) -> str:
+    [output] = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+    return output.outputs[0].text

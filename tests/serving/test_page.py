@@ -103,6 +103,23 @@ def test_two_answers_stand_side_by_side(visit, server):
     assert told == ["Tell me a story about an owl.", texts[0], "Tell me a story about an owl.", texts[3], "Thank you!"]
 
 
+def test_an_adapter_is_chosen_by_its_name(visit, server):
+    page = visit(server)
+    card = {"object": "model", "created": 0, "owned_by": "minillm", "root": "x", "max_model_len": 99}
+    cards = [card | {"id": "base"}, card | {"id": HOSTILE, "parent": "base"}, card | {"id": "pirate", "parent": "base"}]
+    page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": cards}))
+    bodies = []
+    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    page.click("#settings summary")
+    page.wait_for_selector("#model optgroup option", state="attached")
+    assert page.locator("#model optgroup option").all_text_contents() == [HOSTILE, "pirate"]
+    settings(page, model="pirate", answers="settings")
+    say(page, "Hello!")
+    assert sorted(body["model"] for body in bodies) == ["base", "pirate"]
+    assert "model='pirate' is not served here" in page.locator(".error").first.text_content()
+    only_refusals(page)
+
+
 def test_an_answer_follows_a_schema(visit, server):
     page = visit(server)
     settings(page, schema='{"type": "object"')

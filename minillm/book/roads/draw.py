@@ -45,7 +45,7 @@ def draw(seed: int) -> Road:
         requests = tuple(_request(rng, seed, MOST_IN_TRITON) for _ in range(2))
     else:
         requests = tuple(_request(rng, seed) for _ in range(rng.randint(3, 8)))
-    values["max_loras"], requests = _adapters(Random(f"adapters {seed}"), requests)
+    values["max_loras"], requests = _adapters(Random(f"adapter {seed}"), requests)
     road = Road(requests, **values)
     if not road.chunked:
         road = Road(requests, **values | {"budget": road.max_model_len + rng.choice((0, 5, 60))})

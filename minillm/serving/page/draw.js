@@ -229,12 +229,14 @@ function label(context, ink, one, x, y, h) {
   const run = one.runs.findLast((run) => run.kind === "d");
   if (!run) return;
   const text = one.name;
-  context.font = `600 ${Math.min(11, h * 0.62 + 2)}px system-ui, sans-serif`;
+  const size = Math.min(11, h - 2);
+  context.font = `600 ${size}px system-ui, sans-serif`;
   const from = Math.max(4, x(run.first) + 4), room = x(run.first + run.steps) - from;
   const wide = context.measureText(text).width;
   if (room < wide + 8) return;
   context.fillStyle = ink.decode;
-  context.fillRect(from - 2, y + h * 0.18, wide + 6, h * 0.64);
+  const tall = Math.max(h * 0.64, Math.min(h, size + 2));
+  context.fillRect(from - 2, y + (h - tall) / 2, wide + 6, tall);
   context.fillStyle = ink["on-decode"];
   context.textBaseline = "middle";
   context.fillText(text, from + 1, y + h / 2 + 0.5);
