@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from reprlib import repr as shown
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
@@ -112,6 +113,8 @@ def _message(name: str, index: int, message: Any, in_parts: bool) -> dict[str, A
         raise ValueError(f"{name} has the message {message!r}; allowed: {{'role': string, 'content': string}}")
     place = f"{name}[{index}]"
     calls = message.get("tool_calls")
+    if calls and not isinstance(calls, list | tuple):
+        raise ValueError(f"{place}['tool_calls']={shown(calls)} is not allowed; allowed: a list of calls")
     content = message.get("content")
     if content is None and calls:
         content = ""
@@ -151,6 +154,6 @@ def _tool_call(place: str, call: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{place}['tool_calls']: arguments={arguments!r} are not JSON: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{place}['tool_calls']: arguments={shown(arguments)} are not JSON: {error}") from None
     return {**call, "function": {**function, "arguments": arguments}}

@@ -5,10 +5,11 @@ Everything is checked before any request starts, so a bad one disturbs no other.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +121,8 @@ class InputProcessor:
             raise TypeError(f"sampling_params={params!r} is not allowed; allowed: a SamplingParams, or a list of them")
         params = params.clone()
         if params.bad_words:
+            for word in params.bad_words:
+                check_text("bad_words", word)
             encode = partial(self.tokenizer.encode, add_special_tokens=False)
             params.bad_words_token_ids = word_token_ids(encode, params.bad_words)
         self._check_against_vocabulary(params)
@@ -151,9 +154,31 @@ class InputProcessor:
         if not prompt:
             raise ValueError(f"{name} is an empty string; give at least one character, or prompt_token_ids")
         check_text(name, prompt)
+        self._check_length(name, prompt, num_new)
         return prompt, self._checked(
             name, self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens), num_new
         )
+
+    def _check_length(self, name: str, prompt: str, num_new: int) -> None:
+        """Raise ValueError for a text so long that the tokenizer, which serves one thread at a time, need not read it:
+        its tokens would be too many even if each of them were the longest one."""
+        if len(prompt) > (most := (self.max_model_len - num_new) * self._longest_token):
+            raise ValueError(
+                f"{name} has {len(prompt)} characters; max_model_len={self.max_model_len} must hold its tokens, "
+                f"so at most {most} are allowed"
+            )
+
+    @cached_property
+    def _longest_token(self) -> float:
+        """In characters; infinite where the tokenizer may leave characters out."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None or backend.normalizer is not None:
+            return math.inf
+        splits = repr(backend.pre_tokenizer)
+        is_whole = "ByteLevel(" in splits and "Whitespace" not in splits and "Removed" not in splits
+        if not is_whole or any(token.lstrip or token.rstrip for token in self.tokenizer.added_tokens_decoder.values()):
+            return math.inf
+        return max(map(len, self.tokenizer.get_vocab()))
 
     def _checked(self, name: str, token_ids: Any, num_new: int) -> list[int]:
         if not isinstance(token_ids, Sequence) or not all(type(token_id) is int for token_id in token_ids):

@@ -23,7 +23,6 @@ class ChatRequest(Shared, WithTools):
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     # vLLM's
-    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -39,6 +38,7 @@ class ChatRequest(Shared, WithTools):
     functions: Any = None
     function_call: Any = None
     documents: Any = None
+    chat_template: Any = None
 
     NOT_SERVED: ClassVar = Shared.NOT_SERVED | {
         "echo": ((False,), "/v1/completions has it"),
@@ -52,6 +52,10 @@ class ChatRequest(Shared, WithTools):
         "functions": ((), "use tools"),
         "function_call": ((), "use tool_choice"),
         "documents": ((), "put them into a message, or into chat_template_kwargs"),
+        "chat_template": (
+            (),
+            "a template is a program; give it to the server, or write the prompt for /v1/completions",
+        ),
     }
 
     @model_validator(mode="after")
@@ -62,6 +66,8 @@ class ChatRequest(Shared, WithTools):
             )
         if self.top_logprobs and not self.logprobs:
             raise ValueError(f"top_logprobs={self.top_logprobs} needs logprobs; set it to true")
+        if "chat_template" in (self.chat_template_kwargs or {}):
+            raise ValueError("chat_template_kwargs has chat_template, which is not served; leave it out")
         if self.mode != "none" and self.mode != "auto" and self.constraint():
             raise ValueError("tool_choice and response_format both say what the text must look like; use one")
         return self
@@ -79,7 +85,7 @@ class ChatRequest(Shared, WithTools):
         continues = bool(self.continue_final_message)
         prompts = llm.inputs.conversations(
             self.messages,
-            chat_template=self.chat_template or llm.options.chat_template,
+            chat_template=llm.options.chat_template,
             add_generation_prompt=not continues if self.add_generation_prompt is None else self.add_generation_prompt,
             continue_final_message=continues,
             tools=[tool.model_dump(exclude_none=True) for tool in self.tools] if self.mode != "none" else None,

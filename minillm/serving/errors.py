@@ -99,5 +99,7 @@ def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 
 def _field_named(message: str) -> str | None:
     """The field that a message of the engine begins with, as in "temperature=-1 is not allowed"."""
-    found = re.match(r"([a-z_]+)(?:\[\d+\])*(?:=|: | is | has | exceeds | belongs | needs | names | and )", message)
+    found = re.match(
+        r"([a-z_]+)(?:\[(?:\d+|'\w+')\])*(?:=|: | is | has | exceeds | belongs | needs | names | and )", message
+    )
     return found and {"prompts": "prompt"}.get(found.group(1), found.group(1))

@@ -106,7 +106,10 @@ class Service:
     def _make(self, body: Body, asking: Asking) -> list[Request]:
         """In a thread beside the loop: tokenizing takes time."""
         self.llm.engine.check_open()
-        requests = body.requests(self.llm, asking)
+        try:
+            requests = body.requests(self.llm, asking)
+        except RecursionError:
+            raise ApiError(400, "the request has brackets inside brackets too deep to be read; unfold some") from None
         scheduler = self.llm.engine.scheduler
         for request in requests:
             check_servable(

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from minillm.sampling.grammar.automaton import TooManyStates, build_automaton
+from minillm.sampling.grammar.automaton import MAX_NFA_STATES, TooManyStates, build_automaton
 from minillm.sampling.grammar.params import StructuredOutputsParams, shortened
 from minillm.sampling.grammar.protocol import CompiledGrammar
 from minillm.sampling.grammar.regex import parse_choice, parse_regex
@@ -53,6 +53,11 @@ class GrammarCompiler:
     def _compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
         if params.kind not in ("regex", "choice"):
             return self._library.compile(params)
+        if params.kind == "choice" and sum(map(len, params.choice)) > MAX_NFA_STATES:  # a character takes one at least
+            raise ValueError(
+                f"choice={shortened(params.choice)} is not possible: it takes over {MAX_NFA_STATES} states to write "
+                "down; give fewer or shorter choices"
+            )
         tree = parse_regex(params.regex) if params.kind == "regex" else parse_choice(params.choice)
         try:
             return TokenAutomaton(build_automaton(tree, self.vocabulary.characters), self.vocabulary)

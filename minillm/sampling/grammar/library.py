@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from minillm.sampling.grammar.multiples import MAX_MULTIPLE, states_of_multiples
 from minillm.sampling.grammar.params import StructuredOutputsParams, cut, shortened
 from minillm.sampling.grammar.patterns import used_up_patterns
 from minillm.sampling.grammar.protocol import GrammarError, check_rollback
@@ -64,6 +65,10 @@ class LibraryCompiler:
         self.tokenizer = LLTokenizer(json.dumps(tokenizer), num_tokens, sorted(vocabulary.eos_token_ids))
 
     def compile(self, params: StructuredOutputsParams) -> LibraryRules:
+        if (states := states_of_multiples(params)) > MAX_MULTIPLE:
+            raise _refusal(
+                params, f"its multipleOf takes {states} states to count with; at most {MAX_MULTIPLE} are allowed"
+            )
         text = _grammar_text(params)
         rules = LibraryRules(lambda: LLMatcher(self.tokenizer, text, log_level=0, limits=LIMITS), self.vocabulary)
         if rules.matcher.is_error():

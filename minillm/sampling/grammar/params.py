@@ -57,6 +57,8 @@ class StructuredOutputsParams:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise TypeError(f"{name}={shortened(value)} is not allowed; allowed: a string")
+            if value is not None and any("\ud800" <= character <= "\udfff" for character in value):
+                raise ValueError(f"{name}={shortened(value)} has a lone surrogate, which no text has; remove it")
         if self.choice is not None:
             object.__setattr__(self, "choice", _as_choices(self.choice))
         if self.whitespace_pattern is not None:

@@ -1,0 +1,89 @@
+"""Requests found by trying random ones: each is refused by name at once, and holds up no other."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from minillm import zoo
+
+from .conftest import CONVERSATION, MODEL
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+PROMPT = {"model": MODEL, "prompt": "Once", "max_tokens": 2}
+MESSAGES = {"model": MODEL, "messages": CONVERSATION, "max_tokens": 2}
+SURROGATE = "\ud800"
+QUICK = 2.0  # seconds; unrefused, each of the slow ones takes from ten seconds to hours
+
+
+def nested(depth: int) -> list:
+    inside: list = []
+    for _ in range(depth):
+        inside = [inside]
+    return inside
+
+
+def constrained(**rule: object) -> dict:
+    return {"structured_outputs": rule}
+
+
+def asked_by(**message: object) -> dict:
+    return {"messages": [{"role": "assistant", "content": "x"} | message]}
+
+
+CALL = {"function": {"name": "f", "arguments": "[" * 100_000}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"x": nested(500)}}}
+DEEP_GRAMMAR = "root ::= " + "(" * 3000 + "'a'" + ")" * 3000
+
+
+@pytest.mark.parametrize("name", ["the path of a file", "~no_such_user/x", "x" * 5000, "a\0b", "{{ 'a' }}", ""])
+def test_a_request_brings_no_chat_template(http, name):
+    """A template is a program, and the path of one would let a client read the files of this machine."""
+    given = str(zoo.bundled()[MODEL] / "config.json") if name == "the path of a file" else name
+    answer = http.post(CHAT, json=MESSAGES | {"chat_template": given})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "chat_template"
+    answer = http.post(CHAT, json=MESSAGES | {"chat_template_kwargs": {"chat_template": given}})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize(
+    "path, wrong, param",
+    [
+        (CHAT, asked_by(tool_calls=[CALL]), "messages"),
+        (CHAT, asked_by(tool_calls=5), "messages"),
+        (CHAT, asked_by(tool_calls=[{"function": {"name": "f", "arguments": "9" * 5000}}]), "messages"),
+        (CHAT, asked_by(tool_call_id=nested(500)), None),
+        (CHAT, asked_by(content=SURROGATE), "messages"),
+        (CHAT, {"tools": [TOOL]}, None),
+        (COMPLETIONS, constrained(grammar=DEEP_GRAMMAR), None),
+        (COMPLETIONS, constrained(grammar=SURROGATE), "grammar"),
+        (COMPLETIONS, {"bad_words": [SURROGATE]}, "bad_words"),
+        (COMPLETIONS, {"logit_bias": {"1" * 5000: 1}}, "logit_bias"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_odd_values_are_the_fault_of_the_client(http, path, wrong, param):
+    content = json.dumps((PROMPT if path == COMPLETIONS else MESSAGES) | wrong)  # httpx sends no lone surrogate itself
+    answer = http.post(path, content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param, answer.text
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        (constrained(json={"type": "integer", "multipleOf": 999_983}), "multipleOf"),
+        (constrained(json={"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]}), "multipleOf"),
+        (constrained(grammar='start: %json {"type": "integer", "multipleOf": 999983}'), "multipleOf"),
+        (constrained(choice=[str(number) * 30 for number in range(20_000)]), "shorter choices"),
+        ({"prompt": "a" * 3_000_000}, "characters"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_what_would_take_long_is_refused_at_once(http, wrong, words):
+    began = time.monotonic()
+    answer = http.post(COMPLETIONS, json=PROMPT | wrong, timeout=5)
+    assert answer.status_code == 400 and words in answer.text
+    assert time.monotonic() - began < QUICK
