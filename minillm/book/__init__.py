@@ -16,6 +16,7 @@ _HOME = {
     "show_glossary": "glossary",
     "chapter_map": "contents",
     "predict": "prediction",
+    "blank": "blanks",
     "fill_in": "holes",
     "choice": "widgets", "explore": "widgets", "slider": "widgets",
     "side_by_side_stream": "streams",

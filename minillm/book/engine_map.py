@@ -33,7 +33,7 @@ _PATH = ("request", "scheduler", "KV cache\nmanager", "runner", "decoder", "atte
 _BUILT = ((4, 5), (5, 8, 9), (3, 6, 7, 17), (4, 14, 18), (2, 16, 21), (2, 12, 13), (1, 19), (1, 4))
 PARTS = (
     *(Part(name, chapters, i * _STEP, 1.0) for i, (name, chapters) in enumerate(zip(_PATH, _BUILT, strict=True))),
-    Part("server", (22, 23), 0.0, 1.98, width=7 * _STEP + 1, height=0.36),
+    Part("server", (22, 23, 24), 0.0, 1.98, width=7 * _STEP + 1, height=0.36),
     Part("machine", (0, 20), 0.0, 0.28, width=3 * _STEP + 1, height=0.36),
     Part("kernels", (10, 11, 12, 13, 15), 4 * _STEP, 0.28, width=3 * _STEP + 1, height=0.36),
 )

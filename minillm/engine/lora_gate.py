@@ -27,15 +27,15 @@ class AdapterGate:
         self, max_loras: int, patience: int, prepare: Callable[[AdapterRef, Collection[str]], object] | None = None
     ):
         self.max_loras, self.patience, self.prepare = max_loras, patience, prepare
-        self.pinned: set[str] = set()  # adapters that keep their batch slots
+        self.pinned: set[str] = set()  # adapters that keep their batch slots, from when they have one
         self.failed: list[tuple[Request, Exception]] = []  # since the last step, with what was raised
-        self._taken: set[str] = set()  # adapters of running requests, and the pinned
+        self._running: set[str] = set()  # adapters of running requests
         self._aside: list[Request] = []  # of this step, in their order
         self._passed: dict[str, int] = {}  # how many with adapters have passed a request that waits
 
     def begin(self, running: Iterable[Request]) -> None:
         """The waiting requests are looked at for the next step."""
-        self._taken = {request.adapter.key for request in running if request.adapter is not None} | self.pinned
+        self._running = {request.adapter.key for request in running if request.adapter is not None}
 
     def admits(self, request: Request) -> bool:
         """Whether the adapter of a waiting request has a batch slot, or gets one."""
@@ -44,21 +44,23 @@ class AdapterGate:
             return True
         if self._aside and self._is_patient_no_more():
             return False
-        if ref.key not in self._taken and len(self._taken) >= self.max_loras:
+        if ref.key in self._running:
+            return True
+        if len(self._running | self.pinned | {ref.key}) > self.max_loras:
             return False
-        if self.prepare is not None and ref.key not in self._taken:
-            try:
-                self.prepare(ref, self._taken)
-            except Exception as error:
-                self.failed.append((request, error))
-                return False
+        try:
+            if self.prepare is not None:
+                self.prepare(ref, self._running)
+        except Exception as error:
+            self.failed.append((request, error))
+            return False
         return True
 
     def admitted(self, request: Request) -> None:
         """It runs from now on."""
         self._passed.pop(request.request_id, None)
         if request.adapter is not None:
-            self._taken.add(request.adapter.key)
+            self._running.add(request.adapter.key)
             for one in self._aside:
                 self._passed[one.request_id] = self._passed.get(one.request_id, 0) + 1
 

@@ -29,10 +29,12 @@ def block_map(pool: BlockPool) -> dict[str, Any]:
     others untouched. With `blocks_each` over 1, a letter stands for that many neighbours and names the most important
     state among them: shared before owned before cached before free. In any thread: the lists are copied at once.
     """
-    owners = np.frombuffer(array("q", pool.ref_cnt), dtype=np.int64)[1:]
-    hashed = np.frombuffer(bytes(map(bool, pool.block_hash)), dtype=np.uint8)[1:]
+    owners = np.frombuffer(array("q", pool.ref_cnt), dtype=np.int64)
+    hashed = np.zeros(len(owners), dtype=bool)
+    hashed[list(pool.cached.values())] = True
     states = np.minimum(owners, 2)
-    states[(owners == 0) & (hashed == 1)] = 3
+    states[(owners == 0) & hashed] = 3
+    states = states[1:]  # without the null block
     free, owned, shared, cached = np.bincount(states, minlength=4).tolist()
     used = np.flatnonzero(states)
     extent = int(used[-1]) + 1 if len(used) else 0

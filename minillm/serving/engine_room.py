@@ -1,6 +1,6 @@
 """EngineRoom: the engine at work, told to all who watch it over server-sent events. Built in chapter 23.
 
-    engine thread   StepLog.add              while anyone watches
+    engine thread   StepLog.add              while there is a watcher
     event loop      StepLog.take -> RoomView -> one record as JSON, at most ten times a second
                         -> watcher, watcher, ...    each sends the newest record; one that is slow misses some
 

@@ -137,7 +137,7 @@ class RoomView:
         totals["tokens"] += row.num_tokens
         totals["drafted"] += drafted
         totals["accepted"] += accepted
-        if one is None:  # it was aborted before anyone looked
+        if one is None:  # it was aborted before it was seen
             return
         if not one.is_admitted:
             one.is_admitted = True

@@ -3,10 +3,15 @@ notebook folds are those that it goes on with."""
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 
+from minillm.book import nbfile
 from minillm.book.checks import ch23_holes
 from minillm.book.holes import fill_in, is_empty
+from minillm.book.paths import repository_root
 
 HOLES = {"leave": "check_leave", "sse_event": "check_event", "adapter_bytes": "check_bytes"}
 
@@ -44,9 +49,12 @@ def test_an_empty_hole_and_a_wrong_answer_are_told_apart(capsys):
 
 
 @pytest.mark.parametrize("name", HOLES)
-def test_the_books_answers_pass(name):
+def test_the_books_answers_pass_and_are_those_that_chapter_23_folds(name):
     answer = getattr(ch23_holes, name)
     assert getattr(ch23_holes, HOLES[name])(answer) is None
+    cells = nbfile.read(repository_root() / "chapters" / "23_the_server.ipynb").cells
+    folded = [source for cell in cells for source in re.findall(r"```python\n(.*?)```", cell.source, re.DOTALL)]
+    assert inspect.getsource(answer) in folded
 
 
 @pytest.mark.parametrize(

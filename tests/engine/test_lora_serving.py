@@ -149,6 +149,19 @@ def test_a_pinned_adapter_keeps_its_batch_slot(world):
     world.check(llm, EVERYONE)
 
 
+def test_an_adapter_that_is_pinned_while_others_have_all_batch_slots_waits_for_one(world):
+    llm = world.llm(max_loras=2, max_num_seqs=20)
+    names = ["all", "rslora", "patterns", "all", "patterns"]
+    sinks = [llm.submit(ids(0), GREEDY, lora_request=world.request(name)) for name in names[:2]]
+    llm.step()
+    llm.add_lora(world.request("patterns"))
+    llm.pin_lora(1 + NAMES.index("patterns"))
+    sinks += [llm.submit(ids(0), GREEDY, lora_request=world.request(name)) for name in names[2:]]
+    while llm.step():
+        assert len({one.adapter for one in llm.engine.scheduler.running}) <= 2
+    assert [sink.output().outputs[0].token_ids for sink in sinks] == [world.said[name][0] for name in names]
+
+
 def test_a_folder_that_changes_while_its_request_waits_ends_that_request_alone(world, tmp_path):
     folder = shutil.copytree(world.folders["all"], tmp_path / "all")
     llm = world.llm(max_loras=1, max_cpu_loras=1)

@@ -19,7 +19,7 @@ from minillm.serving.run import RunningServer
 
 from .conftest import MODEL, PATIENCE, settle, wait_until
 
-SECRET, USER, PROMPT = "sk-of-nobody-else", "ann-of-green-gables", "The purple elephant"
+SECRET, USER, PROMPT = "sk-of-one-client", "ann-of-green-gables", "The purple elephant"
 BODY = {"model": MODEL, "prompt": PROMPT, "max_tokens": 20, "ignore_eos": True, "temperature": 1}
 HTTP = httpx.Client(timeout=PATIENCE)
 
@@ -199,7 +199,7 @@ def test_a_key_is_asked_for(serve):
     assert httpx.get(server.url).status_code == 200  # it asks for the key itself
 
 
-def test_the_engine_logs_nothing_while_nobody_watches(serve, engine):
+def test_the_engine_logs_nothing_without_a_watcher(serve, engine):
     server, logs = serve(), engine.llm.engine.step_logs
     assert logs == []
     with Watcher(server), Watcher(server):
@@ -265,7 +265,7 @@ def test_draining_ends_the_stream(engine):
     assert engine.llm.engine.step_logs == []
 
 
-def test_a_failure_of_the_room_is_told_and_harms_nobody(serve, engine, monkeypatch):
+def test_a_failure_of_the_room_is_told_and_ends_no_request(serve, engine, monkeypatch):
     server = serve()
     monkeypatch.setattr(RoomView, "_latency", lambda view: 1 / 0)
     watcher = Watcher(server)

@@ -3,7 +3,7 @@
 
 const KEPT = "minillm-key";
 let key = sessionStorage.getItem(KEPT) ?? "";
-let asking = null; // one question for the key, whoever needs it
+let asking = null; // the question for the key, one for all requests that need it
 
 export class ApiError extends Error {
   constructor(status, message) {
