@@ -10,7 +10,7 @@ from .search import Found, pareto_front
 
 # Okabe and Ito's colours, told apart under every common kind of colour blindness.
 BLUE, ORANGE, GREY, INK = "#0072B2", "#E69F00", "#7A8088", "#24292F"
-ROWS = {"ttft": "time to first token", "itl": "between tokens", "tpot": "per output token", "e2e": "whole answer"}
+ROWS = {"ttft": "first token", "itl": "token gap", "tpot": "per token", "e2e": "whole answer"}
 
 
 def result(name: str, command: str, workload: dict, runs: Sequence[Run], found: Found | None = None) -> dict:
@@ -72,10 +72,10 @@ def tables(measured: dict) -> list:
 def _latencies(figures: dict):
     from rich.table import Table
 
-    table = Table("latency, ms", "mean", "p50", "p90", "p95", "p99", title="percentiles with their 95% intervals")
+    table = Table("latency, ms", "mean", "p50", "p90", "p99", title="percentiles with their 95% intervals")
     for name, what in ROWS.items():
         if (f := figures[f"{name}_seconds"]) is not None:
-            table.add_row(what, f"{1e3 * f['mean']:.2f}", *(_with_error(*f[f"p{q}"]) for q in (50, 90, 95, 99)))
+            table.add_row(what, f"{1e3 * f['mean']:.2f}", *(_with_error(*f[f"p{q}"]) for q in (50, 90, 99)))
     return table
 
 
@@ -85,7 +85,7 @@ def _two(f: dict | None) -> str:
 
 def _with_error(value: float, low: float | None, high: float | None) -> str:
     bounds = ["?" if bound is None else f"{1e3 * bound:.1f}" for bound in (low, high)]
-    return f"{1e3 * value:.1f} ({bounds[0]} to {bounds[1]})"
+    return f"{1e3 * value:.1f} ({bounds[0]}–{bounds[1]})"
 
 
 def plot(measured: dict, path: Path) -> Path:
