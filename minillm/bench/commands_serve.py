@@ -45,7 +45,10 @@ def bench_serve(
     ] = None,
     speed: Annotated[float, typer.Option(help="Of the trace: 2 sends it twice as fast.")] = 1.0,
     find_rate: Annotated[
-        bool, typer.Option("--find-rate", help="Search for the largest Poisson rate that holds --slo.")
+        bool,
+        typer.Option(
+            "--find-rate", help="Search for the largest Poisson rate that holds --slo, 10 s or more at each rate."
+        ),
     ] = False,
     slo: Annotated[
         str | None, typer.Option(help="Seconds, such as ttft:0.5,itl:0.05 (itl: a request's longest gap); tpot, e2e.")

@@ -113,7 +113,7 @@ def cost_per_token(microseconds: Mapping[str, float], predicted: float) -> Pictu
     ax.axvline(first + predicted, color=colour("prediction"), ls="--", lw=1.4, label="your prediction")
     ax.set(xlabel="time per token (µs)", ylim=(len(microseconds) - 0.4, -0.6), title="One stream of tinyworld")
     ax.set_xlim(0, 1.15 * max(first + predicted, *microseconds.values()))
-    ax.legend(loc="lower right")
+    ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0))
     told = "; ".join(f"{name}: {value:.0f} µs" for name, value in microseconds.items())
     return picture(fig, f"Bars, the time per token of one stream. {told}. Predicted: {first + predicted:.0f} µs.")
 

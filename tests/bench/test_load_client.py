@@ -240,10 +240,12 @@ def test_no_two_runs_share_a_prompt():
 
 def test_a_search_probes_the_server():
     """It serves four requests at once and refuses the others: the largest rate depends on the targets alone."""
-    generator = Generator(Target("http://x", "m"), Prompts("m", range(50)), Workload(), Targets(ttft=1.0))
+    workload = Workload(num_prompts=30)
+    generator = Generator(Target("http://x", "m"), Prompts("m", range(50)), workload, Targets(ttft=1.0))
     probed = []
 
-    def pretend(point: Point) -> runs.Run:
+    def pretend(point: Point, num_prompts: int) -> runs.Run:
+        assert num_prompts >= 30 and num_prompts / point.rate >= 10  # a queue that grows takes time to show
         probed.append(point.rate)
         return runs.Run(point, None, {"attainment": 1.0 if point.rate <= 5 else 0.5}, [])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -96,13 +97,15 @@ class Generator:
         self.target, self.prompts, self.workload, self.targets = target, prompts, workload, targets
         self.num_runs = 0
 
-    def run(self, point: Point, on_done: Callable[[int], object] = lambda count: None) -> Run:
-        """Measure one point of the profile's load."""
+    def run(
+        self, point: Point, on_done: Callable[[int], object] = lambda count: None, num_prompts: int | None = None
+    ) -> Run:
+        """Measure one point of the profile's load, with the workload's number of requests or another one."""
         workload = self.workload
         seed = self._next_seed()
-        times = [0.0] * workload.num_prompts
+        times = [0.0] * (num_prompts or workload.num_prompts)
         if point.rate is not None:
-            times = arrival_times(workload.num_prompts, point.rate, point.burstiness, seed)
+            times = arrival_times(len(times), point.rate, point.burstiness, seed)
         trace = trace_of(workload.profile, times, seed, self.target.max_model_len)
         return self._measure(point, trace, point.rate is None, 1.0, on_done)
 
@@ -122,13 +125,14 @@ class Generator:
         least_attainment: float = 0.9,
         precision: float = 0.1,
         on_run: Callable[[Run], object] = lambda run: None,
+        seconds: float = 10.0,
     ) -> tuple[Found, list[Run]]:
         """The largest Poisson rate at which at least this share of the requests keeps the targets, and every run of
-        the search."""
+        the search. Requests arrive for at least `seconds` at every rate: a queue that grows takes time to show."""
         runs: list[Run] = []
 
         def holds(rate: float) -> bool:
-            runs.append(self.run(Point(rate)))
+            runs.append(self.run(Point(rate), num_prompts=max(self.workload.num_prompts, math.ceil(rate * seconds))))
             on_run(runs[-1])
             return runs[-1].figures["attainment"] >= least_attainment
 
