@@ -5,18 +5,25 @@ Everything is checked before any request starts, so a bad one disturbs no other.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cache, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from minillm.engine.chats import render_chats
 from minillm.engine.lock import locked
 from minillm.engine.lora_request import AdapterRef, LoRARequest
-from minillm.engine.prompt_forms import as_prompts, check_text, logprob_start_of, one_each, salt_of
+from minillm.engine.prompt_forms import (
+    as_prompts,
+    check_length,
+    check_text,
+    logprob_start_of,
+    longest_token,
+    one_each,
+    salt_of,
+)
 from minillm.engine.request import Request
 from minillm.sampling.grammar.compiler import GrammarCompiler
 from minillm.sampling.noise import derive_seed
@@ -61,6 +68,7 @@ class InputProcessor:
         self.default_params = default_params
         self.lock = threading.RLock()  # a tokenizer serves one thread at a time
         self.adapters: Callable[[Any, int], list[Any]] = _no_adapters  # of a `lora_request`: chapter 23
+        self._longest_token = cache(partial(longest_token, tokenizer))
         self._counter = count()
         self._compiler: GrammarCompiler | None = None  # made when the first grammar is asked for
 
@@ -121,8 +129,7 @@ class InputProcessor:
             raise TypeError(f"sampling_params={params!r} is not allowed; allowed: a SamplingParams, or a list of them")
         params = params.clone()
         if params.bad_words:
-            for word in params.bad_words:
-                check_text("bad_words", word)
+            check_text("bad_words", "".join(params.bad_words))
             encode = partial(self.tokenizer.encode, add_special_tokens=False)
             params.bad_words_token_ids = word_token_ids(encode, params.bad_words)
         self._check_against_vocabulary(params)
@@ -154,31 +161,10 @@ class InputProcessor:
         if not prompt:
             raise ValueError(f"{name} is an empty string; give at least one character, or prompt_token_ids")
         check_text(name, prompt)
-        self._check_length(name, prompt, num_new)
+        check_length(name, prompt, self.max_model_len - num_new, self._longest_token())
         return prompt, self._checked(
             name, self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens), num_new
         )
-
-    def _check_length(self, name: str, prompt: str, num_new: int) -> None:
-        """Raise ValueError for a text so long that the tokenizer, which serves one thread at a time, need not read it:
-        its tokens would be too many even if each of them were the longest one."""
-        if len(prompt) > (most := (self.max_model_len - num_new) * self._longest_token):
-            raise ValueError(
-                f"{name} has {len(prompt)} characters; max_model_len={self.max_model_len} must hold its tokens, "
-                f"so at most {most} are allowed"
-            )
-
-    @cached_property
-    def _longest_token(self) -> float:
-        """In characters; infinite where the tokenizer may leave characters out."""
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is None or backend.normalizer is not None:
-            return math.inf
-        splits = repr(backend.pre_tokenizer)
-        is_whole = "ByteLevel(" in splits and "Whitespace" not in splits and "Removed" not in splits
-        if not is_whole or any(token.lstrip or token.rstrip for token in self.tokenizer.added_tokens_decoder.values()):
-            return math.inf
-        return max(map(len, self.tokenizer.get_vocab()))
 
     def _checked(self, name: str, token_ids: Any, num_new: int) -> list[int]:
         if not isinstance(token_ids, Sequence) or not all(type(token_id) is int for token_id in token_ids):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
 
@@ -81,6 +82,28 @@ def check_text(name: str, text: str) -> None:
             "half of a UTF-16 pair, which no tokenizer can encode; remove it, "
             "or decode the bytes that it comes from with errors='replace'"
         ) from None
+
+
+def check_length(name: str, text: str, most_tokens: int, longest: float) -> None:
+    """Raise ValueError for a text that is too long even if each token were the `longest`. The tokenizer serves one
+    thread at a time, and would hold up the others for seconds."""
+    if len(text) > (most := most_tokens * longest):
+        raise ValueError(
+            f"{name} has {len(text)} characters; max_model_len leaves room for {most_tokens} tokens of at most "
+            f"{longest} characters each, so at most {most} are allowed"
+        )
+
+
+def longest_token(tokenizer: Any) -> float:
+    """Its characters; infinite where the tokenizer may leave out characters of a text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or backend.normalizer is not None:
+        return math.inf
+    splits = repr(backend.pre_tokenizer)
+    is_whole = "ByteLevel(" in splits and "Whitespace" not in splits and "Removed" not in splits
+    if not is_whole or any(token.lstrip or token.rstrip for token in tokenizer.added_tokens_decoder.values()):
+        return math.inf
+    return max(map(len, tokenizer.get_vocab()))
 
 
 def salt_of(name: str, prompt: Any) -> str | None:
