@@ -61,7 +61,8 @@ class ServedAdapters:
         lora_id = next(self._ids) if known is None else known.lora_int_id
         request = LoRARequest(name, lora_id, path)
         self.llm.add_lora(LoRARequest(name, lora_id, path, load_inplace=load_inplace))
-        self.known[name], self._created[name] = request, int(time.time())
+        self._created[name] = int(time.time())  # first: the event loop lists what is known at any moment
+        self.known[name] = request
 
     async def unload(self, name: str) -> None:
         """Requests under way are served to their end. Raises ApiError 404."""
@@ -69,6 +70,7 @@ class ServedAdapters:
         async with self._turn:
             if (known := self.known.pop(name, None)) is None:
                 raise ApiError(404, f"lora_name={name!r} is not loaded", "lora_name", "model_not_found")
+            self._created.pop(name, None)
             await asyncio.to_thread(self.llm.remove_lora, known.lora_int_id)
 
     def cards(self) -> list[dict[str, Any]]:
@@ -82,7 +84,7 @@ class ServedAdapters:
                 "parent": self.base_name,
                 "max_model_len": most,
             }
-            for name, known in self.known.items()
+            for name, known in tuple(self.known.items())
         ]
 
     def _check_may_load(self) -> None:

@@ -32,6 +32,10 @@ class ServerConfig:
     page: bool = True  # the chat and the engine room at /
 
     def __post_init__(self):
+        if not self.host:
+            raise ValueError(
+                "host='' is not allowed; allowed: an address, such as 127.0.0.1, or 0.0.0.0 for all networks"
+            )
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port={self.port} is not allowed; allowed: 0 (a free one) to 65535")
         for field in fields(self):

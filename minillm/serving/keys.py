@@ -38,6 +38,8 @@ class Key:
     def __post_init__(self):
         if not isinstance(self.value, str) or not self.value.strip():
             raise ValueError("a key is empty; allowed: a string of at least one character")
+        if self.value != self.value.strip() or not self.value.isascii():
+            raise ValueError("a key has white space at an end, or a character outside of ASCII: no header carries that")
         if not isinstance(self.user, str):
             raise ValueError(f"user={self.user!r} of a key is not allowed; allowed: a string")
         if type(self.priority) is not int:

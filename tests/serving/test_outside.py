@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from unittest.mock import Mock
 
 import pytest
 
 from minillm import zoo
+from minillm.serving.adapters import ServedAdapters
+from minillm.serving.config import ServerConfig
+from minillm.serving.keys import Key
 
 from .conftest import CONVERSATION, MODEL
 
@@ -87,3 +92,27 @@ def test_what_would_take_long_is_refused_at_once(http, wrong, words):
     answer = http.post(COMPLETIONS, json=PROMPT | wrong, timeout=5)
     assert answer.status_code == 400 and words in answer.text
     assert time.monotonic() - began < QUICK
+
+
+def test_an_empty_host_does_not_listen_on_every_network():
+    with pytest.raises(ValueError, match="host=''"):
+        ServerConfig(host="")
+
+
+@pytest.mark.parametrize("value", [" sk-1", "sk-1\n", "sk-\u00e9"])
+def test_a_key_that_no_header_can_carry_is_refused(value):
+    with pytest.raises(ValueError, match="a key has") as refused:
+        Key(value)
+    assert value.strip() not in str(refused.value)
+
+
+def test_an_unloaded_adapter_leaves_nothing_of_its_name():
+    adapters = ServedAdapters(Mock(), MODEL, may_load=True)
+
+    async def come_and_go() -> None:
+        for number in range(3):
+            await adapters.load(f"adapter {number}", "folder")
+            await adapters.unload(f"adapter {number}")
+
+    asyncio.run(come_and_go())
+    assert not adapters.known and not adapters._created
