@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from minillm import zoo
+from minillm.bench.load.events import read_answer
 from minillm.serving.adapters import ServedAdapters
 from minillm.serving.config import ServerConfig
 from minillm.serving.keys import Key
@@ -116,3 +117,11 @@ def test_an_unloaded_adapter_leaves_nothing_of_its_name():
 
     asyncio.run(come_and_go())
     assert not adapters.known and not adapters._created
+
+
+@pytest.mark.parametrize(
+    "event", [5, None, [], {"choices": 5}, {"choices": [5]}, {"usage": {"completion_tokens": "x"}}]
+)
+def test_a_load_run_survives_a_server_that_answers_in_another_form(event):
+    answer = read_answer([(1.0, f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode())])
+    assert "OpenAI" in answer.error and answer.is_done

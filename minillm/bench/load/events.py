@@ -38,23 +38,31 @@ def read_answer(parts: Iterable[tuple[float, bytes]]) -> Answer:
         except json.JSONDecodeError:
             answer.error = f"an event is no JSON: {data[:80]!r}"
             continue
-        if error := message.get("error"):
-            answer.error = str(error.get("message", error) if isinstance(error, dict) else error)
-            continue
-        if usage := message.get("usage"):
-            counted = True
-            answer.num_prompt_tokens = usage.get("prompt_tokens") or 0
-            answer.num_output_tokens = usage.get("completion_tokens") or 0
-            answer.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        for choice in message.get("choices") or ():
-            text, is_token = piece_of(choice)
-            answer.text += text
-            if is_token:
-                answer.token_times.append(time)
-            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+        try:
+            counted |= _read_event(answer, time, message)
+        except (AttributeError, TypeError, ValueError):
+            answer.error = f"an event has another form than OpenAI's: {data[:80]!r}"
     if not counted:
         answer.num_output_tokens = len(answer.token_times)
     return answer
+
+
+def _read_event(answer: Answer, time: float, message: dict[str, Any]) -> bool:
+    """Whether it has the server's counts. Raises AttributeError, TypeError or ValueError for another form."""
+    if error := message.get("error"):
+        answer.error = str(error.get("message", error) if isinstance(error, dict) else error)
+        return False
+    if usage := message.get("usage"):
+        answer.num_prompt_tokens = int(usage.get("prompt_tokens") or 0)
+        answer.num_output_tokens = int(usage.get("completion_tokens") or 0)
+        answer.num_cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+    for choice in message.get("choices") or ():
+        text, is_token = piece_of(choice)
+        answer.text += text
+        if is_token:
+            answer.token_times.append(time)
+        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+    return bool(usage)
 
 
 def piece_of(choice: dict[str, Any]) -> tuple[str, bool]:
