@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from minillm.kernels.lora import TokenSlots
@@ -89,3 +89,9 @@ class ForwardBatch:
             max_seq_len=end,
             num_decodes=int(num_tokens == 1),
         )
+
+
+def adapted(module: nn.Module, x: Tensor, token_slots: TokenSlots | None) -> Tensor:
+    """module(x), each token with the adapter in its batch slot. A module that stands in for one of ours, such as the
+    product of chapter 11, need not know of adapters while there are none."""
+    return module(x) if token_slots is None else module(x, token_slots)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from minillm.kernels import native
 from minillm.model.attention import AttentionBackend, can
-from minillm.model.batch import ForwardBatch
+from minillm.model.batch import ForwardBatch, adapted
 from minillm.model.config import ModelConfig
 from minillm.model.layers import (
     CosSin,
@@ -92,7 +92,8 @@ class DecoderLayer(nn.Module):
             )
         attended = self.self_attn(self.input_layernorm(hidden), rotary, attention, batch)
         hidden = self._add(hidden, self.attention_out_norm(attended))
-        return self._add(hidden, self.mlp_out_norm(self.mlp(self.post_attention_layernorm(hidden), batch.token_slots)))
+        out = adapted(self.mlp, self.post_attention_layernorm(hidden), batch.token_slots)
+        return self._add(hidden, self.mlp_out_norm(out))
 
     def angles(self, rotary: CosSin) -> CosSin:
         """Its own among those of all kinds of layers."""
@@ -154,7 +155,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
         # [num_tokens, heads of q, k and v, head_dim]
-        qkv = self.qkv_proj(x, batch.token_slots).view(x.shape[0], -1, self.head_dim)
+        qkv = adapted(self.qkv_proj, x, batch.token_slots).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split_with_sizes(self.heads, dim=1)
         if self.q_norm is not None:
             qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
@@ -162,7 +163,7 @@ class SelfAttention(nn.Module):
             qk = qkv[:, : -self.heads[2]]
         q, k = apply_rotary(qk, *rotary).split_with_sizes(self.heads[:2], dim=1)  # both at once: half the kernels
         out = attention.attend(q, k, v, self.index, batch)  # [num_tokens, num_heads, head_dim]
-        return self.o_proj(out.flatten(1), batch.token_slots)
+        return adapted(self.o_proj, out.flatten(1), batch.token_slots)
 
 
 def kinds_of(config: ModelConfig) -> list[RopeConfig | None]:

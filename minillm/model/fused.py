@@ -16,6 +16,7 @@ from torch import Tensor
 
 from minillm.kernels.activation import silu_mul
 from minillm.kernels.norm import add_rms_norm, rms_norm
+from minillm.model.batch import adapted
 
 if TYPE_CHECKING:
     from minillm.kernels.lora import TokenSlots
@@ -73,7 +74,7 @@ def before_attention(
             f"layers of model_type={decoder.config.model_type!r} have no fused kernels; declare no fused_store"
         )
     attn = layer.self_attn
-    qkv = attn.qkv_proj(hidden, token_slots).view(hidden.shape[0], -1, attn.head_dim)
+    qkv = adapted(attn.qkv_proj, hidden, token_slots).view(hidden.shape[0], -1, attn.head_dim)
     q_weight, k_weight = attn.q_norm and attn.q_norm.weight, attn.k_norm and attn.k_norm.weight
     return attention.rotate_and_store(
         qkv, layer.angles(rotary), q_weight, k_weight, decoder.config.rms_norm_eps, attn.index, slot_mapping
@@ -91,9 +92,10 @@ def after_attention(
     """From the output of attention to the normed hidden states of the layer that follows; of the last layer,
     to those that `last_norm` takes."""
     eps = decoder.config.rms_norm_eps
-    out = layer.self_attn.o_proj(out.flatten(1), token_slots)
+    out = adapted(layer.self_attn.o_proj, out.flatten(1), token_slots)
     hidden = add_rms_norm(out, residual, layer.post_attention_layernorm.weight, eps)
-    hidden = layer.mlp.down_proj(silu_mul(layer.mlp.gate_up_proj(hidden, token_slots)), token_slots)
+    gate_up = adapted(layer.mlp.gate_up_proj, hidden, token_slots)
+    hidden = adapted(layer.mlp.down_proj, silu_mul(gate_up), token_slots)
     return hidden if following is None else add_rms_norm(hidden, residual, following.input_layernorm.weight, eps)
 
 

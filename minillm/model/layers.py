@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.kernels import native
+from minillm.model.batch import adapted
 from minillm.model.rope import RopeConfig
 from minillm.quantization.linear import QuantizedLinear
 from minillm.rounding import round_up
@@ -21,8 +22,7 @@ from minillm.rounding import round_up
 if TYPE_CHECKING:
     from minillm.model.lora_slots import AdaptedPart, TokenSlots
 
-# For oneDNN's road alone: it serves where there is no C compiler, our own kernel (`minillm.kernels.native`) needs none
-# of this. Measured with AVX-512 on two cores (`MINILLM_NATIVE=0 minillm bench decode` shows the sum).
+# For oneDNN alone, which serves where there is no C compiler (`MINILLM_NATIVE=0`). Measured with AVX-512 on two cores.
 # oneDNN's layout for two rows or more is the faster one at any number of rows. It reads a large weight up to 1.3 times
 # faster for 4 rows than for 1, so a single row poses as 4. Its calls cost 10 µs more, so in a model that stays in the
 # cache one row goes the plain road.
@@ -202,11 +202,11 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(intermediate_size, hidden_size, bias, dtype, device, weight_device)
 
     def forward(self, x: Tensor, token_slots: TokenSlots | None = None) -> Tensor:
-        gate_up = self.gate_up_proj(x, token_slots)  # [num_tokens, 2 * intermediate_size]
+        gate_up = adapted(self.gate_up_proj, x, token_slots)  # [num_tokens, 2 * intermediate_size]
         if self.activation == "silu" and native.serves(gate_up):
-            return self.down_proj(native.silu_mul(gate_up), token_slots)
+            return adapted(self.down_proj, native.silu_mul(gate_up), token_slots)
         gate, up = gate_up.chunk(2, dim=-1)
-        return self.down_proj(ACTIVATIONS[self.activation](gate).mul_(up), token_slots)
+        return adapted(self.down_proj, ACTIVATIONS[self.activation](gate).mul_(up), token_slots)
 
 
 class Rotary(nn.Module):
