@@ -105,7 +105,7 @@ class EngineThread:
         keeps_deltas: bool = True,
     ) -> Stream:
         """`submit` for a request that was made and checked before: it waits for nothing. Raises the same.
-        With `keeps_deltas=False` nobody will iterate over the stream."""
+        With `keeps_deltas=False` the stream cannot be iterated over; its deltas go to `on_delta` alone."""
         stream = Stream(request.group_id if request_id is None else request_id, self, on_delta, keeps_deltas)
         stream.sink = self.llm.outputs.sink(request, streaming=True, name=stream.request_id, on_finish=self.on_finish)
         with self._guard:

@@ -150,7 +150,7 @@ def run(
     with listen(config) as listener:
         server = HttpServer(create_app(models_of(engine, config, repository)), config, access_log)
         on_start(url_of(config, listener))
-        # What is there stays: looked through again and again, half a million objects would hold up every stream.
+        # The garbage collector skips what is loaded by now: a pass over half a million objects delays every stream.
         gc.collect()
         gc.freeze()
         try:

@@ -1,7 +1,7 @@
-"""Turnstile: a crowd passes a few at a time, so that the event loop sees to others in between. Built in chapter 23.
+"""Turnstile: it lets a few requests pass in each turn of the event loop, so that streams go on. Built in chapter 23.
 
-Everything that is ready runs before the loop looks at its sockets and timers again. If 256 requests come together, each
-a millisecond of parsing, every stream stands still for a quarter of a second.
+The event loop runs everything that is ready before it looks at its sockets and timers again. If 256 requests come
+together, each a millisecond of parsing, every stream stands still for a quarter of a second.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-AT_ONCE = 4  # requests that are parsed, or handed to the engine, before the loop sees to others
+AT_ONCE = 4  # requests that are parsed, or handed to the engine, in one turn of the event loop
 
 
 class Turnstile:
@@ -32,7 +32,7 @@ class Turnstile:
         passed = 0
         while self._waiting and passed < self.at_once:
             waiter = self._waiting.popleft()
-            if not waiter.done():  # its request was given up
+            if not waiter.done():  # its request was cancelled
                 waiter.set_result(None)
                 passed += 1
         if self._waiting:

@@ -25,7 +25,7 @@ def test_a_crowd_passes_a_few_in_a_turn_in_the_order_of_its_calls():
     assert max(after - before for before, after in zip(seen, [*seen[1:], 10])) == 3
 
 
-def test_one_that_gives_up_takes_no_place_and_holds_up_nobody():
+def test_a_request_that_is_cancelled_takes_no_place_and_delays_no_other():
     async def main() -> list[int]:
         turnstile, passed = Turnstile(at_once=1), []
 
@@ -37,7 +37,7 @@ def test_one_that_gives_up_takes_no_place_and_holds_up_nobody():
         await asyncio.sleep(0)
         crowd[1].cancel()
         await asyncio.gather(*crowd, return_exceptions=True)
-        await pass_through(4)  # the turnstile still turns for who comes later
+        await pass_through(4)  # the turnstile still serves requests that come later
         return passed
 
     assert asyncio.run(asyncio.wait_for(main(), 10)) == [0, 2, 3, 4]
