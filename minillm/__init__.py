@@ -60,7 +60,7 @@ _ABSENT = {
     "ModelRegistry": "one decoder serves every family; minillm.model.config says which",
     "ClassificationOutput": "the bundled decoders have no classifier",
     "ClassificationRequestOutput": "the bundled decoders have no classifier",
-    "initialize_ray_cluster": "an LLM is one process",
+    "initialize_ray_cluster": "LLM(distributed_executor_backend='ray') joins the cluster, or starts one",
 }
 __all__ = [
     "LLM",

@@ -164,7 +164,7 @@ class State:
         sample = output.outputs[0]
         if sample.error is not None:
             raise RuntimeError(sample.error)
-        kept, rest = kept_tokens(self.llm.outputs.decode, prompt, sample, piece.params.structured_outputs is not None)
+        kept, rest = kept_tokens(self.llm.outputs.decode, prompt, sample, piece.params.begins_whole)
         self._text.say(sample.text, prompt + kept, rest)
         self._values[piece.name] = sample.text, output
 

@@ -83,11 +83,13 @@ def config_of(
     num_documents: int = 64,
     seed: int = 0,
     calibration: str | Path | None = None,
+    rotate: bool = False,
 ) -> QuantizationConfig:
     """What the command line's options mean. Raises ValueError for options that contradict each other."""
     if bits is not None and format is not None:
         raise ValueError(f"--bits {bits} and --format {format} both say what a weight is; give one of them")
     changes = dict(num_documents=num_documents, seed=seed, calibration=calibration and str(calibration))
+    changes["rotate"] = rotate
     if method in ("smoothquant", "llm_int8"):
         if bits not in (None, 8) or format not in (None, "fp8") or symmetric is False:
             raise ValueError(

@@ -32,6 +32,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    """A worker that dies ends the run, with the name of its test; with a new worker in its place the run may hang."""
+    if getattr(config.option, "maxworkerrestart", "") is None:
+        config.option.maxworkerrestart = "0"
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     return file_scheduler(config, log) if config.getvalue("dist") == "loadfile" else None
@@ -88,15 +95,22 @@ SOLUTION_CELL = '''def lowest(free):
 
 @pytest.fixture
 def sample_solution() -> nbformat.NotebookNode:
+    return sample_solution_notebook()
+
+
+def sample_solution_notebook() -> nbformat.NotebookNode:
     """A small but complete solution notebook: one graded exercise, `lowest`, worth 5 points."""
-    from minillm.book import colab, nbfile
+    from minillm.book import colab, nbfile, workload
 
     new_code, new_text = nbformat.v4.new_code_cell, nbformat.v4.new_markdown_cell
     cells = [
         new_text(f"# 06 · Sample\n\n{colab.badge('solutions/06_sample.ipynb')}"),
         colab.set_up_nbcell(),
         new_code(CHECKER_CELL, metadata=marks("imports", locked=True)),
-        new_text("### Lowest free id\n\nWrite `lowest(free)`.", metadata=marks("lowest_statement", locked=True)),
+        new_text(
+            "## 1 · Lowest free id  ·  warm-up, 10 minutes\n\nWrite `lowest(free)`.",
+            metadata=marks("lowest_statement", locked=True),
+        ),
         new_text(
             "<details><summary>A nudge</summary>\n\nSort.\n\n</details>", metadata=marks("lowest_help", locked=True)
         ),
@@ -110,7 +124,9 @@ def sample_solution() -> nbformat.NotebookNode:
         ),
         new_code("free_ids = [4, 7]\nlowest(free_ids)"),
     ]
-    return nbfile.normalise(nbformat.v4.new_notebook(cells=cells))
+    nb = nbfile.normalise(nbformat.v4.new_notebook(cells=cells))
+    workload.stamp(nb)
+    return nb
 
 
 @pytest.fixture

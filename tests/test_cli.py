@@ -55,7 +55,9 @@ def test_help_lists_what_exists_and_nothing_else():
         "train",
         "quantize",
         "check",
+        "progress",
         "bench",
+        "course",
     ]
     assert all(name in result.stdout for name in names)
 

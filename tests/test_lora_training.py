@@ -25,7 +25,7 @@ def base(tmp_path_factory):
     folder, tokenizer = tmp_path_factory.mktemp("base"), bpe.learn(vocab_size=384, num_documents=60)
     shape = training.TrainingConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=64)
     torch.manual_seed(0)
-    training.save(LlamaForCausalLM(training.llama_config(shape, tokenizer)), tokenizer, folder)
+    training.save(LlamaForCausalLM(training.llama_config(shape, tokenizer)), tokenizer, folder, shape)
     return folder
 
 

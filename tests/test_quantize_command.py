@@ -134,7 +134,10 @@ def test_options_mean_a_configuration(method, options, expected):
         ("qwen2-full", {"name": "smoothquant", "activation_scales": "static"}),
         ("qwen3-biases-window", {"name": "llm_int8", "outlier_threshold": 1.0}),
         ("mistral-window", {"weights": "fp4", "group_size": 16, "lm_head": None}),
+        ("mistral-window", {"name": "nvfp4", "lm_head": None}),
         ("llama-rope-llama3", {"name": "fp8", "activations": "fp8"}),
+        ("llama-mqa-biases-tied", {"name": "gptq", "weights": "int3", "group_size": 16, "rotate": True}),
+        ("gemma", {"weights": "int4", "group_size": 16, "lm_head": None, "rotate": True}),
     ],
 )
 def test_a_folder_holds_every_kind_of_tensor(tmp_path, family, quantization):

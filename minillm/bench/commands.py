@@ -6,8 +6,21 @@ from typing import Annotated
 
 import typer
 
-from . import commands_compare, commands_engine, commands_gpu, commands_serve, commands_server
-from .console import Device, Model, Save, command_line, errors_in_one_line, keep_in, log, progress, show
+from . import commands_compare, commands_engine, commands_gpu, commands_moe, commands_serve, commands_server
+from .console import (
+    Backend,
+    Device,
+    Model,
+    PipelineParallel,
+    Save,
+    TensorParallel,
+    command_line,
+    errors_in_one_line,
+    keep_in,
+    log,
+    progress,
+    show,
+)
 
 # torch and transformers take seconds to import: every command imports what it needs itself, so that help is instant.
 
@@ -262,6 +275,9 @@ def bench_throughput(
     shortest: Annotated[int, typer.Option(min=1, help="Prompts and outputs have this many tokens at least.")] = 16,
     longest: Annotated[int, typer.Option(min=16, help="And at most this many.")] = 256,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    tensor_parallel_size: TensorParallel = 1,
+    pipeline_parallel_size: PipelineParallel = 1,
+    distributed_executor_backend: Backend = "mp",
     beside: Annotated[
         int | None,
         typer.Option(min=1, help="Busy processes: minillm beside so many of them against minillm alone, in turns."),
@@ -276,7 +292,8 @@ def bench_throughput(
         from ..device import resolve_device
         from . import beside as loaded, throughput
 
-        workload = throughput.Workload(shape, requests, shortest, longest, dtype, repeats)
+        split = (tensor_parallel_size, pipeline_parallel_size, distributed_executor_backend)
+        workload = throughput.Workload(shape, requests, shortest, longest, dtype, repeats, 0, *split)
         if beside is not None:
             with progress("measuring", loaded.num_rounds(workload)) as advance:
                 measured = loaded.run(workload, beside, device, command_line(), on_run=advance, keep=keep_in(save))
@@ -290,5 +307,6 @@ def bench_throughput(
 commands_engine.add_to(bench)
 commands_compare.add_to(bench)
 commands_gpu.add_to(bench)
+commands_moe.add_to(bench)
 commands_serve.add_to(bench)
 commands_server.add_to(bench)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from . import commands_fleet, commands_replicas
 from .console import Device, Model, Save, command_line, errors_in_one_line, keep_in, progress, show
 
 
@@ -17,6 +18,8 @@ def add_to(bench: typer.Typer) -> None:
     bench.command("step")(bench_step)
     bench.command("kernels")(bench_kernels)
     bench.command("lora")(bench_lora)
+    commands_fleet.add_to(bench)
+    commands_replicas.add_to(bench)
 
 
 def bench_prefix(

@@ -1,4 +1,4 @@
-"""`minillm bench gpu`, and what belongs to it: `predict` and `rehearsal`. Built in chapter 14."""
+"""`minillm bench gpu`, and what belongs to it: `predict`, `rehearsal` and `multi-gpu`. Built in chapter 14."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def add_to(bench: typer.Typer) -> None:
     bench.command("gpu")(bench_gpu)
     bench.command("predict")(bench_predict)
     bench.command("rehearsal")(bench_rehearsal)
+    bench.command("multi-gpu")(bench_multi_gpu)
 
 
 def bench_gpu(
@@ -72,3 +73,30 @@ def bench_rehearsal(device: Device = "auto", save: Save = None) -> None:
         with progress("counting", len(rehearsal.SCENARIOS)) as advance:
             measured = rehearsal.run(device, command_line(), on_run=advance, keep=keep_in(save))
         show(rehearsal.tables, measured, save)
+
+
+def bench_multi_gpu(
+    out: Annotated[Path, typer.Option(help="Folder for the JSON result, written anew after every split.")],
+    shape: Annotated[
+        str | None, typer.Option(help="A shape of `bench decode` with random weights, or a model by name.")
+    ] = None,
+    split: Annotated[
+        list[str] | None, typer.Option(help="Ranks of a stage x stages, as in 4x2; may be given again. All by default.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Of the offline throughput.")] = None,
+    toy: Annotated[bool, typer.Option(help="Small, on any machine, with gloo: does the command itself work?")] = False,
+    device: Device = "auto",
+) -> None:
+    """Tensor and pipeline parallel on several GPUs: tokens as on one, decode, prompts, throughput, all-reduce."""
+    with errors_in_one_line():
+        from dataclasses import replace
+
+        from . import multi_gpu
+
+        given = {"shape": shape, "splits": split and tuple(split), "dtype": dtype, "requests": requests}
+        workload = multi_gpu.TOY if toy else multi_gpu.Workload()
+        workload = replace(workload, **{name: value for name, value in given.items() if value is not None})
+        with progress("measuring", len(workload.splits) or 1) as advance:
+            measured = multi_gpu.run(workload, device, command_line(), on_run=advance, keep=keep_in(out))
+        show(lambda measured: [multi_gpu.table(measured)], measured, out)

@@ -171,6 +171,8 @@ def bench_serve(
 
             drawn = report.plot(measured, path_of(measured, save).with_suffix(".png"))
             log.print(f"drawn into {drawn}", highlight=False)
+        if runs and not any(run.figures["num_complete"] for run in runs):
+            raise RuntimeError("no request was answered to its end; the warnings above say why")
 
 
 def _title(profile: Any) -> str:

@@ -16,6 +16,9 @@ state = {"traceback": False}
 
 Model = Annotated[str, typer.Option(help="A bundled name, a local folder, or a hub id such as Qwen/Qwen3-0.6B.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+TensorParallel = Annotated[int, typer.Option(min=1, help="Processes that each matrix is cut over.")]
+PipelineParallel = Annotated[int, typer.Option(min=1, help="Processes that the layers are cut over.")]
+Backend = Annotated[str, typer.Option(help="Starts these processes: mp on this machine, or ray.")]
 Save = Annotated[Path | None, typer.Option(help="Folder for the JSON result; by default nothing is written.")]
 
 

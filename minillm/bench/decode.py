@@ -196,10 +196,10 @@ def bytes_per_token(config: ModelConfig, dtype: torch.dtype, workload: Workload)
 
 def model_config(shape: Shape) -> ModelConfig:
     """The sizes as the engine knows them, without any weights."""
-    return ModelConfig.from_hf(_raw_config(shape) | {"model_type": shape.family, "eos_token_id": [1]})
+    return ModelConfig.from_hf(raw_config(shape) | {"model_type": shape.family, "eos_token_id": [1]})
 
 
-def _raw_config(shape: Shape) -> dict:
+def raw_config(shape: Shape) -> dict:
     return dict(
         head_dim=shape.head_dim or shape.hidden_size // shape.num_heads,
         vocab_size=shape.vocab_size,
@@ -230,7 +230,7 @@ def write_random_checkpoint(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(shape.family, **_raw_config(shape))
+    config = AutoConfig.for_model(shape.family, **raw_config(shape))
     with ladder.no_progress_bars():
         if torch.device(device).type == "cuda":
             with torch.device(device):

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from ..speculative.eagle_config import HeadConfig
 
 GROWN = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 READS_HIDDEN, WRITES_HIDDEN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
@@ -48,6 +51,27 @@ def write_enlarged(small: Path, folder: Path, num_layers: int, factor: int = 4, 
     config |= {"num_hidden_layers": num_layers, "rms_norm_eps": config["rms_norm_eps"] / factor}
     shutil.copytree(small, folder, dirs_exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
+    save_file(
+        {name: weight.contiguous() for name, weight in grown.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    return folder
+
+
+def write_enlarged_head(small: Path, folder: Path, factor: int = 4, seed: int = 0) -> Path:
+    """Write the draft head in folder `small` again, for a target that `write_enlarged` made with the same `factor`."""
+    head, weights = HeadConfig.load(small), load_file(small / "model.safetensors")
+    generator = torch.Generator().manual_seed(seed)
+    grown = {}
+    for name, weight in weights.items():
+        # `fuse` and `mix` read several hidden states side by side, and write one.
+        parts = weight.split(head.hidden_size, dim=1) if name in ("fuse.weight", "mix.weight") else [weight]
+        wide = [grow("o_proj" if len(parts) > 1 else name, part, factor, generator) for part in parts]
+        grown[name] = torch.cat(wide, dim=1) if len(wide) > 1 else wide[0]
+    folder.mkdir(parents=True)
+    sizes = {name: getattr(head, name) * factor for name in GROWN}
+    replace(head, **sizes, rms_norm_eps=head.rms_norm_eps / factor).write(folder)
     save_file(
         {name: weight.contiguous() for name, weight in grown.items()},
         folder / "model.safetensors",

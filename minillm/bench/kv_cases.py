@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.paged_decode import choose_num_splits, paged_decode
-from ..kv_cache.quantized import KV_DTYPES, bytes_per_vector, quantize_vectors
+from ..kv_cache.quantized import INT4, KV_DTYPES, bytes_per_vector, quantize_vectors
 from .case import Case
 
 
@@ -20,6 +20,8 @@ def kv8_cases(scale: int, device: torch.device, dtype: torch.dtype) -> list[Case
     sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
     cases = []
     for name, codes_dtype in KV_DTYPES.items():
+        if codes_dtype is INT4:  # Triton's kernels read no int4
+            continue
         for num_seqs, length in ((1, 262_144), (16, 16_384), (64, 8192)):
             num_seqs, length = max(1, num_seqs // min(scale, 16)), max(32, length // scale // 16 * 16)
             blocks = length // 16

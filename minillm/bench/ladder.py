@@ -153,7 +153,7 @@ def without_cache(model: str, device: torch.device, dtype: torch.dtype) -> Strea
     """minillm's decoder, the whole text computed again for every token."""
     path = resolve_model(model)
     decoder, tokenizer = _decoder(model, device, dtype), load_tokenizer(path)
-    attention = NoCacheAttention(decoder.config.layer_windows, decoder.config.attention_softcap)
+    attention = NoCacheAttention.of(decoder)
 
     def stream(prompt_token_ids: list[int], max_tokens: int, ignore_eos: bool = False) -> Iterator[TimedText]:
         text, ids, started = _detokenizer(tokenizer, prompt_token_ids), list(prompt_token_ids), time.perf_counter()

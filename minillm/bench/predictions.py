@@ -23,7 +23,7 @@ def gpu_of(name: str) -> GPU:
     """The GPU of `minillm.kernels.gpus` that a device of this name is. Raises ValueError for one that is not there."""
     words = name.upper().replace("-", " ").split()
     for gpu in GPUS.values():
-        if gpu.name in words:
+        if set(gpu.name.upper().split()) <= set(words):
             return gpu
     raise ValueError(
         f"gpu={name!r} is not among the GPUs whose data sheet minillm knows: {', '.join(GPUS)}; "

@@ -18,9 +18,10 @@ from ..device import resolve_device, resolve_dtype
 from ..engine.drafting import measure_steps
 from ..model.checkpoint import load_config, resolve_model
 from ..speculative.adaptive import StepCost
+from ..speculative.eagle_config import resolve_head
 from ..zoo import corpus
 from . import measure
-from .enlarged import write_enlarged
+from .enlarged import write_enlarged, write_enlarged_head
 from .record import Record
 
 TARGET_LAYERS, DRAFT_LAYERS = 11, 8  # 131 and 13 million parameters
@@ -43,7 +44,7 @@ class Workload:
 
 def num_runs(workload: Workload) -> int:
     """How often `run` says that something is done."""
-    return 2 + 3 * len(TASKS) * (workload.repeats + 2) + 3 * len(workload.batches) * (workload.repeats + 1)
+    return 2 + 4 * len(TASKS) * (workload.repeats + 2) + 4 * len(workload.batches) * (workload.repeats + 1)
 
 
 def run(
@@ -63,6 +64,7 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         target = write_enlarged(resolve_model("tinyworld"), Path(folder) / "target", TARGET_LAYERS)
         draft = write_enlarged(resolve_model("tinyworld-draft"), Path(folder) / "draft", DRAFT_LAYERS)
+        head = write_enlarged_head(resolve_head("tinyworld-eagle"), Path(folder) / "head")
         weight_bytes = load_config(target).num_parameters() * dtype.itemsize
         record.ceilings = measure.measure_ceilings(where, (dtype,), measure.megabytes_to_read(weight_bytes, where))
         on_run("ceilings")
@@ -81,6 +83,7 @@ def run(
             "plain": make(),
             "ngram": make(speculative_config={"method": "ngram", "num_speculative_tokens": workload.num_ngram_tokens}),
             "draft model": make(speculative_config=drafting),
+            "eagle": make(speculative_config=drafting | {"method": "eagle", "model": str(head)}),
         }
         steps = measure_steps(llms["plain"].engine.runner, 64)
         for task in TASKS:
@@ -277,7 +280,9 @@ def tables(measured: dict) -> list:
                     f"{f['counted']:.2f}",
                     f"{f['share_of_counted']:.0%}",
                 )
-    together = Table("batch", "plain, tokens/s", "draft model", "adaptive", title="Stories at once, and × plain")
+    together = Table(
+        "batch", "plain, tokens/s", "draft model", "eagle", "adaptive", title="Stories at once, and × plain"
+    )
     for batch in workload["batches"]:
         row = figures[f"batch {batch}"]
         together.add_row(

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,6 +30,7 @@ from .transformers_peer import BATCH_SIZES, CONTINUOUS, IMPLEMENTATIONS, TEMPERA
 
 CHECKED_REQUESTS, CHECKED_TOKENS = 16, 16  # greedily, all requests in one batch of ours, before anything is timed
 SPANS = ("schedule", "build batch", "update", "move blocks", "forward", "sample", "wait")
+SPLIT = ("tensor_parallel_size", "pipeline_parallel_size", "distributed_executor_backend")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,14 @@ class Workload:
     dtype: str = "float32"
     repeats: int = measure.MIN_REPEATS
     seed: int = 0
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    distributed_executor_backend: str = "mp"
+
+    @property
+    def split(self) -> dict[str, Any]:
+        """The arguments of `LLM` that say how many processes compute."""
+        return {name: getattr(self, name) for name in SPLIT}
 
     def lengths_and_prompts(self, vocab_size: int) -> tuple[list[list[int]], list[int]]:
         """Prompts first, then output lengths, from one stream of random numbers."""
@@ -77,7 +87,9 @@ def run(
     """
     where = resolve_device(device)
     dtype = resolve_dtype(workload.dtype, where)
-    record = Record(f"throughput-{workload.shape}", command, where, asdict(workload), keep)
+    ranks = workload.tensor_parallel_size, workload.pipeline_parallel_size
+    split = "" if ranks == (1, 1) else "-tp{}-pp{}".format(*ranks)
+    record = Record(f"throughput-{workload.shape}{split}", command, where, asdict(workload), keep)
     with tempfile.TemporaryDirectory() as folder:
         path = write_checkpoint(workload, Path(folder), shapes, where, dtype)
         config = load_config(path)
@@ -187,7 +199,7 @@ class Ours:
     def __init__(
         self, path: Path, workload: Workload, device: torch.device, prompts: list[list[int]], lengths: list[int]
     ):
-        self.llm = LLM(str(path), device=str(device), dtype=workload.dtype)
+        self.llm = LLM(str(path), device=str(device), dtype=workload.dtype, **workload.split)
         self.prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
         self.params = [
             SamplingParams(temperature=TEMPERATURE, max_tokens=length, ignore_eos=True) for length in lengths

@@ -24,7 +24,19 @@ BLANKS = {
         "120 people, 28 s of reading, answers after 2 s. The rate that they send:", 4.0, "requests a second"
     ),
     "upper bound": Blank("The least number of requests at which P99 has an upper bound:", 368, "requests", 1e-9),
+    "logits": Blank("Bytes that a step's 64 rows of all logits would cost, from one rank of two:", 16_416_768, "bytes"),
+    "micro-batches": Blank("The least number of micro-batches with which 4 stages idle for at most 10%:", 27, "", 1e-9),
+    "hidden": Blank("The least number of tokens on each rank from which on the transfer is hidden:", 2472.5, "tokens"),
+    "mixtral": Blank("GB of the experts of one layer of Mixtral, in bf16:", 2.82, "GB"),
+    "touched": Blank("Experts of 128, 8 for each token, that a step with 16 tokens reads:", 82.4, "experts"),
+    "dispatch": Blank("Bytes of a token's dispatch and combine in one layer of DeepSeek-V3:", 172_032, "bytes"),
     "api": Blank("What 1,000 chat requests cost at the API:", 0.0512, "dollars"),
+    "moved bytes": Blank("The keys and values of a prompt of 8,192 tokens of Qwen3-8B:", 1.208, "GB", 0.02),
+    "two choices": Blank("Replicas whose load a power-of-two router reads for each request, of 1,000:", 2, "replicas"),
+    "preempted": Blank(
+        "Tokens to compute again after a preemption at 1,200 prompt and 34 output tokens:", 1234, "tokens"
+    ),
+    "image tokens": Blank("Tokens of the prompt that an image of 448 × 896 pixels takes:", 512, "tokens", 1e-9),
 }
 
 

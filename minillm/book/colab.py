@@ -18,14 +18,14 @@ SET_UP_TAGS = ["setup", "measured"]
 _REPOSITORY_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*)/[A-Za-z0-9._-]+")
 
 
-def badge(path: str, repository: str | None = None) -> str:
+def badge(path: str, repository: str | None = None, branch: str = "main") -> str:
     """Markdown of the "Open in Colab" badge for a notebook such as `chapters/01_one_token_at_a_time.ipynb`."""
     image = "https://colab.research.google.com/assets/colab-badge.svg"
-    page = f"https://colab.research.google.com/github/{repository or REPOSITORY}/blob/main/{path}"
+    page = f"https://colab.research.google.com/github/{repository or REPOSITORY}/blob/{branch}/{path}"
     return f"[![Open in Colab]({image})]({page})"
 
 
-def set_up_cell(repository: str | None = None) -> str:
+def set_up_cell(repository: str | None = None, tag: str = "") -> str:
     """Source of the set-up cell that stands near the top of every notebook."""
     return f'''\
 # Set-up: on Colab this installs what is missing, never torch, triton or numpy; elsewhere it does nothing.
@@ -34,7 +34,7 @@ import importlib.util, os, subprocess, sys
 KEEP_WORK_ON_DRIVE = False  # True: on Colab, work inside a folder of your Google Drive
 
 if "COLAB_RELEASE_TAG" in os.environ and importlib.util.find_spec("minillm") is None:
-    source = "{DISTRIBUTION} @ git+https://github.com/{repository or REPOSITORY}"
+    source = "{DISTRIBUTION} @ git+https://github.com/{repository or REPOSITORY}{f"@{tag}" if tag else ""}"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", source], check=True)
 
 from minillm.book import colab
@@ -135,20 +135,26 @@ def rewrite_badges(repository: str, root: Path | None = None) -> list[Path]:
     """
     from minillm.book.paths import FOLDERS, repository_root
 
-    if not _REPOSITORY_NAME.fullmatch(repository):
-        raise ValueError(f"repository={repository!r}: must be owner/name, as in {REPOSITORY}")
+    check_repository(repository)
     root = root or repository_root()
     files = [file for folder in FOLDERS for file in sorted((root / folder).glob("*.ipynb"))]
     files += [root / "README.md", root / "pyproject.toml", root / "minillm" / "book" / "colab.py"]
+    files += [root / ".github" / "ISSUE_TEMPLATE" / "config.yml"]
     changed = []
     for file in (f for f in files if f.is_file()):
         old = file.read_text(encoding="utf-8")
-        new = re.sub(rf"(github(?:\.com)?/){re.escape(REPOSITORY)}(?![\w.-])", rf"\g<1>{repository}", old)
+        new = re.sub(rf"((?:github(?:\.com)?|v2/gh)/){re.escape(REPOSITORY)}(?![\w.-])", rf"\g<1>{repository}", old)
         new = new.replace(f'REPOSITORY = "{REPOSITORY}"', f'REPOSITORY = "{repository}"')
         if new != old:
             file.write_text(new, encoding="utf-8")
             changed.append(file)
     return changed
+
+
+def check_repository(repository: str) -> None:
+    """Raises ValueError for what is not the owner/name of a repository on GitHub."""
+    if not _REPOSITORY_NAME.fullmatch(repository):
+        raise ValueError(f"repository={repository!r}: must be owner/name, as in {REPOSITORY}")
 
 
 def _installed(name: str) -> bool:

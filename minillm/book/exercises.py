@@ -22,6 +22,9 @@ from minillm.book.paths import notebooks, repository_root
 RELEASES = ("self-study", "course")
 _MARKS = re.compile(r"^[ \t]*#+ (?:BEGIN|END) SOLUTION[ \t]*\n?", re.MULTILINE)
 _DEFINES = re.compile(r"^(?:def|class)\s+(\w+)", re.MULTILINE)
+_HIDDEN = re.compile(r"\n### BEGIN HIDDEN TESTS.*?### END HIDDEN TESTS", re.DOTALL)
+_ANSWER = ("answer",)  # the one line of an exam's question whose answer is a number
+_ELSEWHERE = "# Answered in another cell."
 
 
 def regenerate(release: str = "self-study", *, out: Path | None = None, root: Path | None = None) -> list[Path]:
@@ -70,11 +73,18 @@ def generate(solution: nbformat.NotebookNode, release: str = "self-study") -> nb
     if release == "self-study":
         for exercise in found:
             _fold_solution(nb, exercise)
-    for preprocessor in _preprocessors():
-        nb, _ = preprocessor.preprocess(nb, {})
+    nb = released(nb)
     for cell in nb.cells:
         cell.source = cell.source.replace("/blob/main/solutions/", "/blob/main/exercises/")
     return nbfile.normalise(nb)
+
+
+def released(source: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """A copy as students get it: nbgrader itself clears solutions, hidden tests and outputs, and locks graded cells."""
+    nb = copy.deepcopy(source)
+    for preprocessor in _preprocessors():
+        nb, _ = preprocessor.preprocess(nb, {})
+    return nb
 
 
 @dataclass(frozen=True)
@@ -107,19 +117,24 @@ def exercises_in(solution: nbformat.NotebookNode) -> list[Exercise]:
         if found and name == f"{found[-1].id}_{len(found[-1].cells) + 1}":
             found[-1].cells[name] = cell.source
             continue
-        lines = {part: cells[f"{name}_{part}"] for part in PARTS if f"{name}_{part}" in cells}
-        if lines and set(lines) != set(PARTS):
+        lines = {part: cells[f"{name}_{part}"] for part in (*PARTS, *_ANSWER) if f"{name}_{part}" in cells}
+        if lines and tuple(lines) not in (PARTS, _ANSWER):
             raise ValueError(f"exercise {name!r} has the graded lines {list(lines)}; it needs {list(PARTS)}")
-        if f"{name}_help" not in cells:
+        if f"{name}_help" not in cells and tuple(lines) != _ANSWER:
             raise ValueError(f"exercise {name!r} has no read-only help cell with the id {name}_help")
         claimed |= {_grade_id(line) for line in lines.values()}
         points = sum(line.metadata.nbgrader.get("points", 0) for line in lines.values())
         found.append(
             Exercise(
-                name, {name: cell.source}, {part: line.source for part, line in lines.items()}, points, tuple(before)
+                name,
+                {name: cell.source},
+                {part: _HIDDEN.sub("", line.source) for part, line in lines.items()},
+                points,
+                tuple(before),
             )
         )
-    strays = {_grade_id(c) for c in solution.cells if c.metadata.get("nbgrader", {}).get("grade")} - claimed
+    graded = [c for c in solution.cells if c.cell_type == "code" and c.metadata.get("nbgrader", {}).get("grade")]
+    strays = {_grade_id(c) for c in graded} - claimed  # a graded text is read by a person
     if strays:
         raise ValueError(f"graded cells that belong to no exercise: {', '.join(sorted(strays))}")
     return found
@@ -163,7 +178,51 @@ def restore_marks(submitted: nbformat.NotebookNode, released: nbformat.NotebookN
             ):
                 cell.metadata["nbgrader"] = copy.deepcopy(marked.metadata.nbgrader)
                 break
+    _find_answers_elsewhere(nb, released)
     return nb
+
+
+def _find_answers_elsewhere(nb: nbformat.NotebookNode, released: nbformat.NotebookNode) -> None:
+    """Where a stub is as it was released, or gone, and another cell defines all that it defines, that is the answer.
+
+    An unmarked cell takes the stub's mark. One that holds another answer as well keeps its own, and a comment stands
+    in the place of the stub, which would define the names anew.
+    """
+    for number, marked in enumerate(released.cells):
+        if marked.cell_type != "code" or not marked.metadata.get("nbgrader", {}).get("solution"):
+            continue
+        name, names = _grade_id(marked), set(_DEFINES.findall(marked.source))
+        stubs = [cell for cell in nb.cells if _grade_id(cell) == name]
+        stub = _stub_text(name, marked.source)
+        if not names or any(cell.source.split() != stub.split() for cell in stubs):
+            continue
+        answers = [
+            cell for cell in nb.cells if cell.cell_type == "code" and names <= set(_DEFINES.findall(cell.source))
+        ]
+        answers = [cell for cell in answers if all(cell is not stub for stub in stubs)]
+        if not answers:
+            continue
+        if unmarked := [cell for cell in answers if not _grade_id(cell)]:
+            unmarked[-1].metadata["nbgrader"] = copy.deepcopy(marked.metadata.nbgrader)
+            nb.cells = [cell for cell in nb.cells if all(cell is not stub for stub in stubs)]
+        elif stubs:
+            stubs[-1].source = _ELSEWHERE
+        else:
+            behind = [_grade_id(cell) for cell in released.cells[number + 1 :]]
+            place = next((i for i, cell in enumerate(nb.cells) if _grade_id(cell) in behind and _grade_id(cell)), None)
+            cell = copy.deepcopy(marked)
+            cell.source = _ELSEWHERE
+            nb.cells.insert(len(nb.cells) if place is None else place, cell)
+
+
+def _stub_text(name: str, source: str) -> str:
+    """A solution cell as a student gets it: it comes from the lecturer's notebook, or is a stub already."""
+    if "### BEGIN SOLUTION" not in source:
+        return source
+    try:
+        return stub_of(Exercise(name, {name: source}))
+    except ImportError:  # nbgrader is not installed with a reader who runs no course
+        return source
 
 
 def _grade_id(cell) -> str:

@@ -1,6 +1,7 @@
 """The field's words: what each means here, in vLLM, in SGLang and in the papers. Built in chapter 91.
 
-`glossary_terms` and `glossary_service` have the terms; chapters/91_glossary.ipynb shows them as one table.
+`glossary_terms` and the modules named after it have the terms;
+chapters/91_glossary.ipynb shows them as one table.
 """
 
 from __future__ import annotations
@@ -10,11 +11,37 @@ import re
 from dataclasses import astuple
 
 from minillm.book.chips import Html
+from minillm.book.glossary_applications import APPLICATION_TERMS
+from minillm.book.glossary_drafting import DRAFTING_TERMS
+from minillm.book.glossary_experts import EXPERT_TERMS
+from minillm.book.glossary_fleet import FLEET_TERMS
+from minillm.book.glossary_formats import FORMAT_TERMS
+from minillm.book.glossary_gpus import GPU_TERMS
+from minillm.book.glossary_images import IMAGE_TERMS
+from minillm.book.glossary_latent import LATENT_TERMS
+from minillm.book.glossary_long import LONG_TERMS
+from minillm.book.glossary_parallel import PARALLEL_TERMS
 from minillm.book.glossary_service import SERVICE_TERMS
 from minillm.book.glossary_terms import TERMS as ENGINE_TERMS, Term
 from minillm.book.paths import notebooks
 
-TERMS = sorted([*ENGINE_TERMS, *SERVICE_TERMS], key=lambda term: term.name.casefold())
+TERMS = sorted(
+    [
+        *ENGINE_TERMS,
+        *APPLICATION_TERMS,
+        *DRAFTING_TERMS,
+        *EXPERT_TERMS,
+        *LONG_TERMS,
+        *PARALLEL_TERMS,
+        *FLEET_TERMS,
+        *SERVICE_TERMS,
+        *IMAGE_TERMS,
+        *FORMAT_TERMS,
+        *LATENT_TERMS,
+        *GPU_TERMS,
+    ],
+    key=lambda term: term.name.casefold(),
+)
 COLUMNS = {"term": 14, "meaning": 28, "vLLM": 20, "SGLang": 20, "papers": 13, "ch.": 5}  # width in percent
 CHAPTERS = range(26)  # the numbered chapters of the book, without the appendix
 

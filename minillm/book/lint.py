@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nbformat
 
-from minillm.book import colab, nbfile, rooms
+from minillm.book import colab, nbfile, rooms, workload
 from minillm.book.paths import chapter_number
 
 CHECKED, MEASURED = "nbval-check-output", "measured"
@@ -54,6 +54,7 @@ def lint(path: Path) -> list[Problem]:
         found += [*_book_metadata(nb), *_execution(nb), *_outputs(nb)]
     else:
         found += [(i, "has saved outputs; exercises and solutions carry none") for i, cell in _code(nb) if cell.outputs]
+        found += [(None, problem) for problem in workload.complaints(nb)]
     return [Problem(path, cell, message) for cell, message in found]
 
 

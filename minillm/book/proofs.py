@@ -7,14 +7,18 @@ import contextlib
 import importlib.util
 import io
 import linecache
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from minillm.book.checks import CheckFailed
 from minillm.book.exercises import Exercise, stub_of
+
+_SEEDS = (None, 1, 20_000_003)  # a misconception is noticed under each of them
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,7 @@ class Bench:
 
     def outcomes(self, source: str, ends: Callable[..., bool] = lambda error: False) -> dict[str, Exception | None]:
         """part -> what its line raised, None where it passed. No line is run after an outcome that `ends` it."""
-        with _as_main_module() as module, contextlib.redirect_stdout(io.StringIO()):
-            if self._context is None:
-                for cell in self.exercise.before:
-                    exec(compile(cell, "<cell above>", "exec"), module.__dict__)
-                self._context = dict(module.__dict__)
-            module.__dict__.update(self._context)
+        with self._in_context() as module:
             failed = _raised(source, f"<{self.exercise.id}>", module)
             found = {}
             for part, line in self.exercise.lines.items():
@@ -80,14 +79,53 @@ class Bench:
                     break
             return found
 
+    def misconceptions(self) -> dict[str, Any]:
+        """hint -> wrong answer, as the exercise's checker knows them."""
+        return getattr(self._checker(), "misconceptions", {})
+
+    def notices(self, hint: str, seed: int | None) -> list[CheckFailed]:
+        """What the checker says of its own misconception: every part, up to the one that has the hint."""
+        checker, said = self._checker(), []
+        with self._in_context():
+            for part in self.exercise.lines:
+                try:
+                    checker.judge(checker.misconceptions[hint], part, seed)
+                except CheckFailed as error:
+                    said.append(error)
+                    if error.hint == hint:
+                        break
+        return said
+
+    def seeds_for(self, hint: str) -> tuple[int | None, ...]:
+        """A slow answer is stopped by the clock, whatever the seed: once is enough."""
+        slow = {timed.hint for timed in getattr(self._checker(), "timed", ())}
+        return _SEEDS[:1] if hint in slow else _SEEDS
+
+    def _checker(self) -> Any:
+        with self._in_context() as module:
+            called = re.match(r"(\w+)\(", next(iter(self.exercise.lines.values()), ""))
+            return module.__dict__.get(called[1]) if called else None
+
+    @contextlib.contextmanager
+    def _in_context(self) -> Iterator[types.ModuleType]:
+        """The cells above have run; what is printed is dropped."""
+        with _as_main_module() as module, contextlib.redirect_stdout(io.StringIO()):
+            if self._context is None:
+                for cell in self.exercise.before:
+                    exec(compile(cell, "<cell above>", "exec"), module.__dict__)
+                self._context = dict(module.__dict__)
+            module.__dict__.update(self._context)
+            yield module
+
 
 def complaints(bench: Bench, mutants: list[Mutant]) -> list[str]:
     """What the proofs of one exercise found wrong, one sentence each; empty when all of it holds."""
     name, found = bench.exercise.id, []
     found += [f"{name}: the solution fails {part}: {error!r}" for part, error in bench.solution().items() if error]
     found += [f"{name}: the untouched stub passes {part}" for part, error in bench.stub().items() if error is None]
-    if len(mutants) < 2:
+    if len(mutants) + len(bench.misconceptions()) < 2:
         found.append(f"{name}: has {len(mutants)} stored mutants, needs two or more")
+    found += [f"{name}: {said}" for hint in bench.misconceptions() for said in _overlooked(bench, hint)]
     for mutant in mutants:
         errors = [error for error in bench.mutant(mutant).values() if error]
         if not errors:
@@ -100,6 +138,15 @@ def complaints(bench: Bench, mutants: list[Mutant]) -> list[str]:
         if not mutant.expect:
             found.append(f"{name}: the mutant {mutant.name!r} does not say which message it expects")
     return found
+
+
+def _overlooked(bench: Bench, hint: str) -> Iterator[str]:
+    for seed in bench.seeds_for(hint):
+        said = bench.notices(hint, seed)
+        if not said:
+            yield f"the misconception {hint!r} passes every part with seed {seed}"
+        elif said[-1].hint != hint:
+            yield f"the misconception {hint!r} fails with another hint with seed {seed}; the first one: {said[0]}"
 
 
 def load_mutants(file: Path) -> dict[str, list[Mutant]]:

@@ -20,7 +20,8 @@ FLOORS = {
     "serving": 7, "quantizing": 7,
     "sampling_params": 7, "lora": 7, "outputs": 7, "inputs": 7, "pooling_params": 7,
     "book": 8, "bench": 8, "training": 8, "programs": 8,
-    "cli": 9, "__main__": 9,
+    "course": 9,
+    "cli": 10, "__main__": 10,
 }  # fmt: skip
 ENGINE_FLOORS = range(1, 8)  # their modules say which chapter builds them; the floors above may leave it out
 MAX_LINES = 320

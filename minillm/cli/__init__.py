@@ -1,4 +1,5 @@
-"""The command line: lab, tour, generate, serve, train, quantize, bench, check. Built in chapter 00."""
+"""The command line: lab, tour, generate, serve, train, quantize, bench, check, progress, course.
+Built in chapter 00."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ import typer
 
 from ..bench.commands import bench
 from ..bench.console import Device, Model, errors_in_one_line, out, progress, state
+from .course_pages import changes, site
 from .generating import generate
+from .grading import course
+from .self_study import progress as show_progress
 from .serving import serve
 from .training import train
 
@@ -26,6 +30,9 @@ app = typer.Typer(
     "**Begin:** `minillm lab` opens the book, `minillm tour` shows in a minute where it leads.",
 )
 app.add_typer(bench, name="bench")
+app.add_typer(course, name="course")
+course.command()(site)
+course.command()(changes)
 
 
 @app.callback()
@@ -116,8 +123,13 @@ def quantize(
     calibration: Annotated[
         Path | None, typer.Option(help="A text file to calibrate with, instead of the corpus.")
     ] = None,
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="Rotate the model's coordinates first (QuaRot): fewer outliers.")
+    ] = False,
     documents: Annotated[int, typer.Option(min=1, help="Of the corpus, or pieces of 512 tokens of the file.")] = 64,
-    seed: Annotated[int, typer.Option(help="Which documents; not 1, which quality is measured on.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Which documents, and the rotation's signs; not 1, which quality is measured on.")
+    ] = 0,
     dtype: Annotated[str, typer.Option(help="To calibrate in: auto, float32, bfloat16 or float16.")] = "auto",
     device: Device = "auto",
 ) -> None:
@@ -131,7 +143,7 @@ def quantize(
         from .. import quantizing
 
         config = quantizing.config_of(
-            method, bits, group_size or None, format, symmetric, act_order, documents, seed, calibration
+            method, bits, group_size or None, format, symmetric, act_order, documents, seed, calibration, rotate
         )
         with progress("quantizing", quantizing.num_steps(model)) as advance:
             result = quantizing.quantize_model(model, config, out_folder, dtype, device, advance)
@@ -163,6 +175,9 @@ def check(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the first of --roads; the next has the next seed.")] = 0,
     road: Annotated[str | None, typer.Option(help="Serve one combination, as --roads printed it.")] = None,
+    parallel: Annotated[
+        bool, typer.Option("--parallel", help="Each of --roads in several processes: tensor and pipeline parallel.")
+    ] = False,
 ) -> None:
     """Check the notebooks, run them, generate the exercises; check the engine. For authors and lecturers.
 
@@ -177,11 +192,12 @@ def check(
     `minillm check --badges --repository owner/name`
 
     `minillm check --roads 1000 --seed 0` compares random combinations of the engine's settings with the plain engine,
-    about five in a second, and prints each that fails with the fewest settings and requests that still fail.
+    about five in a second, and prints each that fails with the fewest settings and requests that still fail; with
+    `--parallel` each is cut over two to four processes.
     """
     with errors_in_one_line():
         if roads or road:
-            check_roads(roads or 0, seed, road)
+            check_roads(roads or 0, seed, road, parallel)
             return
         if badges != bool(repository):
             raise ValueError("--badges and --repository owner/name go together")
@@ -215,7 +231,10 @@ def check(
             raise typer.Exit(1)
 
 
-def check_roads(count: int, seed: int, line: str | None) -> None:
+app.command("progress")(show_progress)
+
+
+def check_roads(count: int, seed: int, line: str | None, parallel: bool = False) -> None:
     """Serve random roads, or the one of a line; ends with status 1 where one fails."""
     from ..book.roads.check import RoadCheck
     from ..book.roads.road import Road
@@ -225,7 +244,7 @@ def check_roads(count: int, seed: int, line: str | None) -> None:
 
     road = line and Road.parse(line)
     with RoadCheck() as check, progress("serving", count) as advance:
-        report = check.run(count, seed, write_line, advance)
+        report = check.run(count, seed, write_line, advance, parallel=parallel)
         if road:
             check.run_one(road, write_line)
     for text in report.lines():

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..bench.console import Device, Model, errors_in_one_line, log
+from ..bench.console import Backend, Device, Model, PipelineParallel, TensorParallel, errors_in_one_line, log
 
 
 def generate(
@@ -24,6 +24,9 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="The same seed says the same.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given again.")] = None,
     lora: Annotated[Path | None, typer.Option(help="The folder of an adapter, as PEFT writes it.")] = None,
+    tensor_parallel_size: TensorParallel = 1,
+    pipeline_parallel_size: PipelineParallel = 1,
+    distributed_executor_backend: Backend = "mp",
     chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")] = False,
 ) -> None:
     """Say something, streamed as it is made; speed comes at the end, on stderr.
@@ -43,7 +46,13 @@ def generate(
             temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, repetition_penalty=repetition_penalty
         )
         params = SamplingParams(**shape, seed=seed, stop=stop or None, max_tokens=max_tokens)
-        llm = LLM(model, device=device, dtype=dtype, enable_lora=lora is not None, max_loras=1, max_lora_rank=64)
+        options = dict(device=device, dtype=dtype, enable_lora=lora is not None, max_loras=1, max_lora_rank=64)
+        options |= dict(
+            tensor_parallel_size=tensor_parallel_size,
+            pipeline_parallel_size=pipeline_parallel_size,
+            distributed_executor_backend=distributed_executor_backend,
+        )
+        llm = LLM(model, **options)
         adapter = lora and LoRARequest(lora.name or "adapter", 1, lora)
         if adapter:
             llm.add_lora(adapter)

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..bench.console import Device, errors_in_one_line, log
+from ..bench.console import Backend, Device, PipelineParallel, TensorParallel, errors_in_one_line, log
+from . import fleet
 
 KEY_VARIABLE = "MINILLM_API_KEY"
 
@@ -51,12 +52,17 @@ def serve(
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     quantization: Annotated[str | None, typer.Option(help="int8, int4, fp8 ...: low-bit weights.")] = None,
-    kv_cache_dtype: Annotated[str, typer.Option(help="auto, int8 or fp8.")] = "auto",
+    kv_cache_dtype: Annotated[str, typer.Option(help="auto, int8, fp8 or int4.")] = "auto",
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of a prompt and its answer together.")] = None,
     max_num_seqs: Annotated[int, typer.Option(help="Requests in one step.")] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step.")] = 8192,
     num_kv_blocks: Annotated[int | None, typer.Option(help="Blocks of the KV cache; by default what fits.")] = None,
-    scheduling_policy: Annotated[str, typer.Option(help="fcfs, priority, sjf or fair.")] = "fcfs",
+    scheduling_policy: Annotated[
+        str, typer.Option(help="fcfs, priority, preemptive_priority, sjf, fair or lpm.")
+    ] = "fcfs",
+    tensor_parallel_size: TensorParallel = 1,
+    pipeline_parallel_size: PipelineParallel = 1,
+    distributed_executor_backend: Backend = "mp",
     speculative_config: Annotated[
         str | None, typer.Option(help='JSON, as in \'{"method": "ngram", "num_speculative_tokens": 4}\'.')
     ] = None,
@@ -86,6 +92,18 @@ def serve(
     max_body_bytes: Annotated[int, typer.Option(help="Of one request.")] = 4 * 2**20,
     request_seconds: Annotated[float | None, typer.Option(help="A request that takes longer is ended.")] = None,
     drain_seconds: Annotated[float, typer.Option(help="After SIGTERM, for requests under way.")] = 30.0,
+    replicas: fleet.Replicas = 1,
+    router_policy: fleet.RouterPolicy = "prefix_aware",
+    prefill_replicas: fleet.PrefillReplicas = 0,
+    autoscaler: fleet.Autoscaler = None,
+    min_replicas: fleet.MinReplicas = None,
+    max_replicas: fleet.MaxReplicas = None,
+    ray: fleet.Ray = False,
+    ray_address: fleet.RayAddress = None,
+    kv_transport: fleet.KVTransport = "auto",
+    tool_call_parser: Annotated[
+        str, typer.Option(help="How the model writes tool calls: hermes, llama3_json, mistral or pythonic.")
+    ] = "hermes",
     page: Annotated[bool, typer.Option("--page/--no-page", help="The chat and the engine room at /.")] = True,
     access_log: Annotated[bool, typer.Option("--access-log/--no-access-log", help="A line for each request.")] = True,
 ) -> None:
@@ -112,8 +130,6 @@ def serve(
             raise ModuleNotFoundError(
                 f"`minillm serve` needs {error.name}; pip install 'minillm-book[serve]'", name=error.name
             ) from None
-        from ..engine.async_llm import AsyncLLM
-        from ..engine.llm import LLM
 
         secrets = [*(api_key or ()), *filter(None, [os.environ.get(KEY_VARIABLE)])]
         keys = tuple(Key(secret) for secret in dict.fromkeys(secrets))
@@ -130,6 +146,7 @@ def serve(
             request_seconds=request_seconds,
             drain_seconds=drain_seconds,
             page=page,
+            tool_call_parser=tool_call_parser,
             load_adapters=enable_lora,
             adapters=tuple(map(named_folder, lora or ())),
         )
@@ -147,6 +164,9 @@ def serve(
             "max_num_batched_tokens": max_num_batched_tokens,
             "num_kv_blocks": num_kv_blocks,
             "scheduling_policy": scheduling_policy,
+            "tensor_parallel_size": tensor_parallel_size,
+            "pipeline_parallel_size": pipeline_parallel_size,
+            "distributed_executor_backend": distributed_executor_backend,
             "disk_kv_path": disk_kv_path,
             "disk_kv_bytes": disk_kv_bytes,
             "host_kv_bytes": host_kv_bytes,
@@ -161,6 +181,7 @@ def serve(
             from ..serving.repository import Repository
 
             of_one = {"MODEL": model, "--served-model-name": served_model_name, "--lora": lora or None}
+            of_one |= {"--replicas": replicas if replicas > 1 else None, "--autoscaler": autoscaler}
             for name, value in of_one.items():
                 if value is not None:
                     raise ValueError(f"{name} {value!r} and --model-repository exclude each other; leave one out")
@@ -172,11 +193,13 @@ def serve(
             return
         model = model or "tinyworld"
         log.print(f"loading {model} ...", style="dim", highlight=False)
-        engine = AsyncLLM(LLM(model, **options))
-        try:
+        of_fleet = dict(
+            replicas=replicas, router_policy=router_policy, prefill_replicas=prefill_replicas, autoscaler=autoscaler,
+            min_replicas=min_replicas, max_replicas=max_replicas, ray=ray, ray_address=ray_address,
+            kv_transport=kv_transport,
+        )  # fmt: skip
+        with fleet.serving_engine(model, options, of_fleet) as engine:
             run(engine, config, access_log, lambda url: log.print(f"serving {model} at {url}", highlight=False))
-        finally:
-            engine.shutdown()
 
 
 def named_folder(given: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from minillm.engine.config import EngineConfig
+from minillm.engine.eagle import build_tap
 from minillm.engine.lora_cache import AdapterCache
 from minillm.engine.lora_gate import AdapterGate
 from minillm.engine.parts import (
@@ -16,6 +17,7 @@ from minillm.engine.parts import (
     sliding_window,
 )
 from minillm.engine.policies import cached_tokens_of, make_policy
+from minillm.engine.preemptive import PreemptiveScheduler
 from minillm.engine.runner import ModelRunner
 from minillm.engine.scheduler import KVCache, Scheduler
 from minillm.engine.sizing import block_bytes_of, fitting_blocks
@@ -23,6 +25,7 @@ from minillm.engine.warmup import warm_up
 from minillm.kv_cache.manager import KVCacheManager
 from minillm.model.attention import can
 from minillm.model.decoder import Decoder
+from minillm.model.routing import trace_routing
 from minillm.sampling.sampler import Sampler
 from minillm.speculative.drafter import Drafter
 from minillm.speculative.rejection import RejectionSampler
@@ -31,7 +34,8 @@ from minillm.trace import Trace
 
 def build_scheduler(kv_cache: KVCache, config: EngineConfig, trace: Trace) -> Scheduler:
     """A scheduler over `kv_cache`, with the policy and the limits of `config`."""
-    return Scheduler(
+    kind = PreemptiveScheduler if config.scheduling_policy == "preemptive_priority" else Scheduler
+    return kind(
         kv_cache,
         config.max_num_seqs,
         config.max_num_batched_tokens,
@@ -51,17 +55,20 @@ def build_runner(
     sampler: Sampler | None = None,
     drafter: Drafter | None = None,
     tokens_each: int = 1,
+    kind: type[ModelRunner] = ModelRunner,
 ) -> ModelRunner:
     """A runner with the memory behind `kv_cache`. It records steps of at most `tokens_each` tokens a request."""
+    build_tap(model, config)
     cache = build_cache(model, kv_cache, config.kv_cache_dtype)
     attention = build_attention(model, cache, config.attention_backend, retention_of(config, model))
     graphs = build_graphs(model, attention, kv_cache, config, tokens_each)
     sampler = sampler or (RejectionSampler() if drafter is not None or config.speculative_config else Sampler())
     transfer, pieces = build_transfer(cache, kv_cache), build_pieces(model, graphs, config)
     adapters = build_adapters(model, config)
-    runner = ModelRunner(model, cache, attention, sampler, trace, graphs, transfer, pieces, drafter, adapters)
+    trace_routing(model, trace)
+    runner = kind(model, cache, attention, sampler, trace, graphs, transfer, pieces, drafter, adapters)
     if model.device.type == "cuda" and can(attention, "graph_safe"):
-        warm_up(model, attention, sampler)
+        warm_up(model, attention, runner.sampler)
     return runner
 
 

@@ -15,27 +15,21 @@ from minillm.sampling.params import MAX_SEED, check_float, check_int
 from minillm.speculative.config import SpeculativeConfig
 
 CHOICES = {
-    "scheduling_policy": ("fcfs", "priority", "sjf", "fair", "lpm"),
+    "scheduling_policy": ("fcfs", "priority", "preemptive_priority", "sjf", "fair", "lpm"),
     "attention_backend": ("auto", "torch", "native", "triton"),
-    "kv_cache_dtype": ("auto", "int8", "fp8"),
+    "kv_cache_dtype": ("auto", "int8", "fp8", "int4"),
     "preemption_mode": ("recompute", "swap"),
     "generation_config": ("auto", "vllm"),
+    "distributed_executor_backend": ("mp", "ray"),
 }
-FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager", "enable_lora")
-
-# What is served today, and the chapter that brings the other values.
-SERVED = {
-    "tensor_parallel_size": ((1,), 20),
-    "pipeline_parallel_size": ((1,), 20),
-}
+FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager", "enable_lora", "enable_expert_parallel")
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """The arguments of `LLM`, with the same names.
 
-    Raises TypeError or ValueError naming the field, the value and what is allowed, and NotImplementedError
-    naming the chapter for a value that a later chapter brings.
+    Raises TypeError or ValueError naming the field, the value and what is allowed.
     """
 
     model: str | Path
@@ -62,6 +56,8 @@ class EngineConfig:
     cpu_offload_bytes: int = 0
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    distributed_executor_backend: str = "mp"
+    enable_expert_parallel: bool = False
     enforce_eager: bool = False
     async_scheduling: bool | None = None
     seed: int = 0
@@ -107,16 +103,16 @@ class EngineConfig:
         spec, policy = self.speculative_config, self.kv_retention
         if policy is not None and self.disk_kv_path is not None:
             raise ValueError("disk_kv_path keeps prefixes, and a cache with kv_retention has none to keep; drop either")
-        if policy is not None and spec is not None and spec.method == "draft_model":
+        if policy is not None and spec is not None and spec.method != "ngram":
+            kind = "model" if spec.method == "draft_model" else "head"
             raise ValueError(
-                "a draft model keeps all of its text, kv_retention does not: use method='ngram', or drop either"
+                f"a draft {kind} keeps all of its text, kv_retention does not: use method='ngram', or drop either"
             )
-        for name, (served, chapter) in SERVED.items():
-            if getattr(self, name) not in served:
-                raise NotImplementedError(
-                    f"{name}={getattr(self, name)!r} comes with chapter {chapter:02}; "
-                    f"until then use {' or '.join(map(repr, served))}"
-                )
+        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
+            raise ValueError(
+                "enable_expert_parallel=True spreads experts over tensor-parallel ranks, and tensor_parallel_size=1; "
+                "raise it, or leave enable_expert_parallel out"
+            )
         if self.preemption_mode == "swap" and not self.host_kv_bytes:
             raise ValueError(
                 "preemption_mode='swap' has nowhere to move blocks to: host_kv_bytes=0; "
@@ -141,6 +137,11 @@ class EngineConfig:
     def tokens_each(self) -> int:
         """The most tokens of a decoding request in one step: its last one, and the draft tokens behind it."""
         return 1 if self.speculative_config is None else 1 + self.speculative_config.num_speculative_tokens
+
+    @property
+    def world_size(self) -> int:
+        """How many workers compute a step together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def num_cpu_loras(self) -> int:

@@ -31,7 +31,8 @@ class Detokenizer:
 
     A decoder like SentencePiece's takes neighbouring byte tokens for text only if all of them together are text; one
     byte too many, and each becomes U+FFFD. `invalid_byte` is the token of such a byte, from `invalid_byte_token`: text
-    that would change if it came next is held back.
+    that would change if it came next is held back. The new tokens begin with the text of `taken_back`, the last tokens
+    of the prompt, which is not shown again (token healing, chapter 19).
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Detokenizer:
         begins_whole: bool = False,
         keeps_stop: bool = False,
         invalid_byte: int | None = None,
+        taken_back: Sequence[int] = (),
     ):
         self.keeps_stop = keeps_stop
         self.decode = decode
@@ -58,7 +60,8 @@ class Detokenizer:
         while begins_whole and self._window and decode(self._window).endswith(REPLACEMENT):
             self._window.pop()
         self._num_read = len(self._window)
-        self._read_text = decode(self._window).rstrip(REPLACEMENT) if self._window else ""
+        read = [*self._window, *taken_back]
+        self._read_text = decode(read).rstrip(REPLACEMENT) if read else ""
         self._too_early: list[str] = []  # what was whole after new tokens with which no stop string counts
 
     def add(self, token_id: int) -> str:

@@ -1,4 +1,4 @@
-"""Who drafts for an engine: n-grams, or a draft model over a cache of its own. Built in chapter 18."""
+"""Who drafts for an engine: n-grams, a draft model over a cache of its own, or a draft head. Built in chapter 18."""
 
 from __future__ import annotations
 
@@ -8,21 +8,13 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from torch import Tensor
 
 from minillm.engine.config import EngineConfig
-from minillm.engine.parts import (
-    build_attention,
-    build_cache,
-    build_graphs,
-    sliding_window,
-)
+from minillm.engine.draft_runner import DraftForward, draft_runner_of
+from minillm.engine.eagle import build_eagle
 from minillm.engine.runner import ModelRunner
 from minillm.engine.speculation import Speculation
-from minillm.engine.step import NewRequest, ScheduledRequest
-from minillm.engine.warmup import warm_up
 from minillm.kv_cache.manager import KVCacheManager
-from minillm.model.attention import can
 from minillm.model.batch import ForwardBatch
 from minillm.model.checkpoint import (
     load_config,
@@ -31,49 +23,14 @@ from minillm.model.checkpoint import (
     resolve_model,
 )
 from minillm.model.decoder import Decoder
-from minillm.sampling.params import SamplingParams
 from minillm.speculative.adaptive import AdaptiveLength, StepCost
 from minillm.speculative.config import SpeculativeConfig
-from minillm.speculative.draft_model import DraftRow, ModelDrafter
+from minillm.speculative.draft_model import ModelDrafter
 from minillm.speculative.ngram import NgramDrafter
 from minillm.trace import Trace
 
 MEASURED_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens of a step
 REPEATS = 3
-
-
-class DraftForward:
-    """Forward passes of the draft model. Its runner's record of a request shares the drafter's list of tokens,
-    and is told of its length and of new blocks."""
-
-    def __init__(self, runner: ModelRunner):
-        self.runner = runner
-        self.sent: dict[str, list[int]] = {}  # block tables that the runner knows
-
-    def __call__(self, rows: list[DraftRow], token_ids: Tensor | None) -> Tensor:
-        return self.runner.forward([self._told(row) for row in rows], token_ids)[0]
-
-    def forget(self, request_id: str) -> None:
-        self.runner.requests.remove(request_id)
-        self.sent.pop(request_id, None)
-
-    def _told(self, row: DraftRow) -> ScheduledRequest:
-        requests, state = self.runner.requests, row.request
-        name, text = state.request_id, state.token_ids
-        if name not in requests or requests[name].token_ids is not text:
-            self.forget(name)
-            requests.add(NewRequest(name, text, 0, SamplingParams(), 0, 0, frozenset())).token_ids = text
-        slot = requests[name].slot
-        requests.num_known[slot], requests.last_token[slot] = len(text), text[-1]
-        sent = self.sent.setdefault(name, [])
-        first = 0
-        if sent == row.block_ids:
-            first = len(sent)
-        else:
-            while first < min(len(sent), len(row.block_ids)) and sent[first] == row.block_ids[first]:
-                first += 1
-            sent[first:] = row.block_ids[first:]
-        return ScheduledRequest(name, row.start, row.num_tokens, row.block_ids[first:], row.samples, first_block=first)
 
 
 def build_speculation(
@@ -86,6 +43,9 @@ def build_speculation(
     draft_cost = None
     if spec.method == "ngram":
         runner.drafter = NgramDrafter(spec.prompt_lookup_min, spec.prompt_lookup_max)
+    elif spec.method == "eagle":
+        runner.drafter, draft = build_eagle(model, runner, kv_cache, config, spec)
+        draft_cost = measure_steps(draft, config.max_num_seqs) if spec.adaptive else None
     else:
         draft, manager = build_draft_runner(model, kv_cache, config, spec)
         forward = DraftForward(draft)
@@ -110,17 +70,7 @@ def build_draft_runner(
     """The draft model over a cache of its own, with as many blocks as the target's."""
     path = resolve_model(spec.model)
     check_same_tokens(config.model, model.config.vocab_size, path)
-    draft = load_model(path, model.dtype, model.device, spec.quantization)
-    manager = KVCacheManager(
-        kv_cache.pool.num_blocks, kv_cache.block_size, config.enable_prefix_caching, sliding_window(draft)
-    )
-    cache = build_cache(draft, manager, config.kv_cache_dtype)
-    attention = build_attention(draft, cache, config.attention_backend)
-    graphs = build_graphs(draft, attention, manager, config, tokens_each=2)
-    runner = ModelRunner(draft, cache, attention, graphs=graphs)
-    if draft.device.type == "cuda" and can(attention, "graph_safe"):
-        warm_up(draft, attention, runner.sampler)
-    return runner, manager
+    return draft_runner_of(load_model(path, model.dtype, model.device, spec.quantization), kv_cache, config)
 
 
 def check_same_tokens(target: str | Path, vocab_size: int, draft: Path) -> None:

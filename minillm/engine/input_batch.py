@@ -54,9 +54,9 @@ class InputBatch:
 
     def add(self, new: NewRequest, compile_grammar: Compile | None = None) -> RequestState:
         """Take a request in; one that is here already keeps its slot and its block table, and gets another text."""
-        grammar = (
-            None if new.params.structured_outputs is None else started(compile_grammar, new.params, new.output_ids)
-        )
+        grammar = None
+        if new.params.structured_outputs is not None:
+            grammar = started(compile_grammar, new.params, new.token_ids[: new.num_prompt_tokens], new.output_ids)
         known = self.states.get(new.request_id)
         if known is None and not self.free_slots:
             self._grow(2 * len(self.num_known))

@@ -8,11 +8,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from minillm.engine.chats import render_chats
+from minillm.engine.healing import Prompt as ReadyPrompt, all_healed
 from minillm.engine.lock import locked
 from minillm.engine.lora_request import AdapterRef, LoRARequest
 from minillm.engine.prompt_forms import (
@@ -36,10 +37,10 @@ if TYPE_CHECKING:
     from minillm.sampling.grammar.protocol import CompiledGrammar
 
 Prompt = str | Sequence[int] | dict[str, Any]
-PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", "logprob_start_len"}
+PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", "logprob_start_len", "heal"}
 PROMPT_FORMS = (
     "a string, a list of token ids, {'prompt': string}, {'prompt_token_ids': [ids]} "
-    "(with or without 'cache_salt', 'logprob_start_len'), or a list of these"
+    "(with or without 'cache_salt', 'logprob_start_len', 'heal'), or a list of these"
 )
 
 
@@ -70,7 +71,6 @@ class InputProcessor:
         self.adapters: Callable[[Any, int], list[Any]] = _no_adapters  # of a `lora_request`: chapter 23
         self._longest_token = cache(partial(longest_token, tokenizer))
         self._counter = count()
-        self._compiler: GrammarCompiler | None = None  # made when the first grammar is asked for
 
     def requests(
         self,
@@ -95,14 +95,15 @@ class InputProcessor:
             starts = [
                 logprob_start_of(f"prompts[{index}]", *one) for index, one in enumerate(zip(prompts, checked, params))
             ]
-            for one in params:
-                self.compile(one)
+            ready = all_healed(prompts, checked, params, lambda: self._grammars.vocabulary)
+            for one in ready:
+                self.compile(one.params)
             priorities = one_each("priority", priority, int, 0, len(prompts))
             users = one_each("user", user, str, "", len(prompts))
             arrival_time = self.clock()
             return [
-                self._request(text, ids, *options, arrival_time=arrival_time)
-                for (text, ids), *options in zip(checked, params, salts, starts, priorities, users, adapters)
+                self._request(*options, arrival_time=arrival_time)
+                for options in zip(ready, salts, starts, priorities, users, adapters)
             ]
 
     @locked
@@ -140,9 +141,11 @@ class InputProcessor:
         """What `structured_outputs` allows, made ready for this vocabulary. Raises ValueError if it cannot be."""
         if params.structured_outputs is None:
             return None
-        if self._compiler is None:
-            self._compiler = GrammarCompiler(self.tokenizer, self.vocab_size, self.eos_token_ids)
-        return self._compiler.compile(params.structured_outputs)
+        return self._grammars.compile(params.structured_outputs)
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        return GrammarCompiler(self.tokenizer, self.vocab_size, self.eos_token_ids)
 
     def _check_against_vocabulary(self, params: SamplingParams) -> None:
         for name, token_ids in params.token_ids().items():
@@ -191,9 +194,7 @@ class InputProcessor:
 
     def _request(
         self,
-        prompt: str | None,
-        token_ids: list[int],
-        params: SamplingParams,
+        ready: ReadyPrompt,
         cache_salt: str | None,
         logprob_start_len: int,
         priority: int,
@@ -201,24 +202,17 @@ class InputProcessor:
         adapter: tuple[LoRARequest, AdapterRef] | None,
         arrival_time: float,
     ) -> Request:
-        number = next(self._counter)
-        room = self.max_model_len - len(token_ids)
+        number, params = next(self._counter), ready.params
+        room = self.max_model_len - len(ready.token_ids)
         return Request(
-            request_id=str(number),
-            prompt=prompt,
-            prompt_token_ids=token_ids,
-            params=params,
+            request_id=str(number), prompt=ready.text, prompt_token_ids=ready.token_ids, params=params,
             seed=derive_seed(self.seed, number) if params.seed is None else params.seed,
             eos_token_ids=self.eos_token_ids,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            arrival_time=arrival_time,
-            priority=priority,
-            user=user,
-            cache_salt=cache_salt,
-            logprob_start_len=logprob_start_len,
-            lora_request=adapter and adapter[0],
-            adapter=adapter and adapter[1],
-        )
+            arrival_time=arrival_time, priority=priority, user=user, cache_salt=cache_salt,
+            logprob_start_len=logprob_start_len, taken_back=ready.taken_back,
+            lora_request=adapter and adapter[0], adapter=adapter and adapter[1],
+        )  # fmt: skip
 
 
 def _no_adapters(given: Any, num_prompts: int) -> list[Any]:

@@ -30,7 +30,7 @@ from minillm.engine.prompt_forms import check_call, check_callback
 from minillm.engine.request import Request
 from minillm.engine.sink import OutputSink
 from minillm.engine.sizing import max_model_len_of, served_model_len
-from minillm.engine.upkeep import Upkeep, load
+from minillm.engine.upkeep import Upkeep, build_engine
 from minillm.engine.vllm_names import merged
 from minillm.model.checkpoint import load_tokenizer, resolve_model
 from minillm.sampling.params import SamplingParams
@@ -55,12 +55,12 @@ class LLM(Chatting, BeamSearching, Pooling, Adapting, Upkeep):
 
     `quantization` writes the weights in few bits: "int8", "int4", "fp8", "fp4", "gptq", "awq", "smoothquant",
     "llm_int8", or a dict (`minillm.quantization.config`). `kv_cache_dtype="int8"` or "fp8" keeps keys and values in 8
-    bits. `kv_retention={"sinks": 4, "window": 1020}` keeps no more of a text than those tokens, so that it may grow
-    past what the model was made for; nothing of it enters the prefix cache (`minillm.kv_cache.retention`).
+    bits, "int4" in 4. `kv_retention={"sinks": 4, "window": 1020}` keeps no more of a text than those tokens, so that it
+    may grow past what the model was made for; nothing of it enters the prefix cache (`minillm.kv_cache.retention`).
 
-    `speculative_config={"method": "ngram"}` or `{"method": "draft_model", "model": ...}` guesses several tokens a step
-    and checks them all: fewer steps, and what is said stays as it was (`minillm.speculative.config`).
-    Only with a draft model a request without a seed is drawn anew, from the same distribution.
+    `speculative_config={"method": "ngram"}`, or "draft_model" or "eagle" with a "model", drafts several tokens a step
+    and verifies them all: fewer steps, and the text stays as it was (`minillm.speculative.config`).
+    Only with a draft model or a draft head a request without a seed is drawn anew, from the same distribution.
 
     `host_kv_bytes` of host memory take swapped requests and prefixes that the device has no room for; `disk_kv_bytes`
     of the folder `disk_kv_path` take what falls out of it, and bound the folder, whichever model wrote there;
@@ -71,11 +71,11 @@ class LLM(Chatting, BeamSearching, Pooling, Adapting, Upkeep):
     `enable_lora` serves adapters, each request with its own (`minillm.lora.request`): at most `max_loras` different
     ones in a step, of a rank up to `max_lora_rank`, and `max_cpu_loras` of them in host memory.
 
-    Several threads may use one LLM. They take turns, a step computes tokens for the requests of all,
-    and each call returns what it asked for (`minillm.engine.lock`).
+    Several threads may use one LLM: they take turns (`minillm.engine.lock`). `tensor_parallel_size` times
+    `pipeline_parallel_size` processes compute it, and its tokens stay the same (`minillm.engine.distributed.support`).
 
-    vLLM's names for some of these are taken too (`minillm.engine.vllm_names`), and None stands for the default. Values
-    that come with a later chapter raise NotImplementedError and name it; wrong ones ValueError or TypeError.
+    vLLM's names for some of these are taken too (`minillm.engine.vllm_names`), and None stands for the default. What
+    cannot be served raises NotImplementedError, a wrong value ValueError or TypeError.
     """
 
     def __init__(
@@ -105,6 +105,8 @@ class LLM(Chatting, BeamSearching, Pooling, Adapting, Upkeep):
         cpu_offload_bytes: int = 0,
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
+        distributed_executor_backend: str = "mp",
+        enable_expert_parallel: bool = False,
         enforce_eager: bool = False,
         async_scheduling: bool | None = None,
         seed: int = 0,
@@ -122,14 +124,12 @@ class LLM(Chatting, BeamSearching, Pooling, Adapting, Upkeep):
         default_params = default_sampling_params(
             path, config.generation_config, self.options.override_generation_config
         )
-        self.model = load(config, self.options)
-        self.tokenizer = load_tokenizer(
-            path if self.options.tokenizer is None else resolve_model(self.options.tokenizer)
-        )
+        self.model = self._load_model()
+        self.tokenizer = load_tokenizer(path if (given := self.options.tokenizer) is None else resolve_model(given))
         self.trace, self.counters = Trace(enabled=False), Counters()
         self._asleep: set[str] = set()  # parts that `sleep` has freed
         model_len = max_model_len_of(config, self.model)
-        self.engine = Engine(self.model, config=config, trace=self.trace)
+        self.engine = build_engine(self.model, config, self.trace)
         self.max_model_len = served_model_len(config, self.engine.kv_cache, model_len)
         eos_token_ids = frozenset(self.model.config.eos_token_ids)
         limits = (self.model.config.vocab_size, self.max_model_len, eos_token_ids)

@@ -49,7 +49,7 @@ class AdapterCache:
     def read(self, path: str, in_use: Collection[str] = (), waiting: Collection[str] = ()) -> str:
         """Read a folder and keep its adapter on the host; returns its key. No adapter `in_use` is dropped for it, and
         those that requests wait for go last. Raises AdapterError."""
-        adapter = read_adapter(path, self.model.config, self.slots.shapes, self.slots.max_rank, self.model.dtype)
+        adapter = self._read(path)
         with self._lock:
             self.num_read += 1
             self.on_host[adapter.key] = adapter
@@ -107,6 +107,9 @@ class AdapterCache:
             return None
         slots = {key: self.slot(ref, refs) for key, ref in refs.items()}
         return np.asarray([-1 if state.adapter is None else slots[state.adapter.key] for state in states], np.int32)
+
+    def _read(self, path: str) -> Adapter:
+        return read_adapter(path, self.model.config, self.slots.shapes, self.slots.max_rank, self.model.dtype)
 
     def _evict(self, in_step: Collection[str]) -> int:
         for key in self.on_device:

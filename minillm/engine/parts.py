@@ -11,21 +11,25 @@ from minillm.engine.pieces import PieceGraphs, piece_sizes
 from minillm.kernels.language import MODE
 from minillm.kernels.tuning import tune_attention
 from minillm.kv_cache.disk import DiskStore
+from minillm.kv_cache.latent import LatentAttention, LatentKVCache
 from minillm.kv_cache.manager import KVCacheManager
 from minillm.kv_cache.native_attention import NativeAttention
 from minillm.kv_cache.paged import PagedKVCache
+from minillm.kv_cache.quantized import INT4
 from minillm.kv_cache.retention import RetentionPolicy, SinkTurn
+from minillm.kv_cache.sink_logits import with_sink_logits
 from minillm.kv_cache.torch_attention import TorchAttention
 from minillm.kv_cache.transfer import BlockTransfer
 from minillm.kv_cache.triton_attention import TritonAttention
-from minillm.model.attention import AttentionBackend, can
+from minillm.model.attention import AttentionBackend, can, sink_logits_of
 from minillm.model.decoder import Decoder
 
 
 def build_cache(model: Decoder, manager: KVCacheManager, kv_cache_dtype: str = "auto") -> PagedKVCache:
     """The memory behind `manager`'s blocks on the device."""
     config = model.config
-    return PagedKVCache(
+    kind = PagedKVCache if config.mla is None else LatentKVCache
+    return kind(
         config.num_layers,
         config.num_kv_heads,
         config.head_dim,
@@ -43,6 +47,14 @@ def build_attention(
     """The backend named `backend` over `cache`; "auto" is our Triton kernels on a GPU, our C kernels on a CPU where
     there is a compiler, and torch elsewhere."""
     cap = model.config.attention_softcap
+    if model.config.mla is not None:
+        if backend in ("triton", "native"):
+            raise ValueError(
+                f"attention_backend={backend!r} has no kernels for latents, which model_type="
+                f"{model.config.model_type!r} keeps in place of keys and values; use attention_backend='torch', or "
+                "'auto'"
+            )
+        return LatentAttention(cache, model.config.layer_windows, model.config.num_heads)
     if cap is not None and backend in ("triton", "native"):
         raise ValueError(
             f"attention_backend={backend!r} caps no scores, this model's are capped at {cap}; "
@@ -53,7 +65,10 @@ def build_attention(
     kernels = (MODE == "compiled" and cache.keys[0].is_cuda) or (MODE == "interpreted" and like_a_gpu("triton"))
     if cap is not None:
         return TorchAttention(cache, windows, model.config.num_heads, sink_turn, cap)
-    if backend == "triton" or (backend == "auto" and kernels and 16 <= model.config.head_dim <= 256):
+    reads = 16 <= model.config.head_dim <= 256 and why_not_triton(model, cache) is None
+    if backend == "triton" and (why := why_not_triton(model, cache)) is not None:
+        raise ValueError(f"attention_backend='triton' has no kernels for {why}; use attention_backend='auto'")
+    if backend == "triton" or (backend == "auto" and kernels and reads):
         attention = TritonAttention(cache, windows, model.config.num_heads, sink_turn=sink_turn)
         if not model.config.is_plain:  # its layers are not what the fused kernels compute
             attention.fused_store = attention.graph_safe = False
@@ -61,8 +76,15 @@ def build_attention(
             tune_attention(cache.keys[0], cache.values[0], model.config.num_heads, model.dtype)
         return attention
     if backend == "native" or (backend == "auto" and NativeAttention.serves(cache)):
-        return NativeAttention(cache, windows, sink_turn)
-    return TorchAttention(cache, windows, model.config.num_heads, sink_turn)
+        return with_sink_logits(NativeAttention(cache, windows, sink_turn), sink_logits_of(model))
+    return with_sink_logits(TorchAttention(cache, windows, model.config.num_heads, sink_turn), sink_logits_of(model))
+
+
+def why_not_triton(model: Decoder, cache: PagedKVCache) -> str | None:
+    """What Triton's attention has no kernels for, in words; None where it has."""
+    if cache.dtype is INT4:
+        return "kv_cache_dtype='int4'"
+    return "learned sink logits, which this model has" if model.config.sink_logits else None
 
 
 def build_graphs(
@@ -124,6 +146,11 @@ def retention_of(config: EngineConfig, model: Decoder) -> RetentionPolicy | None
     limit, windows = model.config.max_position_embeddings, set(model.config.layer_windows) - {None}
     if policy is None:
         return None
+    if model.config.mla is not None:
+        raise ValueError(
+            f"kv_retention={config.kv_retention} is for models that keep keys and values, and model_type="
+            f"{model.config.model_type!r} keeps latents; leave it out"
+        )
     if windows:
         raise ValueError(
             f"kv_retention={config.kv_retention} is for models that attend to everything; "

@@ -29,6 +29,7 @@ from minillm.model.fused import (
     after_attention,
     before_attention,
     last_norm,
+    tell,
 )
 
 PIECE_SIZES = (16, 32, 64, 128, 192, 256, 384, 512)  # tokens; beyond, the launches hide behind the arithmetic
@@ -102,6 +103,7 @@ class PieceGraphs:
 
     def _go_on(self, layer, following, size: int) -> None:
         hidden = after_attention(self.model, layer, following, self.attended[:size], self.residual[:size])
+        tell(layer, following, hidden, self.residual[:size])
         if following is None:
             self.hidden[:size].copy_(hidden)
         else:

@@ -220,7 +220,13 @@ class LongestPrefixMatch(FCFS):
         return best
 
 
-POLICIES: dict[str, Callable[..., Policy]] = {"fcfs": FCFS, "priority": priority, "sjf": sjf, "fair": Fair}
+POLICIES: dict[str, Callable[..., Policy]] = {
+    "fcfs": FCFS,
+    "priority": priority,
+    "preemptive_priority": priority,  # the same queue; `minillm.engine.preemptive` preempts for its head
+    "sjf": sjf,
+    "fair": Fair,
+}
 
 
 def make_policy(name: str, cached_tokens: Callable[[Request], int]) -> Policy:

@@ -24,6 +24,7 @@ from minillm.kernels.lora import TokenSlots
 from minillm.kv_cache.contiguous import ContiguousAttention, ContiguousKVCache
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
+from minillm.parallel.decoder import ParallelDecoder
 from minillm.sampling.checks import Absent, check_int, takes_names_of_vllm
 
 if TYPE_CHECKING:
@@ -113,11 +114,15 @@ def hidden_states(model: Decoder, token_ids: Sequence[int], slot: int | None = N
     `slot`: the batch slot of its adapter."""
     config, parts = model.config, []
     sizes = (config.num_layers, config.num_kv_heads, config.head_dim, len(token_ids))
-    attention = ContiguousAttention(ContiguousKVCache(*sizes, model.dtype, model.device), config)
+    value_dim = None if config.mla is None else config.mla.kv_lora_rank
+    attention = ContiguousAttention(ContiguousKVCache(*sizes, model.dtype, model.device, value_dim), config)
     for start in range(0, len(token_ids), CHUNK):
         batch = ForwardBatch.single(token_ids[start : start + CHUNK], start, device=model.device)
         if slot is not None:
             batch.token_slots = TokenSlots(torch.full_like(batch.token_ids, slot, dtype=torch.int32))
+        if isinstance(model, ParallelDecoder):
+            parts.append(model.states(batch, attention))
+            continue
         hidden, rotary = model.embed(batch.token_ids), model.rotary(batch.positions)
         for layer in model.in_order():
             hidden = layer(hidden, rotary, attention, batch)
@@ -231,8 +236,12 @@ class Pooling:
     @locked
     def _pool(self, request: Request, params: PoolingParams) -> Tensor:
         self.engine.check_open()
-        slot = None if request.adapter is None else self.engine.runner.adapters.slot(request.adapter)
-        hidden = hidden_states(self.model, request.prompt_token_ids, slot)
+        ids, adapter = request.prompt_token_ids, request.adapter
+        if (in_workers := getattr(self.model, "hidden_states", None)) is not None:
+            hidden = in_workers(ids, adapter)
+        else:
+            slot = None if adapter is None else self.engine.runner.adapters.slot(adapter)
+            hidden = hidden_states(self.model, ids, slot)
         return pooled(hidden, params, self.options.pooling_type, self.options.normalize).cpu()
 
     def _pooling_params(self, given: Any, num_prompts: int, task: str | None) -> list[PoolingParams]:
@@ -242,6 +251,11 @@ class Pooling:
         made = []
         with self.engine.lock:  # another thread may have put the model to sleep
             self.engine.check_open()
+            if self.model.rotated:
+                raise ValueError(
+                    "the model was quantized with rotate=True: its hidden states are not those of the checkpoint, but "
+                    "rotated, and without the last norm's gain; make vectors with a model that is not rotated"
+                )
             most = self.model.config.hidden_size
         for one in params:
             if not isinstance(one, PoolingParams | None):

@@ -17,6 +17,7 @@ class TextPrompt(TypedDict):
     """A prompt as text."""
 
     prompt: str
+    heal: NotRequired[bool]  # its last tokens are generated anew, so that its last word may go on (chapter 19)
     cache_salt: NotRequired[str]  # requests with different salts share no cached block
     logprob_start_len: NotRequired[int]  # the token with which prompt log-probabilities begin
 
@@ -26,6 +27,7 @@ class TokensPrompt(TypedDict):
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
+    heal: NotRequired[bool]
     cache_salt: NotRequired[str]
     logprob_start_len: NotRequired[int]
 

@@ -58,6 +58,7 @@ class RequestSpec:
     logprob_start_len: int = 1  # where prompt log-probabilities begin; no token precedes token 0
     lora_request: LoRARequest | None = None  # what was asked for,
     adapter: AdapterRef | None = None  # and the adapter that this is: chapter 23
+    taken_back: tuple[int, ...] = ()  # tokens that ended the prompt and are generated anew: chapter 19
 
     def __post_init__(self):
         settled = {

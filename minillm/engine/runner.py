@@ -7,7 +7,7 @@ It keeps its own record of every request (`InputBatch`), and hears of one only t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -62,12 +62,13 @@ class ModelRunner:
         self.kernels = getattr(attention, "kernels", None)  # the native ones, on a CPU
         self.sampler = sampler or Sampler()
         self.trace = trace or Trace(enabled=False)
-        self.graphs, self.pieces = graphs, pieces
+        self.graphs, self.pieces, self.vocab_size = graphs, pieces, model.config.vocab_size
         self.transfer = transfer
         self.drafter, self.adapters = drafter, adapters
         self.compile_grammar: Compile | None = None
+        self.observe: Callable[[StepInputs], object] = lambda step: None  # called behind a forward pass
         self.requests = InputBatch(cache.block_size, model.device)
-        self.masks = GrammarMasks(model.config.vocab_size, model.device)
+        self.masks = GrammarMasks(self.vocab_size, model.device)
         self._sampled: Tensor | None = None  # the last step's tokens, on the device
         self._sampling: list[RequestState] = []  # whose they are, where each has one
         self._next_starts = np.zeros(0, np.int64)  # where these go on, if nothing comes between
@@ -89,6 +90,7 @@ class ModelRunner:
             return LaunchedStep([], [], None, [], self.requests, self.trace)
         with threads_of_team(self.kernels):
             logits, step, scored = self.forward(output.rows)
+            self.observe(step)
             with self.trace.span("sample"):
                 if not scored:
                     return self._sample(step, logits, [])
@@ -100,7 +102,7 @@ class ModelRunner:
         What they were drawn from stays here."""
         states, counts = [self.requests[request_id] for request_id, _ in asked], [count for _, count in asked]
         with self.trace.span("draft"), threads_of_team(self.kernels):
-            drafts = checked_drafts(self.drafter, states, counts, self.model.config.vocab_size)
+            drafts = checked_drafts(self.drafter, states, counts, self.vocab_size)
         for state, draft in zip(states, drafts):
             state.draft_probs = draft.probs
         return [draft.token_ids for draft in drafts]
@@ -230,7 +232,7 @@ class ModelRunner:
             for sample in range(row.samples)
             for place in range(1 + len(row.draft))
         ]
-        self._metadata = SamplingMetadata(made, self.model.config.vocab_size, self.model.device, self._metadata)
+        self._metadata = SamplingMetadata(made, self.vocab_size, self.model.device, self._metadata)
         drafts = () if is_plain else ((row.samples, row.draft, state.draft_probs) for state, row in zip(states, rows))
         self._metadata.drafted = Drafted.of(drafts, self.model.device)
         return self._metadata

@@ -42,7 +42,6 @@ class Scheduler:
         self.enable_chunked_prefill = enable_chunked_prefill
         self.preemption_mode = preemption_mode
         self.trace = trace or Trace(enabled=False)
-        self._take_changes = getattr(kv_cache, "take_changes", self._whole_table)  # one of your own may leave it out
         self.block_size: int = getattr(kv_cache, "block_size", 1)  # a cache of your own need not say
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}  # all that have not finished
@@ -301,7 +300,8 @@ class Scheduler:
         num_known = len(request.token_ids) + request.num_in_flight
         samples = 0 if start + count < num_known else 1 + request.num_forks
         draft = tuple(drafted[: start + count - num_known]) if drafted and samples else ()
-        first, block_ids = self._take_changes(request)
+        # A manager of your own may leave it out.
+        first, block_ids = getattr(self.kv_cache, "take_changes", self._whole_table)(request)
         forks = request.fork_ids if samples > 1 else ()
         output.rows.append(ScheduledRequest(request.request_id, start, count, block_ids, samples, draft, first, forks))
         if samples > 1 or draft or request.needs_host:

@@ -19,6 +19,7 @@ from scipy.optimize import nnls
 from minillm.engine.engine import Engine
 from minillm.engine.executor import Launched
 from minillm.engine.policies import cached_tokens_of, make_policy
+from minillm.engine.preemptive import PreemptiveScheduler
 from minillm.engine.request import Request
 from minillm.engine.scheduler import Scheduler
 from minillm.engine.step import NewRequest, SchedulerOutput, StepResult
@@ -208,5 +209,6 @@ def simulated_engine(
     kv_cache = KVCacheManager(num_blocks, block_size, enable_prefix_caching, num_host_blocks=num_host_blocks)
     if policy is None:
         policy = make_policy(scheduling_policy, cached_tokens_of(kv_cache))
-    scheduler = Scheduler(kv_cache, policy=policy, trace=trace, **scheduler_settings)
+    kind = PreemptiveScheduler if scheduling_policy == "preemptive_priority" else Scheduler
+    scheduler = kind(kv_cache, policy=policy, trace=trace, **scheduler_settings)
     return Engine(scheduler=scheduler, runner=SimulatedRunner(cost, clock), trace=trace, clock=clock)

@@ -207,13 +207,13 @@ class OutputSink:
 
     def _detokenizer(self) -> Detokenizer:
         params = self.request.params
-        begins_whole = params.structured_outputs is not None
         return Detokenizer(
             self.decode,
             self.request.prompt_token_ids,
             params.stop,
             params.min_tokens,
-            begins_whole,
+            params.begins_whole,
             params.include_stop_str_in_output,
             self.invalid_byte,
+            self.request.spec.taken_back,
         )

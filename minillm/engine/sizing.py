@@ -9,7 +9,7 @@ import torch
 
 from minillm.device import available_memory
 from minillm.engine.config import EngineConfig
-from minillm.engine.graphs import DecodeGraphs, Recorder, bucket_sizes
+from minillm.engine.graphs import LARGEST, DecodeGraphs, Recorder, bucket_sizes
 from minillm.engine.parts import (
     build_attention,
     build_cache,
@@ -25,6 +25,7 @@ from minillm.model.batch import ForwardBatch
 from minillm.model.checkpoint import load_config, resolve_model
 from minillm.model.config import ModelConfig
 from minillm.model.decoder import Decoder
+from minillm.speculative.eagle_config import HeadConfig, resolve_head
 
 CPU_CACHE_BYTES = 4 * 2**30  # at most, where the user does not say; and at most a quarter of what is free
 
@@ -33,7 +34,8 @@ def block_bytes_of(model: Decoder, block_size: int, kv_cache_dtype: str = "auto"
     """Bytes of a block of `model`'s cache, or of that of a model of another shape `of` beside it."""
     config = of or model.config
     dtype = KV_DTYPES.get(kv_cache_dtype, model.dtype)
-    return bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
+    sizes = config.num_layers, config.num_kv_heads, config.head_dim
+    return bytes_per_block(*sizes, block_size, dtype, config.kv_vectors)
 
 
 def max_model_len_of(config: EngineConfig, model: Decoder) -> int:
@@ -90,6 +92,12 @@ def fitting_blocks(model: Decoder, config: EngineConfig, block_bytes: int) -> in
         draft = load_config(resolve_model(spec.model))
         block_bytes += block_bytes_of(model, config.block_size, config.kv_cache_dtype, draft)
         num_bytes = max(0, num_bytes - draft.num_parameters() * model.dtype.itemsize)
+    elif spec is not None and spec.method == "eagle":
+        head = HeadConfig.load(resolve_head(spec.model))
+        block_bytes += block_bytes_of(model, config.block_size, config.kv_cache_dtype, head.layer)
+        block_bytes += head.feature_bytes(config.block_size, model.dtype.itemsize)
+        rows = max(config.max_num_batched_tokens, LARGEST)
+        num_bytes = max(0, num_bytes - head.fixed_bytes(rows, model.dtype.itemsize))
     fitting = num_bytes // block_bytes
     if fitting < 1 or (config.max_model_len and fitting < blocks_of_longest):
         raise ValueError(

@@ -28,6 +28,7 @@ from minillm.engine.prompt_forms import check_callback
 from minillm.engine.request import Request
 from minillm.engine.sink import OutputSink
 from minillm.engine.stream import Stream
+from minillm.kernels.native_threads import release_team
 from minillm.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class EngineThread:
             if self._closing or self._listens:
                 raise RuntimeError("an engine thread starts once; make a new one")
             self._accepts = self._listens = True
+        release_team()  # this thread has loaded the model; the engine thread's team shall be the only one
         for thread in self._threads:
             thread.start()
         return self

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from minillm.engine.counters import Metric
+from minillm.engine.distributed.engine import ParallelEngine
+from minillm.engine.distributed.model import RemoteModel
 from minillm.engine.engine import CLOSED, Engine
 from minillm.engine.inputs import InputProcessor
 from minillm.engine.lock import FairLock, locked
+from minillm.engine.sizing import max_model_len_of, served_model_len
 from minillm.engine.vllm_names import ModelOptions, translated
 from minillm.kv_cache import persist
 from minillm.model.checkpoint import load_model, resolve_model
@@ -48,16 +51,33 @@ ABSENT = {
 )  # fmt: skip
 
 
-def load(config: EngineConfig, options: ModelOptions) -> Decoder:
-    """The model that an LLM was made for. Raises ValueError for dummy weights that are quantized or offloaded."""
-    path = resolve_model(config.model)
-    if options.load_format != "dummy":
+def load(config: EngineConfig, options: ModelOptions) -> Decoder | RemoteModel:
+    """The model that an LLM was made for, in this process or in workers. Raises ValueError for dummy weights that are
+    quantized or offloaded."""
+    path, is_dummy = resolve_model(config.model), options.load_format == "dummy"
+    for name in ("quantization", "cpu_offload_bytes") if is_dummy else ():
+        if getattr(config, name):
+            told = f"{name}={getattr(config, name)!r}"
+            raise ValueError(f"load_format='dummy' has plain weights, {told}; leave one out")
+    if config.world_size > 1:
+        return RemoteModel(config, options)
+    if not is_dummy:
         how = (config.dtype, config.device, config.quantization, config.cpu_offload_bytes, config.max_model_len)
         return load_model(path, *how)
-    for name in ("quantization", "cpu_offload_bytes"):
-        if getattr(config, name):
-            raise ValueError(f"load_format='dummy' has plain weights, {name}={getattr(config, name)!r}; leave one out")
     return dummy_model(path, config.dtype, config.device)
+
+
+def build_engine(model: Decoder | RemoteModel, config: EngineConfig, trace: Trace) -> Engine:
+    """The engine of an LLM. Raises what `Engine` does; the workers, if there are any, have ended then."""
+    if config.world_size == 1:
+        return Engine(model, config=config, trace=trace)
+    try:
+        engine = ParallelEngine(model, config, trace)
+        served_model_len(config, engine.kv_cache, max_model_len_of(config, model))
+        return engine
+    except BaseException:
+        model.close()
+        raise
 
 
 class Upkeep:
@@ -66,12 +86,15 @@ class Upkeep:
     engine: Engine
     inputs: InputProcessor
     tokenizer: PreTrainedTokenizerBase
-    model: Decoder | None
+    model: Decoder | RemoteModel | None
     config: EngineConfig
     options: ModelOptions
     counters: Counters
     trace: Trace
     lock: FairLock
+
+    def _load_model(self) -> Decoder | RemoteModel:
+        return load(self.config, self.options)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         return self.tokenizer
@@ -83,15 +106,24 @@ class Upkeep:
 
     @locked
     def save_prefix_cache(self, path: str | Path) -> int:
-        """Write every block cached on the device to a file; returns how many. See `minillm.kv_cache.persist`."""
-        self.engine.check_open()
+        """Write every block cached on the device to a file; returns how many. See `minillm.kv_cache.persist`. Raises
+        NotImplementedError where the parts of a block are in several workers."""
+        self._check_one_process("save_prefix_cache")
         return persist.save(path, self.engine.kv_cache, self.engine.runner.cache)
 
     @locked
     def load_prefix_cache(self, path: str | Path) -> int:
         """Take over the blocks of such a file; returns how many. Raises ValueError if another model wrote it."""
-        self.engine.check_open()
+        self._check_one_process("load_prefix_cache")
         return persist.restore(path, self.engine.kv_cache, self.engine.runner.cache)
+
+    def _check_one_process(self, method: str) -> None:
+        self.engine.check_open()
+        if isinstance(self.model, RemoteModel):
+            raise NotImplementedError(
+                f"{method}() is not served with {self.config.world_size} workers: each has a part of every block; "
+                "use an LLM of one process"
+            )
 
     @locked
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
@@ -156,6 +188,7 @@ class Upkeep:
             engine.executor = engine.speculation = None  # the memory of the cache
         self._asleep = set(PARTS)
         if level == 2:
+            self._end_workers()
             self.model = None
 
     @locked
@@ -169,9 +202,9 @@ class Upkeep:
             return
         self._asleep -= set(PARTS if tags is None else tags)
         if "weights" not in self._asleep and self.model is None:
-            self.model = load(self.config, self.options)
+            self.model = self._load_model()
         if not self._asleep:
-            engine = Engine(self.model, config=self.config, trace=self.trace)
+            engine = build_engine(self.model, self.config, self.trace)
             engine.lock = self.engine.lock  # threads may wait for it
             self.engine = engine
 
@@ -194,8 +227,13 @@ class Upkeep:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """What a function makes of this LLM, in a list of one: it is a process, and its only worker. Of vLLM's workers'
-        own methods there is reload_weights, and update_config for the load_format."""
+        """What a function makes of this LLM, in a list of one: it is a process, and its only worker. Where there are
+        workers (`minillm.engine.distributed.worker.Worker`), what it makes of each. Of vLLM's workers' own methods
+        there is reload_weights, and update_config for the load_format."""
+        if callable(method) and isinstance(self.model, RemoteModel):
+            with self.lock:
+                self.engine.check_open()
+                return self.model.workers.call("run", method, tuple(args), dict(kwargs or {}))
         if callable(method):
             return [method(self, *args, **(kwargs or {}))]
         if method == "reload_weights":
@@ -207,18 +245,21 @@ class Upkeep:
                 self.options = replace(self.options, load_format=options.load_format)
                 return [None]
         raise NotImplementedError(
-            f"collective_rpc({method!r}) is not served: an LLM is one process; give a function, which gets the LLM"
+            f"collective_rpc({method!r}) is not served; give a function, which gets the LLM, or each of its workers"
         )
 
     @locked
     def apply_model(self, func: Callable[[Decoder], Any]) -> list[Any]:
-        """What `func` makes of the model, in a list of one: an LLM is one process."""
+        """What `func` makes of the model, in a list; of each worker's part of it where there are workers, to which a
+        function of a module can be sent."""
         self.engine.check_open()
+        if isinstance(self.model, RemoteModel):
+            return self.model.workers.call("apply_model", func)
         return [func(self.model)]
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """How many processes compute one step."""
-        return 1
+        return self.config.world_size
 
     @locked
     def close(self) -> None:
@@ -226,9 +267,16 @@ class Upkeep:
         A second call does nothing, nor does one in a forked child; what computes raises RuntimeError from now on, and
         an LLM that sleeps is not woken any more."""
         if not self.engine.is_forked:
+            self._end_workers()  # first: a step under way may take long
             self.engine.close()
             self.engine.why_closed = CLOSED
             self._asleep.clear()
+
+    shutdown = close
+
+    def _end_workers(self) -> None:
+        if isinstance(self.model, RemoteModel):
+            self.model.close()
 
     def __enter__(self) -> Self:
         return self

@@ -24,8 +24,8 @@ _GROUPS = {
         safetensors_load_strategy:lazy safetensors_prefetch_num_threads safetensors_prefetch_block_size
         model_loader_extra_config ignore_patterns use_tqdm_on_load:True pt_load_map_location:cpu
         max_parallel_loading_workers weight_transfer_config""",
-    "an LLM is one process; tensor_parallel_size and pipeline_parallel_size come with chapter 20": """
-        distributed_executor_backend master_addr:127.0.0.1 master_port:29501 nnodes:1 node_rank:0
+    "tensor_parallel_size= and pipeline_parallel_size= start the workers: on this machine, or on a Ray cluster": """
+        master_addr:127.0.0.1 master_port:29501 nnodes:1 node_rank:0
         distributed_timeout_seconds cpu_distributed_timeout_seconds device_ids disable_custom_all_reduce
         worker_cls:auto worker_extension_cls: ray_workers_use_nsight numa_bind numa_bind_nodes numa_bind_cpus
         enable_shm_tensor_arena enable_fault_tolerance fault_tolerance_config enable_nccl_comm_suspend
@@ -37,8 +37,8 @@ _GROUPS = {
     "context parallelism is not built": """
         prefill_context_parallel_size:1 decode_context_parallel_size:1 dcp_comm_backend dcp_q_replicate
         dcp_kv_cache_interleave_size:1 cp_kv_cache_interleave_size enable_hc_sp""",
-    "expert parallelism comes with chapter 21": """
-        enable_expert_parallel enable_ep_weight_filter moe_backend:auto all2all_backend enable_elastic_ep
+    "experts are spread evenly over the tensor-parallel ranks (enable_expert_parallel)": """
+        enable_ep_weight_filter moe_backend:auto all2all_backend enable_elastic_ep
         elastic_ep_max_dp_size enable_dbo ubatch_size dbo_decode_token_threshold dbo_prefill_token_threshold
         dp_sync_interval disable_nccl_for_dp_synchronization eplb_config enable_eplb
         expert_placement_strategy:linear enable_return_routed_experts""",

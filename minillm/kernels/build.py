@@ -39,7 +39,7 @@ class Job:
                 Both decide what a load may move at once, and a launch finds them out from its arguments.
     constants:  parameter -> value, for the `tl.constexpr` ones; also for an integer that is 1 (a launch compiles it in)
                 and for a pointer that is None. Parameters with a default may be left out.
-    capability: 75, 80, 89, 90, ... of the GPU. num_warps, num_stages: as in a launch.
+    capability: 75, 80, 89, 90, 100, 120, ... of the GPU. num_warps, num_stages: as in a launch.
     helpers:    functions that a kernel of a notebook needs and does not name.
     """
 
@@ -66,6 +66,8 @@ class Report:
     spill_store_bytes: int = 0  # a thread: registers that did not fit and went through memory
     spill_load_bytes: int = 0
     stack_bytes: int = 0  # a thread
+    extra_warps: int = 0  # beside num_warps, with a role of their own: they load, or issue products
+    tensor_memory_columns: int = 0  # a program, of the 512 of an SM of sm_100
     ptx: str = field(default="", repr=False)
     error: str = ""
 
@@ -75,7 +77,7 @@ class Report:
         "wgmma" and "cp.async" count multiplications and copies, without the fences, commits and waits around them.
         """
         opcodes = re.findall(rf"(?<![\w.$%@]){re.escape(instruction)}(?=[.\s;])[\w.:]*", without_comments(self.ptx))
-        upkeep = (".fence", ".commit_group", ".wait_group", ".wait_all", ".mbarrier")
+        upkeep = (".fence", ".commit_group", ".wait_group", ".wait_all", ".mbarrier.arrive")
         return sum(1 for opcode in opcodes if not any(word in opcode[len(instruction) :] for word in upkeep))
 
     @property
@@ -137,16 +139,17 @@ def occupancy(report: Report, gpu: GPU) -> Occupancy:
         128 if gpu.capability >= 80 else 256,
         1024 if gpu.capability >= 80 else 0,
     )
+    warps_each = report.num_warps + report.extra_warps
     registers_per_warp = round_up(max(report.registers, 1) * 32, register_unit)
     shared = round_up(report.shared_bytes + reserved, shared_unit)
     limits = {  # in the order in which they are named where two of them are equal
-        "threads": gpu.max_warps_per_sm // report.num_warps,
+        "threads": gpu.max_warps_per_sm // warps_each,
         "blocks": gpu.max_blocks_per_sm,
-        "registers": gpu.registers_per_sm // 4 // registers_per_warp * 4 // report.num_warps,
+        "registers": gpu.registers_per_sm // 4 // registers_per_warp * 4 // warps_each,
         "shared memory": gpu.shared_per_sm // shared if shared else gpu.max_blocks_per_sm,
     }
     limited_by = min(limits, key=limits.get)
-    warps = limits[limited_by] * report.num_warps
+    warps = limits[limited_by] * warps_each
     return Occupancy(limits[limited_by], warps, warps / gpu.max_warps_per_sm, limited_by)
 
 
@@ -219,7 +222,11 @@ def _compile(packed: dict, folder: Path) -> Report:
             sizes = _sizes(printed.getvalue()) or _sizes(_assemble(ptx, packed["capability"], folder))
     except Exception as error:  # whatever the compiler objects to is the report
         return Report(**_identity(packed), error=_reason(error, log.read_text(errors="replace")))
-    return Report(**_identity(packed), shared_bytes=compiled.metadata.shared, ptx=ptx, **sizes)
+    facts = compiled.metadata
+    return Report(
+        **_identity(packed), shared_bytes=facts.shared, ptx=ptx, extra_warps=facts.num_warps - packed["num_warps"],
+        tensor_memory_columns=getattr(facts, "tmem_size", 0) or 0, **sizes
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -238,6 +245,9 @@ def diverted(descriptor: int, file: Path) -> Iterator[None]:
 def _source(kernel, packed: dict):
     """Triton's name for a kernel with its types. Before 3.3 it knew no "constexpr" types, and hints were an object."""
     from triton.compiler import ASTSource
+
+    if hasattr(kernel, "is_gluon") and kernel.is_gluon():
+        from triton.experimental.gluon import GluonASTSource as ASTSource
 
     constants = {name: eval(text) for name, text in packed["constants"].items()}  # text that `literal` wrote
     types, aligned = {}, []

@@ -29,9 +29,8 @@ void rms_norm(const T *x, const T *weight, T *out, long rows, long size, long in
         norm_row(x + i / inner * stride + i % inner * size, weight, out + i / inner * out_stride + i % inner * size, size, eps);
 }
 
-// out = silu(gate) * up, where x holds gate and then up, `size` of each.
-static void silu_mul_row(const T *x, T *out, long size) {
-    const T *gate = x, *up = x + size;
+// out = silu(gate) * up, `size` of each. Not inlined: a row has the same bits from wherever it is called.
+static __attribute__((noinline)) void silu_mul_parts(const T *gate, const T *up, T *out, long size) {
     long j = 0;
     for (; j + LANES <= size; j += LANES) {
         T rounded[LANES];
@@ -45,10 +44,15 @@ static void silu_mul_row(const T *x, T *out, long size) {
     }
 }
 
+// The same where x holds gate and then up.
+static void silu_mul_row(const T *x, T *out, long size) { silu_mul_parts(x, x + size, out, size); }
+
 void silu_mul(const T *x, T *out, long rows, long size) {
 #pragma omp parallel for num_threads(team_size()) if (rows * size > PARALLEL_FROM / 2)
     for (long i = 0; i < rows; i++) silu_mul_row(x + 2 * i * size, out + i * size, size);
 }
+
+#include "native_experts.h"
 
 // cos and signed sin of position * frequency, each [tokens, dim].
 void rotary_angles(const int64_t *positions, const float *frequencies, const float *sin_scale, float cos_scale, T *cosines,
@@ -123,6 +127,7 @@ typedef struct {
     const T *qkv_bias, *o_bias, *gate_up_bias, *down_bias, *input_norm, *q_norm, *k_norm, *post_norm;
     long hidden, heads, kv_heads, dim, intermediate;
     float eps;
+    const Mixture *mixture;  // in place of gate_up and down, or NULL
 } Layer;
 
 // What a layer is called with: x [tokens, hidden], which it changes, and its angles; memory for all tokens.
@@ -131,6 +136,7 @@ typedef struct {
     T *x;
     const T *cosines, *sines;
     T *q, *attended;  // [tokens, heads * dim]
+    T *normed;  // [tokens, hidden], for a mixture of experts
 } Pass;
 
 static void qkv_of_token(const Layer *w, T *qkv, const T *cosine, const T *sine, T *q, T *k) {
@@ -175,14 +181,16 @@ static long by_chunks(const Pass *pass, const Pages *pages, const Sequences *seq
             long count = tokens - from < chunk ? tokens - from : chunk;
             T *x = pass->x + from * w->hidden;
             failed |= multiply_chunk(&w->o, pass->attended + from * q_size, w->o_bias, x, x, count);
-            for (long i = 0; i < count; i++) norm_row(x + i * w->hidden, w->post_norm, normed + i * w->hidden, w->hidden, w->eps);
+            T *to = w->mixture ? pass->normed + from * w->hidden : normed;
+            for (long i = 0; i < count; i++) norm_row(x + i * w->hidden, w->post_norm, to + i * w->hidden, w->hidden, w->eps);
+            if (w->mixture) continue;  // experts take the rows of all chunks at once
             failed |= multiply_chunk(&w->gate_up, normed, w->gate_up_bias, NULL, made, count);
             for (long i = 0; i < count; i++)
                 silu_mul_row(made + 2 * i * w->intermediate, normed + i * w->intermediate, w->intermediate);
             failed |= multiply_chunk(&w->down, normed, w->down_bias, x, x, count);
         }
     }
-    return failed;
+    return failed || (w->mixture && add_mixture(w->mixture, pass->normed, pass->x, tokens));
 }
 
 // Few tokens: all threads share each product, and its weights are read once.
@@ -209,6 +217,7 @@ static long by_products(const Pass *pass, const Pages *pages, const Sequences *s
     }
     if (failed || multiply(&w->o, pass->attended, w->o_bias, x, x, tokens)) return 1;
     rms_norm(x, w->post_norm, normed, tokens, w->hidden, 1, w->hidden, w->hidden, w->eps);
+    if (w->mixture) return add_mixture(w->mixture, normed, x, tokens);
     if (multiply(&w->gate_up, normed, w->gate_up_bias, NULL, gate_up, tokens)) return 1;
     silu_mul(gate_up, normed, tokens, w->intermediate);
     return multiply(&w->down, normed, w->down_bias, x, x, tokens);
@@ -221,9 +230,9 @@ enum { CHUNKS_FROM = 32 };  // tokens a thread from which threads take tokens, n
 int decoder_layer(const Layer *w, T *x, const T *cosines, const T *sines, const Pages *pages, const Sequences *seqs,
                   const float *turn, long tokens) {
     long q_size = w->heads * w->dim, threads = team_size(), chunk = whole((tokens + threads - 1) / threads, ROWS);
-    T *q = reserve(&for_activations, 2 * tokens * q_size * sizeof(T));
+    T *q = reserve(&for_activations, tokens * (2 * q_size + (w->mixture ? w->hidden : 0)) * sizeof(T));
     if (!q) return 1;
-    Pass pass = {w, x, cosines, sines, q, q + tokens * q_size};
+    Pass pass = {w, x, cosines, sines, q, q + tokens * q_size, q + 2 * tokens * q_size};
     if (tokens < CHUNKS_FROM * threads) return by_products(&pass, pages, seqs, turn, tokens);
     return by_chunks(&pass, pages, seqs, turn, tokens, chunk < CHUNK ? chunk : CHUNK);
 }

@@ -9,6 +9,7 @@ where there is no C compiler (and on a GPU), and which the tests compare it with
     silu_mul        minillm.model.layers.SwiGLU        rotate          minillm.model.layers.apply_rotary
     gumbel_noise    minillm.sampling.noise             paged_attention minillm.kv_cache.torch_attention
     add_lora_       minillm.kernels.lora
+    run_experts     minillm.kernels.grouped_matmul, called by minillm.kernels.native_experts
 
 `MINILLM_NATIVE=0` in the environment switches all of them off.
 """
@@ -30,7 +31,17 @@ from torch import Tensor
 
 from minillm.kernels import huge_pages
 from minillm.kernels.native_build import cache_folder, compile_shared, cpu_name, is_ours
-from minillm.kernels.native_structs import KV_FLAGS, LANES, Adapters, Layer, Matrix, Pages, Sequences, padded_inputs
+from minillm.kernels.native_structs import (
+    KV_FLAGS,
+    LANES,
+    Adapters,
+    Experts,
+    Layer,
+    Matrix,
+    Pages,
+    Sequences,
+    padded_inputs,
+)
 from minillm.rounding import ceil_div
 
 SOURCE = Path(__file__).with_name("native.c")
@@ -242,6 +253,9 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.rotate.argtypes = (p, p, p, p, n, n, n, n)
     loaded.gumbel_noise.argtypes = (p, p, p, p, n, n)
     loaded.add_lora.argtypes = (ctypes.POINTER(Adapters), p, n, p, p, n, n)
+    loaded.run_experts.argtypes = (ctypes.POINTER(Experts), p, p, p, p, n, n)
+    loaded.route.argtypes = (p, p, p, p, n, n, n, n, n, f)
+    loaded.combine_rows.argtypes = (p, p, p, p, n, n, n)
     where = (ctypes.POINTER(Pages), ctypes.POINTER(Sequences))
     loaded.paged_attention.argtypes = (*where, p, p, p, n, n, n, p, p, n, n, f)
     loaded.decoder_layer.argtypes = (ctypes.POINTER(Layer), p, p, p, *where, p, n)

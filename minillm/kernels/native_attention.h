@@ -10,7 +10,7 @@ static void score_sinks(int rows, const float *turned, const Past *past, float *
         for (long key = past->first; key < past->pages->sinks && key < past->last; key++) {
             const C *one = key_block(past, key / size) + key % size;
             float sum = 0;
-            for (long d = 0; d < dim; d++) sum += turned[r * dim + d] * read_one(one[d * size]);
+            for (long d = 0; d < dim; d++) sum += turned[r * dim + d] * key_one(one, d, size);
             scores[r * stride + key - past->start] = sum;
         }
 }
@@ -54,10 +54,12 @@ static inline float exp_of(float *s, long count, float scale, float most) {
     return sum_lanes(sum);
 }
 
-// Scores to weights, which sum to 1 / *inverse: a row sees the keys from 0 to sinks - 1 and from `from` to `to` - 1.
-static void softmax_row(float *s, long sinks, long from, long to, long end, float scale, float *inverse) {
-    float most = most_of(s + from, to - from, most_of(s, sinks, -INFINITY));
+// Scores to weights, which sum to 1 / *inverse: a row sees the keys from 0 to sinks - 1 and from `from` to `to` - 1. `learned` is
+// the score of a key without a value, a learned sink logit of the head; -INFINITY for none.
+static void softmax_row(float *s, long sinks, long from, long to, long end, float learned, float scale, float *inverse) {
+    float most = most_of(s + from, to - from, most_of(s, sinks, learned));
     float sum = exp_of(s, sinks, scale, most) + exp_of(s + from, to - from, scale, most);
+    if (learned > -INFINITY) sum += fast_exp((learned - most) * scale);
     memset(s + sinks, 0, (from - sinks) * sizeof(float));
     memset(s + to, 0, (end - to) * sizeof(float));
     *inverse = 1.0f / sum;
@@ -105,9 +107,9 @@ static size_t place_tile(TileMemory *memory, char *at, long dim, long keys, long
 }
 
 // Attention of up to TILE queries of one sequence that read the same KV head, in order of position. Row r sees the keys from[r]
-// to to[r] - 1, and the sinks.
-static void attend_tile(int rows, const Past *past, const TileMemory *m, const long *from, const long *to, int turns, float scale,
-                        T **out) {
+// to to[r] - 1, and the sinks; learned[r] is its sink logit.
+static void attend_tile(int rows, const Past *past, const TileMemory *m, const long *from, const long *to, const float *learned,
+                        int turns, float scale, T **out) {
     const Pages *p = past->pages;
     const long dim = p->dim, start = past->start, last = past->last, end = start + whole(last - start, LANES);
     const int in_place = rows <= ROWS && start == past->first && p->size % LANES == 0 && dim % LANES == 0;
@@ -137,7 +139,8 @@ static void attend_tile(int rows, const Past *past, const TileMemory *m, const l
         long sinks = p->sinks < to[r] ? p->sinks : to[r], begin = from[r] > sinks ? from[r] : sinks;
         if (!p->sinks) sinks = start;
         if (begin < start) begin = start;
-        softmax_row(m->scores + r * m->stride, sinks - start, begin - start, to[r] - start, end - start, scale, &inverse[r]);
+        softmax_row(m->scores + r * m->stride, sinks - start, begin - start, to[r] - start, end - start, learned[r], scale,
+                    &inverse[r]);
     }
     if (SCALED) scale_keys(rows, past, p->value_scales, m->scores, m->stride);
     for (long key = start; key < last; key += KEYS) {
@@ -212,12 +215,14 @@ static long attend_all(const Pages *p, const Sequences *seqs, const T *q, long q
         skipped -= hole;
         Past past = {p, seqs->table + seq * seqs->max_blocks, item % p->kv_heads, sink_blocks, skipped / size, 0, 0, 0, hole};
         T *places[TILE];
+        float learned[TILE];
         for (int r = 0; r < rows; r++) {
             long token = (row + r) / group, head = past.kv_head * group + (row + r) % group;
             const T *query = q + (starts[seq] + token) * q_stride + head * dim;
             to[r] = known + token + 1 - skipped;
             from[r] = p->window && to[r] + skipped > p->window ? to[r] - p->window : 0;
             places[r] = out + ((starts[seq] + token) * heads + head) * dim;
+            learned[r] = p->sink_logits ? p->sink_logits[head] / scale : -INFINITY;
             T *mine = m.queries + r * m.dim_pairs;
             memcpy(mine, query, dim * sizeof(T));
             for (long d = dim; d < m.dim_pairs; d++) mine[d] = 0;
@@ -233,7 +238,7 @@ static long attend_all(const Pages *p, const Sequences *seqs, const T *q, long q
         past.first = p->sinks ? 0 : from[0] / size * size;
         past.start = p->sinks ? 0 : past.first - (past.first + skipped) % PAIR;
         past.last = to[rows - 1];
-        attend_tile(rows, &past, &m, from, to, turn != NULL && p->sinks, scale, places);
+        attend_tile(rows, &past, &m, from, to, learned, turn != NULL && p->sinks, scale, places);
     }
     return !room;
 }

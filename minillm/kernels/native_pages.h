@@ -3,8 +3,9 @@
 
 // The pages of one layer; see `native.Pages` and `minillm/kv_cache/paged.py`.
 typedef struct {
-    C *keys, *values;                  // [blocks, kv_heads, dim, size] and [blocks, kv_heads, size, dim]
+    C *keys, *values;                  // [blocks, kv_heads, dim / IN_BYTE, size] and [blocks, kv_heads, size, dim / IN_BYTE]
     float *key_scales, *value_scales;  // [blocks, kv_heads, size], if SCALED
+    const float *sink_logits;          // [heads], learned, each in the denominator of its head's softmax; or NULL
     long kv_heads, dim, size;
     long window, sinks;  // a query sees the last `window` keys (0: all of them), and the first `sinks` in any case
 } Pages;
@@ -43,44 +44,62 @@ static inline long vectors_of(const Past *past, long block) {  // where the vect
 }
 
 static inline const C *key_block(const Past *past, long block) {
-    return past->pages->keys + vectors_of(past, block) * past->pages->dim;
+    return past->pages->keys + vectors_of(past, block) * (past->pages->dim / IN_BYTE);
 }
 
 static inline const C *value_block(const Past *past, long block) {
-    return past->pages->values + vectors_of(past, block) * past->pages->dim;
+    return past->pages->values + vectors_of(past, block) * (past->pages->dim / IN_BYTE);
 }
 
 // Prefetch all blocks that hold keys from `from` to `to` - 1: they lie anywhere, so the CPU cannot predict the next one.
 #define PREFETCH_BLOCKS(block_of, past, from, to)                                                                   \
     do {                                                                                                            \
-        const long size_ = (past)->pages->size, count_ = (past)->pages->dim * size_;                                \
+        const long size_ = (past)->pages->size, count_ = (past)->pages->dim / IN_BYTE * size_;                      \
         for (long key_ = (from) - (from) % size_; key_ < (to); key_ += size_) {                                     \
             const C *block_ = block_of(past, key_ / size_);                                                         \
             for (long i_ = 0; i_ < count_; i_ += 64 / (long)sizeof(C)) prefetch(block_ + i_);                        \
         }                                                                                                           \
     } while (0)
 
-// LANES codes of one input, and of the next where inputs are multiplied in pairs, as `multiply_tile` takes weights. NULL: zeros.
-static inline factors load_pair(const C *one, const C *next) {
+// Two inputs as `multiply_tile` takes them where it multiplies in pairs, else the first alone. Codes are whole as bfloat16.
+static inline factors join_pair(lanes one, lanes next) {
 #ifdef IN_PAIRS
-    if (!SCALED) {
-        ints low = one ? widen_halves((const T *)one) : (ints){}, high = next ? widen_halves((const T *)next) : (ints){};
-        return (factors)(low | high << 16);
-    }
-    ints low = one ? (ints)read_lanes(one) : (ints){}, high = next ? (ints)read_lanes(next) : (ints){};
-    return (factors)((low >> 16 & 0xffff) | (high & -65536));  // codes are whole as bfloat16
+    return (factors)(((ints)one >> 16 & 0xffff) | ((ints)next & -65536));
 #else
     (void)next;
-    return as_factors(one ? read_lanes(one) : (lanes){});
+    return as_factors(one);
 #endif
 }
 
-// The same for the first `count` codes, to memory.
-static inline void store_few(T *to, int count, const C *one, const C *next) {
+static inline factors join_numbers(const C *one, const C *next) {  // the same of pages that hold T; NULL: zeros
+#ifdef IN_PAIRS
+    ints low = one ? widen_halves((const T *)one) : (ints){}, high = next ? widen_halves((const T *)next) : (ints){};
+    return (factors)(low | high << 16);
+#else
+    (void)next;
+    return as_factors(one ? load_lanes((const T *)one) : (lanes){});
+#endif
+}
+
+// Dimension d, and the next, of LANES keys; zeros behind the last dimension.
+static inline factors load_keys(const C *at, long d, long dim, long size) {
+    const int has_next = PAIR > 1 && d + 1 < dim;
+    if (!SCALED) return join_numbers(at + d * size, has_next ? at + (d + 1) * size : NULL);
+    return join_pair(key_lanes(at, d, size), has_next ? key_lanes(at, d + 1, size) : (lanes){});
+}
+
+// LANES dimensions from d on of a value, and of the next one. NULL: zeros.
+static inline factors load_values(const C *one, const C *next, long d) {
+    if (!SCALED) return join_numbers(one ? one + d : NULL, next ? next + d : NULL);
+    return join_pair(one ? value_lanes(one, d) : (lanes){}, PAIR > 1 && next ? value_lanes(next, d) : (lanes){});
+}
+
+// The same for `count` dimensions, to memory.
+static inline void store_few(T *to, int count, const C *one, const C *next, long d) {
     for (int l = 0; l < LANES; l++)
         for (int k = 0; k < PAIR; k++) {
             const C *from = k ? next : one;
-            to[l * PAIR + k] = from && l < count ? store(read_one(from[l])) : 0;
+            to[l * PAIR + k] = from && l < count ? store(value_one(from, d + l)) : 0;
         }
 }
 
@@ -90,15 +109,12 @@ static void take_keys(const Past *past, long key, int panels, T *to) {
     for (int p = 0; p < panels; p++, key += LANES, to += PAIR * LANES) {
         if (is_read(past, key) && key % size + LANES <= size) {
             const C *keys = key_block(past, key / size) + key % size;
-            for (long d = 0; d < dim; d += PAIR) {
-                const C *one = keys + d * size, *next = d + 1 < dim ? one + size : NULL;
-                store_factors(to + d / PAIR * step, load_pair(one, next));
-            }
+            for (long d = 0; d < dim; d += PAIR) store_factors(to + d / PAIR * step, load_keys(keys, d, dim, size));
             continue;
         }
         for (int l = 0; l < LANES; l++) {  // blocks that are no multiple of LANES: key by key
             const C *one = is_read(past, key + l) ? key_block(past, (key + l) / size) + (key + l) % size : NULL;
-            for (long d = 0; d < dim; d++) to[d / PAIR * step + l * PAIR + d % PAIR] = one ? store(read_one(one[d * size])) : 0;
+            for (long d = 0; d < dim; d++) to[d / PAIR * step + l * PAIR + d % PAIR] = one ? store(key_one(one, d, size)) : 0;
             for (long d = dim; d % PAIR; d++) to[d / PAIR * step + l * PAIR + d % PAIR] = 0;
         }
     }
@@ -106,15 +122,15 @@ static void take_keys(const Past *past, long key, int panels, T *to) {
 
 // Where `count` values from `key` on are; NULL where one is not read.
 static void find_values(const Past *past, long key, long count, const C **at) {
-    const long dim = past->pages->dim, size = past->pages->size;
+    const long size = past->pages->size, bytes = past->pages->dim / IN_BYTE;  // of a value, or numbers
     for (long k = 0; k <= count;) {
         if (k == count || !is_read(past, key + k)) {
             at[k++] = NULL;
             continue;
         }
         long offset = (key + k) % size;
-        const C *value = value_block(past, (key + k) / size) + offset * dim;
-        for (; offset < size && k < count && key + k < past->last; offset++, k++, value += dim) at[k] = value;
+        const C *value = value_block(past, (key + k) / size) + offset * bytes;
+        for (; offset < size && k < count && key + k < past->last; offset++, k++, value += bytes) at[k] = value;
     }
 }
 
@@ -122,16 +138,15 @@ static void find_values(const Past *past, long key, long count, const C **at) {
 static void take_values(const C *const *at, long count, long from, int panels, long dim, T *to) {
     const int is_whole = from + panels * LANES <= dim;
     for (long k = 0; k < count; k += PAIR, to += panels * PAIR * LANES) {
-        const C *one = at[k] ? at[k] + from : NULL, *next = at[k + 1] ? at[k + 1] + from : NULL;
+        const C *one = at[k], *next = at[k + 1];
         if (is_whole && one && next) {
-            for (int p = 0; p < panels; p++) store_factors(to + p * PAIR * LANES, load_pair(one + p * LANES, next + p * LANES));
+            for (int p = 0; p < panels; p++) store_factors(to + p * PAIR * LANES, load_values(one, next, from + p * LANES));
             continue;
         }
         for (int p = 0; p < panels; p++) {
             long d = from + p * LANES;
-            const C *here = one ? one + p * LANES : NULL, *beside = next ? next + p * LANES : NULL;
-            if (d + LANES <= dim) store_factors(to + p * PAIR * LANES, load_pair(here, beside));
-            else store_few(to + p * PAIR * LANES, dim - d, here, beside);
+            if (d + LANES <= dim) store_factors(to + p * PAIR * LANES, load_values(one, next, d));
+            else store_few(to + p * PAIR * LANES, dim - d, one, next, d);
         }
     }
 }
@@ -144,7 +159,7 @@ static inline __attribute__((always_inline)) void score_in_place(const int rows,
     accumulator sum[ROWS][IN_PART] = {};
     for (long d = 0; d < dim; d += PAIR) {
         factors w[IN_PART];
-        for (int p = 0; p < panels; p++) w[p] = load_pair(at[p] + d * size, at[p] + (d + 1) * size);
+        for (int p = 0; p < panels; p++) w[p] = load_keys(at[p], d, dim, size);
         for (int r = 0; r < rows; r++)
             for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], load_broadcast(q + r * dim + d), w[p]);
     }
@@ -161,9 +176,7 @@ static inline __attribute__((always_inline)) void add_in_place(const int rows, c
         for (int p = 0; p < panels; p++) sum[r][p] = begins ? (accumulator){} : *(accumulator *)(sums + r * stride + p * LANES);
     for (long k = 0; k < count; k += PAIR) {
         factors w[IN_PART];
-        const C *one = at[k] + from, *next = at[k + 1] ? at[k + 1] + from : NULL;
-        for (int p = 0; p < panels; p++)
-            w[p] = next ? load_pair(one + p * LANES, next + p * LANES) : load_pair(one + p * LANES, NULL);
+        for (int p = 0; p < panels; p++) w[p] = load_values(at[k], at[k + 1], from + p * LANES);
         for (int r = 0; r < rows; r++)
             for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], load_broadcast(weights + r * apart + k), w[p]);
     }
@@ -221,9 +234,10 @@ static __attribute__((noinline)) void add_few(int num_rows, int panels, const C 
 }
 
 static inline void store_token(const Pages *p, long slot, const T *k, const T *v) {
+    const long bytes = p->dim / IN_BYTE;  // of a vector, or numbers
     for (long h = 0; h < p->kv_heads; h++) {
         long block = (slot / p->size * p->kv_heads + h) * p->size, offset = slot % p->size;  // counted in vectors
-        store_vector(k + h * p->dim, p->dim, p->keys + block * p->dim + offset, p->size, p->key_scales + block + offset);
-        store_vector(v + h * p->dim, p->dim, p->values + (block + offset) * p->dim, 1, p->value_scales + block + offset);
+        store_vector(k + h * p->dim, p->dim, p->keys + block * bytes + offset, p->size, p->key_scales + block + offset);
+        store_vector(v + h * p->dim, p->dim, p->values + (block + offset) * bytes, 1, p->value_scales + block + offset);
     }
 }

@@ -13,14 +13,15 @@ from torch import Tensor
 from minillm.rounding import round_up
 
 LANES = 16  # outputs of a panel: see native_linear.h
-KV_FLAGS = {torch.int8: ("-DKV_INT8",), torch.float8_e4m3fn: ("-DKV_FP8",)}  # pages of codes: chapter 17
+# Pages of codes: chapter 17. Bytes are pairs of int4.
+KV_FLAGS = {torch.int8: ("-DKV_INT8",), torch.float8_e4m3fn: ("-DKV_FP8",), torch.uint8: ("-DKV_INT4",)}
 
 
 class Pages(ctypes.Structure):
     """The pages of one layer, and which of their keys a query sees; see native_pages.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "key_scales", "value_scales", "sink_logits")),
         *((name, ctypes.c_long) for name in ("kv_heads", "dim", "size", "window", "sinks")),
     )
 
@@ -32,12 +33,15 @@ class Pages(ctypes.Structure):
         scales: tuple[Tensor, Tensor] | None = None,
         window: int | None = None,
         sinks: int = 0,
+        sink_logits: Tensor | None = None,
     ) -> Pages:
         """keys, values and the scales of both as `PagedKVCache` has them. A query sees the last `window` keys, and the
-        first `sinks` in any case."""
-        _, kv_heads, dim, size = keys.shape
-        scale_places = (None, None) if scales is None else (scales[0].data_ptr(), scales[1].data_ptr())
-        pages = cls(keys.data_ptr(), values.data_ptr(), *scale_places, kv_heads, dim, size, window or 0, sinks)
+        first `sinks` in any case. sink_logits float32 [num_heads] stand in the softmax's denominators."""
+        _, kv_heads, bytes_of_key, size = keys.shape
+        dim = 2 * bytes_of_key if keys.dtype is torch.uint8 else bytes_of_key
+        places = [*([None] * 2 if scales is None else scales), sink_logits]
+        places = [None if place is None else place.data_ptr() for place in places]
+        pages = cls(keys.data_ptr(), values.data_ptr(), *places, kv_heads, dim, size, window or 0, sinks)
         pages.dtype = keys.dtype if keys.dtype in KV_FLAGS else None
         return pages
 
@@ -105,6 +109,28 @@ class Adapters(ctypes.Structure):
                    lora_b.shape[1], lora_a.shape[1])  # fmt: skip
 
 
+class Experts(ctypes.Structure):
+    """The weights of all experts of a layer for `run_experts`; see native_experts.h."""
+
+    _fields_ = (
+        *((name, ctypes.POINTER(Matrix)) for name in ("gate_up", "down")),
+        *((name, ctypes.c_long) for name in ("experts", "hidden", "intermediate")),
+    )
+
+
+class Mixture(ctypes.Structure):
+    """The router and the experts of a layer that runs as a whole; see native_experts.h. While `told` holds the address
+    of an int64 tensor [num_tokens, each], the chosen experts are written there."""
+
+    _fields_ = (
+        ("experts", Experts),
+        ("router", Matrix),
+        *((name, ctypes.c_void_p) for name in ("bias", "told")),
+        *((name, ctypes.c_long) for name in ("each", "scoring", "renormalise", "tokens_at_once")),
+        ("factor", ctypes.c_float),
+    )
+
+
 class Layer(ctypes.Structure):
     """The weights of a decoder layer for `decoder_layer`; see native.c."""
 
@@ -116,12 +142,22 @@ class Layer(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in WEIGHTS),
         *((name, ctypes.c_long) for name in SIZES),
         ("eps", ctypes.c_float),
+        ("mixture", ctypes.POINTER(Mixture)),
     )
 
     @classmethod
     def of(
-        cls, matrices: dict[str, Matrix], weights: dict[str, Tensor | None], sizes: dict[str, int], eps: float
+        cls,
+        matrices: dict[str, Matrix],
+        weights: dict[str, Tensor | None],
+        sizes: dict[str, int],
+        eps: float,
+        mixture: Mixture | None = None,
     ) -> Layer:
-        """By name; a bias or a norm that the layer does not have is None."""
-        places = {name: None if weights[name] is None else weights[name].data_ptr() for name in cls.WEIGHTS}
-        return cls(**matrices, **places, **{name: sizes[name] for name in cls.SIZES}, eps=eps)
+        """By name; a bias or a norm that the layer does not have is None. With a mixture of experts the layer has no
+        matrices of an MLP."""
+        places = {name: None if weights.get(name) is None else weights[name].data_ptr() for name in cls.WEIGHTS}
+        layer = cls(**matrices, **places, **{name: sizes[name] for name in cls.SIZES}, eps=eps)
+        if mixture is not None:
+            layer.mixture = ctypes.pointer(mixture)  # which also keeps it alive
+        return layer

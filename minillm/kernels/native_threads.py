@@ -3,16 +3,34 @@
 A loop that a team shares ends with its slowest thread. Where another process takes a core, the native kernels make
 their team smaller for a while (`team_size` in native_base.h); torch's own loops in the same step, such as an argmax
 over a large vocabulary, would still wait for a thread that has no core.
+
+And no other team beside it: each thread that starts a parallel loop gets a team of its own, which OpenMP keeps as long
+as that thread lives. Once all teams together have more threads than the machine has cores, GCC's OpenMP lets idle
+threads sleep between two loops instead of spinning, and each loop begins with waking them.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 
 _AS_THEY_ARE = nullcontext()
+_PAUSE_SOFT = 1  # of OpenMP's omp_pause_resource_t: resources go, and come again when they are needed
+
+
+def release_team() -> None:
+    """End the OpenMP threads that this thread has gathered; its next parallel loop starts new ones. For a thread that
+    has loaded a model which another thread will run. Without effect where torch does not use GCC's OpenMP."""
+    for name in ("libgomp.so.1", *map(str, (Path(torch.__file__).parent / "lib").glob("libgomp*"))):
+        try:
+            openmp = ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)  # only where it is in use
+            openmp.omp_pause_resource_all(_PAUSE_SOFT)
+        except (OSError, AttributeError):  # another OpenMP, or GCC's before version 9
+            pass
 
 
 def threads_of_team(kernels: ctypes.CDLL | None) -> AbstractContextManager:

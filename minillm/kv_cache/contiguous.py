@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minillm.kernels.softcap import softcapped_attention
+from minillm.kernels.softcap import explicit_attention
 
 if TYPE_CHECKING:
     from minillm.model.batch import ForwardBatch
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class ContiguousKVCache:
-    """Keys and values of one sequence, for every layer; `length` positions are valid."""
+    """Keys and values of one sequence, for every layer; `length` positions are valid. With `value_dim` the values are
+    the first so many columns of the keys, and take no memory: latent attention."""
 
     def __init__(
         self,
@@ -32,12 +33,14 @@ class ContiguousKVCache:
         max_len: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        value_dim: int | None = None,
     ):
         shape = (num_layers, max_len, num_kv_heads, head_dim)
-        self.keys = torch.empty(shape, dtype=dtype, device=device).unbind()
-        self.values = torch.empty(shape, dtype=dtype, device=device).unbind()
+        keys = torch.empty(shape, dtype=dtype, device=device)
+        values = torch.empty_like(keys) if value_dim is None else keys[..., :value_dim]
+        self.keys, self.values = keys.unbind(), values.unbind()
         self.max_len = max_len
-        self.num_bytes = 2 * num_layers * max_len * num_kv_heads * head_dim * dtype.itemsize
+        self.num_bytes = keys.nbytes + (values.nbytes if value_dim is None else 0)
         self.length = 0
 
     def append(self, layer: int, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor]:
@@ -89,12 +92,12 @@ class ContiguousAttention:
         if self.softcap is not None:
             seen = _seen(num_tokens, len(keys), window, q.device)
             heads_first = (x.transpose(0, 1) for x in (q, keys, values))
-            return softcapped_attention(*heads_first, seen, head_dim**-0.5, self.softcap).transpose(0, 1)
+            return explicit_attention(*heads_first, seen, head_dim**-0.5, self.softcap).transpose(0, 1)
         keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]  # [1, num_kv_heads, seq_len, head_dim]
         if num_tokens == 1:
             # The one query sees every key, so the heads that share a KV head may pose as its queries: no copy of K.
             grouped = q.reshape(1, keys.shape[1], -1, head_dim)
-            return F.scaled_dot_product_attention(grouped, keys, values).reshape(1, num_heads, head_dim)
+            return F.scaled_dot_product_attention(grouped, keys, values).reshape(1, num_heads, -1)
         mask = self._mask(num_tokens, keys.shape[2], window, q.device)
         out = F.scaled_dot_product_attention(
             q.transpose(0, 1)[None], keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True

@@ -1,8 +1,8 @@
 """Where the keys and values of all blocks lie, and how blocks are copied and moved. Built in chapter 06.
 
-    keys[layer]         [num_blocks + 1, num_kv_heads, head_dim, block_size]
-    values[layer]       [num_blocks + 1, num_kv_heads, block_size, head_dim]
-    key_scales[layer]   [num_blocks + 1, num_kv_heads, block_size] float32, and value_scales likewise: in 8 bits only
+    keys[layer]         [num_blocks + 1, num_kv_heads, head_dim, block_size]      head_dim / 2 bytes in int4
+    values[layer]       [num_blocks + 1, num_kv_heads, block_size, head_dim]      likewise
+    key_scales[layer]   [num_blocks + 1, num_kv_heads, block_size] float32, and value_scales likewise: of codes only
 
 A slot is block * block_size + offset. Keys lie transposed within a block, so that the scores of a whole block are a
 weighted sum of its rows (see `torch_attention`); vLLM's first paged kernel turned them too, for the same reason.
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from minillm.kernels import huge_pages
 from minillm.kv_cache.quantized import (
+    INT4,
     KV_DTYPES,
     bytes_per_vector,
     dequantize_vectors,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class PagedKVCache:
     """The memory behind a `BlockPool` of `num_blocks`, and `num_host_blocks` places to move blocks to.
 
-    `dtype` is the model's; `kv_dtype` "int8" or "fp8" keeps codes and scales (see `quantized`) in its place.
+    `dtype` is the model's; `kv_dtype` "int8", "fp8" or "int4" keeps codes and scales (see `quantized`) in its place.
     All that a block is made of stands in `parts`, each a list of one tensor a layer, and whatever moves a block moves
     all of them.
     """
@@ -53,20 +54,33 @@ class PagedKVCache:
         self.model_dtype = dtype
         self.dtype = dtype if kv_dtype == "auto" else KV_DTYPES[kv_dtype]
         self.quantized = kv_dtype != "auto"
-        shapes = {"keys": (num_kv_heads, head_dim, block_size), "values": (num_kv_heads, block_size, head_dim)}
-        dtypes = {"keys": self.dtype, "values": self.dtype}
-        if self.quantized:
-            shapes |= dict.fromkeys(("key_scales", "value_scales"), (num_kv_heads, block_size))
-            dtypes |= dict.fromkeys(("key_scales", "value_scales"), torch.float32)
+        if self.dtype is INT4 and head_dim % 2:
+            raise ValueError(f"head_dim={head_dim} is odd, and a byte of kv_dtype='int4' holds two numbers; use 'int8'")
+        width = head_dim // 2 if self.dtype is INT4 else head_dim
+        shapes = self.shapes_of_a_block(num_kv_heads, width)
 
         def layers(name: str, count: int, place: torch.device | str) -> list[Tensor]:
-            return [_zeros((count, *shapes[name]), dtypes[name], place) for _ in range(num_layers)]
+            kind = torch.float32 if name.endswith("_scales") else self.dtype
+            return [_zeros((count, *shapes[name]), kind, place) for _ in range(num_layers)]
 
         self.parts = {name: layers(name, num_blocks + 1, device) for name in shapes}
         self.host_parts = {name: layers(name, num_host_blocks, "cpu") for name in shapes}
-        self.keys, self.values = self.parts["keys"], self.parts["values"]
+        self.keys, self.values = self.parts["keys"], self.parts.get("values")
         self.key_scales, self.value_scales = self.parts.get("key_scales"), self.parts.get("value_scales")
-        self.bytes_per_block = bytes_per_block(num_layers, num_kv_heads, head_dim, block_size, self.dtype)
+        self.bytes_per_block = sum(part[0][0].nbytes for part in self.parts.values()) * num_layers
+
+    def shapes_of_a_block(self, num_kv_heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
+        """The parts of a block of one layer, by name."""
+        size = self.block_size
+        shapes = {"keys": (num_kv_heads, head_dim, size), "values": (num_kv_heads, size, head_dim)}
+        if self.quantized:
+            shapes |= dict.fromkeys(("key_scales", "value_scales"), (num_kv_heads, size))
+        return shapes
+
+    @property
+    def in_place(self) -> bool:
+        """Whether attention in torch reads keys and values where they lie, for one query of a sequence."""
+        return not self.quantized
 
     def write(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
         """Put each token's key and value, [num_tokens, num_kv_heads, head_dim], into its slot [num_tokens] int64."""
@@ -85,7 +99,7 @@ class PagedKVCache:
         if not self.quantized:
             return keys, values
         key_scales, value_scales = self.key_scales[layer][blocks], self.value_scales[layer][blocks]
-        keys = dequantize_vectors(keys, key_scales[:, :, None], self.model_dtype)  # keys lie transposed
+        keys = dequantize_vectors(keys, key_scales[:, :, None], self.model_dtype, dim=2)  # keys lie transposed
         return keys, dequantize_vectors(values, value_scales[..., None], self.model_dtype)
 
     def move(self, moves: BlockMoves) -> None:
@@ -121,9 +135,12 @@ class PagedKVCache:
                 as_bytes(layer).index_copy_(0, index.to(layer.device), layer_rows.to(layer.device))
 
 
-def bytes_per_block(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> int:
-    """Keys and values of `block_size` tokens in all layers, with their scales if `dtype` has 8 bits."""
-    return 2 * num_layers * block_size * num_kv_heads * bytes_per_vector(head_dim, dtype)
+def bytes_per_block(
+    num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype, kv_vectors: int = 2
+) -> int:
+    """Keys and values of `block_size` tokens in all layers, with their scales if `dtype` is one of codes; latents
+    alone with `kv_vectors` of 1."""
+    return kv_vectors * num_layers * block_size * num_kv_heads * bytes_per_vector(head_dim, dtype)
 
 
 def as_bytes(x: Tensor) -> Tensor:

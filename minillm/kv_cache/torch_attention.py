@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minillm.kernels.softcap import soft_cap, softcapped_attention
+from minillm.kernels.softcap import explicit_attention, sink_softmax, soft_cap
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.retention import SinkTurn, turn_queries
 from minillm.kv_cache.torch_plan import DecodePlan, Plan, TileGroup
@@ -40,6 +40,7 @@ class TorchAttention:
         softcap: float | None = None,
     ):
         self.cache, self.softcap = cache, softcap
+        self.sink_logits: Sequence[Tensor] | None = None  # see `minillm.kv_cache.sink_logits`
         self.layer_windows = layer_windows
         self.num_heads = num_heads
         self.sink_turn = sink_turn
@@ -51,11 +52,12 @@ class TorchAttention:
         plan = self._plan(self.layer_windows[layer], batch)
         self.cache.write(layer, k, v, batch.slot_mapping)
         keys, values = self.cache.keys[layer], self.cache.values[layer]
+        changes = plan.decodes, self.softcap, self._learned(layer)
         if plan.decodes is not None and plan.num_decodes == batch.num_tokens:
-            return decode_attention(q, keys, values, plan.decodes, self.softcap)
+            return decode_attention(q, keys, values, *changes)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         if plan.decodes is not None:
-            out[: plan.num_decodes] = decode_attention(q[: plan.num_decodes], keys, values, plan.decodes, self.softcap)
+            out[: plan.num_decodes] = decode_attention(q[: plan.num_decodes], keys, values, *changes)
         self._attend_tiles(q, layer, batch, plan.decode_groups + plan.prefill_groups, out)
         return out
 
@@ -66,9 +68,13 @@ class TorchAttention:
 
     def _attend_tiles(self, q: Tensor, layer: int, batch: ForwardBatch, groups: list[TileGroup], out: Tensor) -> None:
         turned = turn_queries(q, self.sink_turn.of(batch, layer)) if self.sink_turn else None
+        changes = turned, self.sinks, self.softcap, self._learned(layer)
         for group in groups:
             gathered = self.cache.gather(layer, group.block_table.flatten())
-            out[group.rows] = tile_attention(q, *gathered, group, turned, self.sinks, self.softcap)[group.places]
+            out[group.rows] = tile_attention(q, *gathered, group, *changes)[group.places]
+
+    def _learned(self, layer: int) -> Tensor | None:
+        return self.sink_logits and self.sink_logits[layer]
 
     def _plan(self, window: int | None, batch: ForwardBatch) -> Plan:
         plan = self._plans.get(window)
@@ -77,8 +83,16 @@ class TorchAttention:
         return plan
 
 
-def decode_attention(q: Tensor, keys: Tensor, values: Tensor, plan: DecodePlan, cap: float | None = None) -> Tensor:
-    """One query for each sequence. q [num_seqs, num_heads, head_dim]; keys and values as `PagedKVCache` keeps them.
+def decode_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    plan: DecodePlan,
+    cap: float | None = None,
+    sink_logits: Tensor | None = None,
+) -> Tensor:
+    """One query for each sequence. q [num_seqs, num_heads, head_dim]; keys and values as `PagedKVCache` keeps them;
+    sink_logits [num_heads].
 
     A bag is one block of one head of one sequence.
     """
@@ -89,7 +103,8 @@ def decode_attention(q: Tensor, keys: Tensor, values: Tensor, plan: DecodePlan, 
     scores = soft_cap(scores, cap)
     # Bags side by side, as many for each head as the longest sequence has; what is too many is masked.
     padded = scores.index_select(0, plan.bag_of_place).view(num_seqs, num_heads, -1)
-    probs = padded.add_(plan.mask.to(q.dtype)).softmax(dim=-1).view(-1, block_size)
+    padded = padded.add_(plan.mask.to(q.dtype))
+    probs = sink_softmax(padded[:, :, None], sink_logits).reshape(-1, block_size)
     weights = probs.index_select(0, plan.place_of_bag)  # [num_bags, block_size]
     out = embedding_bag(values.view(-1, head_dim), plan.value_rows, plan.value_bags, weights)
     return out.view(num_seqs, num_heads, head_dim)
@@ -103,10 +118,11 @@ def tile_attention(
     turned: Tensor | None = None,
     sinks: int = 0,
     cap: float | None = None,
+    sink_logits: Tensor | None = None,
 ) -> Tensor:
     """A group of query tiles over its gathered blocks: [num_tiles, tile_len, num_heads, head_dim].
 
-    The first `sinks` keys of every tile meet `turned` in place of q.
+    The first `sinks` keys of every tile meet `turned` in place of q. sink_logits [num_heads] are learned.
     """
     num_tiles, num_blocks = group.block_table.shape
     _, num_kv_heads, head_dim, block_size = keys.shape
@@ -119,8 +135,9 @@ def tile_attention(
         # Both queries side by side, and each key beside zeros on the side of the query that it does not meet.
         tiles = torch.cat([tiles, turned[group.query_rows].transpose(1, 2)], dim=-1)
         keys = torch.cat([F.pad(keys[:, :, :sinks], (head_dim, 0)), F.pad(keys[:, :, sinks:], (0, head_dim))], dim=2)
-    if cap is not None:
-        return softcapped_attention(tiles, keys, values, group.seen, head_dim**-0.5, cap).transpose(1, 2)
+    if cap is not None or sink_logits is not None:
+        out = explicit_attention(tiles, keys, values, group.seen, head_dim**-0.5, cap, sink_logits)
+        return out.transpose(1, 2)
     if q.is_cuda:
         return folded_attention(tiles, keys, values, group.seen, head_dim**-0.5).transpose(1, 2)
     out = F.scaled_dot_product_attention(

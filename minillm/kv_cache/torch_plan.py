@@ -90,7 +90,7 @@ class Plan:
         self.num_decodes = int(several[0]) if len(several) else len(seq_lens)
         self.decodes: DecodePlan | None = None
         self.decode_groups: list[TileGroup] = []
-        if self.num_decodes and (cache.quantized or sinks):
+        if self.num_decodes and (sinks or not cache.in_place):
             self.decode_groups = self._tile_groups(range(self.num_decodes), starts, seq_lens, table)
         elif self.num_decodes:
             self._plan_decodes(seq_lens[: self.num_decodes], table, cache, num_heads, last and last.decodes)

@@ -7,16 +7,18 @@ lets each query look at its own past.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from minillm.kernels.softcap import softcapped_attention
+from minillm.kernels.softcap import explicit_attention
 
 if TYPE_CHECKING:
     from minillm.model.batch import ForwardBatch
+    from minillm.model.decoder import Decoder
 
 
 class AttentionBackend(Protocol):
@@ -32,12 +34,15 @@ class AttentionBackend(Protocol):
     # Decodes without waiting for the device, and takes padding (slot -1, length 0): CUDA graphs record it.
     graph_safe: bool = False
     softcap: float | None = None  # what it caps scores at: cap * tanh(score / cap), as Gemma 2 needs
+    # Of each layer, [num_heads] in the softmaxes' denominators, as gpt-oss needs: chapter 17.
+    sink_logits: Sequence[Tensor] | None = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
         """Store k and v of this step's tokens, then attend with q over all positions up to its own.
 
         q [num_tokens, num_heads, head_dim]; k and v [num_tokens, num_kv_heads, head_dim], rotated already.
-        Returns [num_tokens, num_heads, head_dim]. None of the three may be assumed contiguous.
+        Returns [num_tokens, num_heads, head_dim]. None of the three may be assumed contiguous. With latent attention
+        v is the first columns of k, and what is returned is as narrow.
         """
         ...
 
@@ -63,7 +68,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None = None,
     scores = scores.masked_fill(~causal_mask(num_queries, seq_len, window, q.device), float("-inf"))
     weights = scores.softmax(dim=-1)  # [num_kv_heads, group, num_queries, seq_len]
     out = torch.einsum("hgqk,khd->qhgd", weights, v.float())
-    return out.reshape(num_queries, num_heads, head_dim).to(q.dtype)
+    return out.reshape(num_queries, num_heads, -1).to(q.dtype)
 
 
 def causal_mask(num_queries: int, seq_len: int, window: int | None, device: torch.device | str = "cpu") -> Tensor:
@@ -77,20 +82,35 @@ def causal_mask(num_queries: int, seq_len: int, window: int | None, device: torc
 class NoCacheAttention:
     """The backend without a memory: every sequence brings all of its tokens every time (chapter 02's start)."""
 
-    def __init__(self, layer_windows: tuple[int | None, ...], softcap: float | None = None):
-        self.layer_windows, self.softcap = layer_windows, softcap
+    def __init__(
+        self,
+        layer_windows: tuple[int | None, ...],
+        softcap: float | None = None,
+        sink_logits: Sequence[Tensor] | None = None,
+    ):
+        self.layer_windows, self.softcap, self.sink_logits = layer_windows, softcap, sink_logits
+
+    @classmethod
+    def of(cls, decoder: Decoder) -> NoCacheAttention:
+        """With the windows, the cap and the sink logits of a decoder."""
+        return cls(decoder.config.layer_windows, decoder.config.attention_softcap, sink_logits_of(decoder))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
         bounds = batch.query_start_loc.tolist()
         if batch.seq_lens.tolist() != [end - start for start, end in pairwise(bounds)]:
             raise ValueError("without a cache a sequence must bring all of its tokens; its positions start at 0")
-        window = self.layer_windows[layer]
-        parts = [self._one(*(x[start:end] for x in (q, k, v)), window) for start, end in pairwise(bounds)]
+        window, sinks = self.layer_windows[layer], self.sink_logits and self.sink_logits[layer]
+        parts = [self._one(*(x[start:end] for x in (q, k, v)), window, sinks) for start, end in pairwise(bounds)]
         return torch.cat(parts)
 
-    def _one(self, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
-        if self.softcap is None:
+    def _one(self, q: Tensor, k: Tensor, v: Tensor, window: int | None, sinks: Tensor | None = None) -> Tensor:
+        if self.softcap is None and sinks is None:
             return causal_attention(q, k, v, window)
         seen = causal_mask(len(q), len(k), window, q.device)
         heads_first = (x.transpose(0, 1) for x in (q, k, v))
-        return softcapped_attention(*heads_first, seen, q.shape[-1] ** -0.5, self.softcap).transpose(0, 1)
+        return explicit_attention(*heads_first, seen, q.shape[-1] ** -0.5, self.softcap, sinks).transpose(0, 1)
+
+
+def sink_logits_of(decoder: Decoder) -> list[Tensor] | None:
+    """The learned sink logits of each layer, [num_heads]; None of a model without."""
+    return [layer.self_attn.sinks for layer in decoder.layers] if decoder.config.sink_logits else None

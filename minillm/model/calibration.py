@@ -71,7 +71,7 @@ class CalibrationWalk:
     """The hidden states of all sequences in front of one layer; `advance` takes them through it."""
 
     def __init__(self, decoder: Decoder, sequences: list[list[int]]):
-        self.attention = NoCacheAttention(decoder.config.layer_windows, decoder.config.attention_softcap)
+        self.attention = NoCacheAttention.of(decoder)
         self.batches = list(batches_of(sequences, decoder.device))
         self.rotary = [decoder.rotary(batch.positions) for batch in self.batches]
         self.hidden = [decoder.embed(batch.token_ids) for batch in self.batches]  # each [num_tokens, hidden_size]
@@ -140,7 +140,7 @@ def whole_sequences(
 
 def perplexity(decoder: Decoder, sequences: list[list[int]]) -> float:
     """exp of the mean negative log-likelihood of every token but each sequence's first."""
-    attention = NoCacheAttention(decoder.config.layer_windows, decoder.config.attention_softcap)
+    attention = NoCacheAttention.of(decoder)
     total, count = 0.0, 0
     for batch in batches_of(sequences, decoder.device, all_logits=True):
         logprobs = decoder(batch, attention).log_softmax(-1)[:-1]  # [num_tokens - 1, vocab_size]

@@ -41,7 +41,8 @@ from minillm.quantization.config import QuantizationConfig, resolve as resolve_q
 
 GENERATION = "generation_config.json"  # how the model's authors would have it sampled, and what ends its texts
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
-AUTO_GPTQ = "quantize_config.json"  # where old AutoGPTQ wrote what config.json says today
+# Where tools wrote what their newer versions write into config.json, and as which quant_method.
+SETTINGS_FILES = {"quantize_config.json": "gptq", "hf_quant_config.json": "modelopt"}
 
 # Folders whose weights are in few bits already: who takes those tensors, by the quant_method in config.json. Each is
 # called with the decoder, whose matrices wait on "meta", the tensors and the quantization_config; it gives the decoder
@@ -172,8 +173,9 @@ def stored_quantization(path: Path, asked: QuantizationConfig | None = None) -> 
         with naming(path / "config.json"):
             check_config(raw)
         settings = raw.get("quantization_config")
-        if not settings and (path / AUTO_GPTQ).exists():
-            settings = {"quant_method": "gptq"} | read_json(path / AUTO_GPTQ)
+        for file, method in SETTINGS_FILES.items():
+            if not settings and (path / file).exists():
+                settings = {"quant_method": method} | read_json(path / file)
     if not settings:
         return None
     method = str(settings.get("quant_method", "unknown"))

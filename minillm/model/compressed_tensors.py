@@ -1,4 +1,4 @@
-"""fp8 checkpoints, and what llm-compressor writes. Built in chapter 15."""
+"""fp8 checkpoints, and what llm-compressor and ModelOpt write. Built in chapter 15."""
 
 from __future__ import annotations
 
@@ -130,8 +130,7 @@ class CompressedTensors(FP8):
                 f"{module}.weight_scale is {told(scales)} beside {beside}; with four-bit floats it must be "
                 "float8_e4m3fn beside one number, or uint8 alone"
             )
-        codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)
-        return self.scaled(module, FORMATS["fp4"], codes, scales, block=_block(scheme))
+        return self.scaled(module, FORMATS["fp4"], _nibbles(packed), scales, block=_block(scheme))
 
     def _packed(self, module: str, pieces: Pieces, scheme: dict[str, Any]) -> QuantizedPart | Tensor:
         words, scales, zeros = pieces["weight_packed"], pieces["weight_scale"], pieces.get("weight_zero_point")
@@ -154,6 +153,39 @@ class CompressedTensors(FP8):
         if (groups := pieces.get("weight_g_idx")) is not None and int(groups.min()) >= 0:  # -1: there is no order
             return grouped(format, codes, scales, zeros, groups.long())
         return self.scaled(module, format, codes, scales, zeros, _block(scheme))
+
+
+class ModelOpt(FP8):
+    """NVIDIA's Model Optimizer: fp8 with a scale for the tensor or for each row, or NVFP4, whose group scales are
+    multiplied by a number for the whole tensor (llm-compressor divides by it)."""
+
+    marks, needs, may_have = ("weight_scale",), ("weight",), ("weight_scale_2",)
+
+    def __init__(self, settings: dict[str, Any]):
+        settings = settings | settings.get("quantization", {})  # hf_quant_config.json has them one level down
+        super().__init__(settings)
+        self.algorithm = str(settings.get("quant_algo")).upper()
+        self.one_of("quant_algo", self.algorithm, ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4"))
+        self.group_size = self.read_group_size(settings.get("group_size") or 16)
+
+    def part(self, module: str, pieces: Pieces) -> QuantizedPart | Tensor:
+        if self.algorithm != "NVFP4":
+            return super().part(module, pieces)
+        packed, scales, whole = pieces["weight"], pieces["weight_scale"], pieces.get("weight_scale_2")
+        fits = packed.dtype is torch.uint8 and packed.dim() == 2 and scales.dtype is torch.float8_e4m3fn
+        if not fits or whole is None or whole.numel() != 1:
+            beside = "no weight_scale_2" if whole is None else f"weight_scale_2 {told(whole)}"
+            raise ValueError(
+                f"{module} has weight {told(packed)}, weight_scale {told(scales)} and {beside}; NVFP4 has uint8, "
+                "float8_e4m3fn and one number"
+            )
+        block = [1, self.group_size]
+        return self.scaled(module, FORMATS["fp4"], _nibbles(packed), scales.float() * whole.float(), block=block)
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """Two codes of each byte, the low half first: uint8 [rows, n] -> [rows, 2 n]."""
+    return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)
 
 
 def _block(scheme: dict[str, Any]) -> list[int] | None:

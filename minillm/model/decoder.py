@@ -55,6 +55,7 @@ class Decoder(nn.Module):
             self.lm_head.plain = self.embed_tokens
         self.stream: LayerStream | None = None  # of layers that lie in host memory
         self.lora: LoraSlots | None = None  # batch slots for adapters: chapter 23
+        self.rotated = False  # whether its hidden states are those of the checkpoint, rotated: chapter 16
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, attention: AttentionBackend, out: Tensor | None = None) -> Tensor:
@@ -130,5 +131,5 @@ def _rotary(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Ro
     and keys that are both multiplied, which their angles do."""
     wanted = config.attention_scale
     scale = 1.0 if wanted is None else (wanted * config.head_dim**0.5) ** 0.5
-    kinds = [Rotary(rope, config.head_dim, dtype, device, scale) for rope in kinds_of(config)]
+    kinds = [Rotary(rope, config.rotary_dim, dtype, device, scale) for rope in kinds_of(config)]
     return kinds[0] if len(kinds) == 1 else LayerRotaries(kinds)

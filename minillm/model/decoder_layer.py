@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from minillm.kernels import native
+from minillm.kernels import native, native_structs
 from minillm.model.attention import AttentionBackend, can
 from minillm.model.batch import ForwardBatch, adapted
 from minillm.model.config import ModelConfig
@@ -18,7 +19,11 @@ from minillm.model.layers import (
     SwiGLU,
     WholeNorm,
     apply_rotary,
+    empty_parameter,
 )
+from minillm.model.mla import LatentSelfAttention
+from minillm.model.moe import MixtureOfExperts
+from minillm.model.packed import native_matrix
 from minillm.model.rope import RopeConfig
 
 WHOLE_LAYERS = True  # whether layers run as a whole where they can: chapter 14 compares
@@ -47,24 +52,36 @@ class DecoderLayer(nn.Module):
         norm = partial(RMSNorm, config.hidden_size, config.rms_norm_eps, dtype, device)
         before, after = config.norms in ("before", "both"), config.norms in ("after", "both")
         self.input_layernorm = norm() if before else nn.Identity()
-        self.self_attn, self.index = SelfAttention(config, index, dtype, device, matrices), index
+        attention = SelfAttention if config.mla is None else LatentSelfAttention
+        self.self_attn, self.index = attention(config, index, dtype, device, matrices), index
         self.attention_out_norm = norm() if after else nn.Identity()
         self.post_attention_layernorm = norm() if before else nn.Identity()
         sizes = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.mlp = SwiGLU(*sizes, dtype, device, matrices, config.activation)
+        if config.moe is not None and index in config.moe.layers:
+            self.mlp = MixtureOfExperts(config, index, dtype, device, matrices)
+        else:
+            self.mlp = SwiGLU(*sizes, dtype, device, matrices, config.activation)
         self.mlp_out_norm = norm() if after else nn.Identity()
         self.residual_scale, self.norm_names = config.residual_scale, NORM_NAMES[config.norms]
         kinds = kinds_of(config)
         self.kind = kinds.index(config.layer_ropes[index]) if len(kinds) > 1 else None  # of its rotation
         self.softcap = config.attention_softcap
+        self.tap: Callable[[Tensor], object] | None = None  # `minillm.model.features`: what fused steps tell
         self.whole: native.Layer | None = None
+        self.mixture: native_structs.Mixture | None = None  # what `whole` has in place of an MLP
 
     def prepare(self, config: ModelConfig) -> None:
         """After the weights are packed: where the CPU's kernels have them all, the layer can run as a whole."""
-        if not config.is_plain:
+        has_experts = isinstance(self.mlp, MixtureOfExperts)
+        if has_experts:
+            self.mlp.prepare()
+            self.mixture = self.mlp.native_mixture()
+        if not config.has_plain_halves or (has_experts and self.mixture is None):
             return
         attn, linears = self.self_attn, dict(zip(native.Layer.MATRICES, self.linears().values()))
-        matrices = {name: _matrix(linear) for name, linear in linears.items()}
+        if has_experts:
+            linears = {name: linears[name] for name in ("qkv", "o")}
+        matrices = {name: native_matrix(linear) for name, linear in linears.items()}
         if any(matrix is None or matrix.in_features != linears[name].in_features for name, matrix in matrices.items()):
             return
         weights = {f"{name}_bias": linear.bias for name, linear in linears.items()}
@@ -75,17 +92,25 @@ class DecoderLayer(nn.Module):
             heads=config.num_heads,
             kv_heads=config.num_kv_heads,
             dim=config.head_dim,
-            intermediate=config.intermediate_size,
+            intermediate=0 if has_experts else config.intermediate_size,
         )
-        self.whole = native.Layer.of(matrices, weights, sizes, config.rms_norm_eps)
+        self.whole = native.Layer.of(matrices, weights, sizes, config.rms_norm_eps, self.mixture)
 
     def forward(self, hidden: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
         """[num_tokens, hidden_size] in and out; the input may be overwritten."""
         rotary = self.angles(rotary)
         if self.whole is not None and WHOLE_LAYERS and batch.token_slots is None and can(attention, "fused_layer"):
             # The same, in one call: chapter 14. It has no adapters.
+            experts = None if self.mixture is None else self.mlp.experts_told(self.mixture, len(hidden))
             attention.run_layer(self.whole, hidden, rotary, self.index, batch)
+            if experts is not None:
+                self.mlp.record(experts)
             return hidden
+        if (can(attention, "sink_logits") is None) != (self.self_attn.sinks is None):
+            raise ValueError(
+                f"{type(attention).__name__} and this model differ: one of them has learned sink logits, the other has "
+                "none; build_attention gives a backend those of its model"
+            )
         if (softcap := can(attention, "softcap")) != self.softcap:
             raise ValueError(
                 f"{type(attention).__name__} caps scores at {softcap}, this model at {self.softcap}; TorchAttention can"
@@ -103,34 +128,27 @@ class DecoderLayer(nn.Module):
         return hidden + (change if self.residual_scale == 1.0 else change * self.residual_scale)
 
     def linears(self) -> dict[str, Linear]:
-        """The four matrices by their places, in the order in which they compute. Whatever goes through a layer's
-        weights (loading, quantizing, streaming, packing) goes through these;
+        """The matrices by their places, in the order in which they compute; of experts, those of all.
+        Whatever goes through a layer's weights (loading, quantizing, streaming, packing) goes through these;
         `Linear.checkpoint_rows` names what a checkpoint has."""
-        attn, mlp = self.self_attn, self.mlp
-        return {
-            "self_attn.qkv_proj": attn.qkv_proj,
-            "self_attn.o_proj": attn.o_proj,
-            "mlp.gate_up_proj": mlp.gate_up_proj,
-            "mlp.down_proj": mlp.down_proj,
-        }
+        mlp = self.mlp
+        linears = {f"self_attn.{name}": linear for name, linear in self.self_attn.linears().items()}
+        if isinstance(mlp, MixtureOfExperts):
+            return linears | {f"mlp.{place}": linear for place, linear in mlp.linears().items()}
+        return linears | {"mlp.gate_up_proj": mlp.gate_up_proj, "mlp.down_proj": mlp.down_proj}
 
     def checkpoint_views(self) -> dict[str, Tensor]:
         norms = {name: norm for name, norm in self.named_modules() if isinstance(norm, RMSNorm)}
         views = {f"{self.norm_names.get(name, name)}.weight": norm.weight for name, norm in norms.items()}
+        if self.self_attn.sinks is not None:
+            views["self_attn.sinks"] = self.self_attn.sinks
         for place, linear in self.linears().items():
             views |= linear.checkpoint_views(place)
+        if isinstance(self.mlp, MixtureOfExperts):
+            views |= {f"mlp.{name}": view for name, view in self.mlp.router_views().items()}
+        if isinstance(self.self_attn, LatentSelfAttention):
+            views["self_attn.kv_b_proj.weight"] = self.self_attn.kv_b_proj
         return views
-
-
-def _matrix(linear: Linear) -> native.Matrix | None:
-    """A linear layer as the CPU's kernels take it; None where another kernel computes it,
-    or has more to it than a product."""
-    quantized = linear.quantized
-    if quantized is None:
-        return None if linear.panels is None else native.Matrix.of(linear.panels, linear.out_features)
-    if quantized.road != "native" or quantized.outliers is not None or quantized.order is not None:
-        return None
-    return quantized.matrix.struct
 
 
 class SelfAttention(nn.Module):
@@ -147,6 +165,7 @@ class SelfAttention(nn.Module):
         self.o_proj = Linear(
             config.num_heads * self.head_dim, config.hidden_size, config.o_bias, dtype, device, matrices
         )
+        self.sinks = empty_parameter(config.num_heads, dtype=dtype, device=device) if config.sink_logits else None
         self.q_norm = self.k_norm = None
         if config.qk_norm:
             norm, whole = (WholeNorm, True) if config.qk_norm_whole else (RMSNorm, False)
@@ -164,6 +183,10 @@ class SelfAttention(nn.Module):
         q, k = apply_rotary(qk, *rotary).split_with_sizes(self.heads[:2], dim=1)  # both at once: half the kernels
         out = attention.attend(q, k, v, self.index, batch)  # [num_tokens, num_heads, head_dim]
         return adapted(self.o_proj, out.flatten(1), batch.token_slots)
+
+    def linears(self) -> dict[str, Linear]:
+        """See `DecoderLayer.linears`."""
+        return {"qkv_proj": self.qkv_proj, "o_proj": self.o_proj}
 
 
 def kinds_of(config: ModelConfig) -> list[RopeConfig | None]:

@@ -65,7 +65,7 @@ SIZE, LAYERS, HEADS = Whole(), Whole(most=10_000), Whole(most=2**16)
 Allowed = Whole | Number | Kind
 
 CONFIG: dict[str, Allowed] = {
-    **dict.fromkeys(("model_type", "hidden_act", "hidden_activation"), TEXT),
+    **dict.fromkeys(("model_type", "hidden_act", "hidden_activation", "topk_method", "scoring_func"), TEXT),
     **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings"), SIZE),
     **dict.fromkeys(("original_max_position_embeddings", "sliding_window_pattern", "no_rope_layer_interval"), SIZE),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), HEADS),
@@ -82,6 +82,15 @@ CONFIG: dict[str, Allowed] = {
     "partial_rotary_factor": Number(most=1.0),
     **dict.fromkeys(("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"), FLAG),
     **dict.fromkeys(("is_causal", "use_bidirectional_attention"), FLAG),
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), Whole(least=0, most=2**16)),
+    **dict.fromkeys(("num_experts_per_tok", "decoder_sparse_step", "n_group", "topk_group"), HEADS),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), SIZE),
+    **dict.fromkeys(("first_k_dense_replace", "n_shared_experts"), Whole(least=0, most=10_000)),
+    **dict.fromkeys(("norm_topk_prob", "qkv_bias", "rope_interleave"), FLAG),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), HEADS),
+    **dict.fromkeys(("moe_layer_freq", "num_nextn_predict_layers", "num_mtp_layers"), Whole(least=0, most=10_000)),
+    **dict.fromkeys(("routed_scaling_factor", "clip_qkv", "swiglu_alpha", "swiglu_limit"), Number()),
+    "mlp_only_layers": Kind(list, "a list of layers", Whole(least=0)),
     "layer_types": TEXTS,
     "no_rope_layers": Kind(list, "a list of 0 or 1 for each layer", Whole(0, 1)),
     **dict.fromkeys(("rope_scaling", "rope_parameters", "quantization_config"), OBJECT),

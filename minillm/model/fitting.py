@@ -22,7 +22,7 @@ from minillm.model.errors import CheckpointError, naming
 from minillm.model.parts import EMBEDDING, QuantizedPart
 from minillm.model.weights import GGUF, HEAD, described, on_meta, some
 
-MATRIX = ("_proj.weight", HEAD)
+MATRIX = ("_proj.weight", "_proj_with_mqa.weight", HEAD)
 
 
 def check_fit(path: Path, config: ModelConfig, in_few_bits: bool) -> None:
@@ -47,7 +47,11 @@ def check_fit(path: Path, config: ModelConfig, in_few_bits: bool) -> None:
         lacking.discard(EMBEDDING)
         named.append((EMBEDDING, codes.new_empty(codes.shape[0], config.hidden_size)))
     lacking -= {name for name, _ in named}
-    misshapen = [told for name, tensor in named if name in views and (told := _misshapen(name, tensor, views[name]))]
+    packed = {
+        name for name, tensor in named if name.endswith(MATRIX) and tensor.dtype is torch.uint8
+    }  # two codes a byte
+    in_full = [(name, tensor) for name, tensor in named if name in views and name not in packed]
+    misshapen = [told for name, tensor in in_full if (told := _misshapen(name, tensor, views[name]))]
     _refuse(path, _told(missing=sorted(lacking), misshapen=misshapen))
 
 

@@ -55,6 +55,7 @@ def run_layers(
         q = before_attention(decoder, layer, hidden, rotary, attention, batch.slot_mapping, batch.token_slots)
         out = attention.attend_stored(q, layer.self_attn.index, batch)
         hidden = after_attention(decoder, layer, following, out, residual, batch.token_slots)
+        tell(layer, following, hidden, residual)
     return last_norm(decoder, hidden, residual, batch.logits_indices)
 
 
@@ -97,6 +98,12 @@ def after_attention(
     gate_up = adapted(layer.mlp.gate_up_proj, hidden, token_slots)
     hidden = adapted(layer.mlp.down_proj, silu_mul(gate_up), token_slots)
     return hidden if following is None else add_rms_norm(hidden, residual, following.input_layernorm.weight, eps)
+
+
+def tell(layer: DecoderLayer, following: DecoderLayer | None, hidden: Tensor, residual: Tensor) -> None:
+    """Behind a layer: let a draft head's tap, if there is one (chapter 18), have the residual stream."""
+    if layer.tap is not None:
+        layer.tap(residual + hidden if following is None else residual)
 
 
 def last_norm(decoder: Decoder, hidden: Tensor, residual: Tensor, wanted: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from minillm.model.adapted import adapted
 from minillm.model.config import ModelConfig
 from minillm.model.decoder import Decoder
 from minillm.model.fields import HEADS, LAYERS, SIZE, check_fields
+from minillm.model.gguf_experts import model_type, of_experts
 from minillm.model.gguf_families import ARCHITECTURES, INTERLEAVED, WINDOWED, gemma3_ropes, hf_name, of_family
 from minillm.model.gguf_file import Container, StoredTensor
 from minillm.model.gguf_tokenizer import end_token_ids, special_id
@@ -75,8 +76,6 @@ class GGUFFile:
                 f"split.count={self.metadata.get('split.count')}: it is one of several; "
                 "llama-gguf-split --merge joins them"
             )
-        if self._of_model("expert_count", 0):
-            raise ValueError(f"expert_count={self._of_model('expert_count')}: mixtures of experts come with chapter 21")
 
     @property
     def kept_types(self) -> list[str]:
@@ -122,28 +121,33 @@ class GGUFFile:
         if "token_embd.weight" not in self.stored:
             raise ValueError("it has no tensor token_embd.weight; a vocabulary or an adapter alone is not a model")
         self._refuse_what_we_do_not_compute(head_dim)
-        return {
-            "model_type": ARCHITECTURES[self.architecture],
-            "vocab_size": self.stored["token_embd.weight"].shape[0],
-            "hidden_size": self._number("embedding_length"),
-            "intermediate_size": self._number("feed_forward_length"),
-            "num_hidden_layers": self._number("block_count"),
-            "num_attention_heads": num_heads,
-            "num_key_value_heads": self._number("attention.head_count_kv", num_heads),
-            "head_dim": head_dim,
-            "max_position_embeddings": self._number("context_length"),
-            "rms_norm_eps": self._required(f"{self.architecture}.attention.layer_norm_rms_epsilon"),
-            "tie_word_embeddings": "output.weight" not in self.stored,
-            "attention_bias": self.architecture != "qwen2" and "blk.0.attn_q.bias" in self.stored,
-            "mlp_bias": "blk.0.ffn_gate.bias" in self.stored,
-            "rope_parameters": self._rope_parameters(rotated / head_dim),
-            "eos_token_id": end_token_ids(self.metadata),
-            "bos_token_id": special_id(self.metadata, "bos"),
-        } | of_family(self.architecture, self._of_model, head_dim)
+        return (
+            {
+                "model_type": model_type(self.architecture, self._of_model),
+                "vocab_size": self.stored["token_embd.weight"].shape[0],
+                "hidden_size": self._number("embedding_length"),
+                "intermediate_size": self._number("feed_forward_length"),
+                "num_hidden_layers": self._number("block_count"),
+                "num_attention_heads": num_heads,
+                "num_key_value_heads": self._number("attention.head_count_kv", num_heads),
+                "head_dim": head_dim,
+                "max_position_embeddings": self._number("context_length"),
+                "rms_norm_eps": self._required(f"{self.architecture}.attention.layer_norm_rms_epsilon"),
+                "tie_word_embeddings": "output.weight" not in self.stored,
+                "attention_bias": self.architecture != "qwen2" and "blk.0.attn_q.bias" in self.stored,
+                "mlp_bias": "blk.0.ffn_gate.bias" in self.stored,
+                "rope_parameters": self._rope_parameters(rotated / head_dim),
+                "eos_token_id": end_token_ids(self.metadata),
+                "bos_token_id": special_id(self.metadata, "bos"),
+            }
+            | of_family(self.architecture, self._of_model, head_dim)
+            | self._experts()
+        )
 
     def tensors(self) -> Iterator[tuple[str, Tensor | QuantizedPart]]:
         """Every weight, one at a time. A name that is not known keeps its own."""
-        return adapted(self.config, self._renamed()) if self.architecture == "phi3" else self._renamed()
+        apart = self.architecture == "phi3" or self.config.moe is not None
+        return adapted(self.config, self._renamed()) if apart else self._renamed()
 
     def _renamed(self) -> Iterator[tuple[str, Tensor | QuantizedPart]]:
         for name, stored in self.stored.items():
@@ -165,6 +169,15 @@ class GGUFFile:
             raise ValueError(
                 f"{stored.name} is of type {stored.kind.name}, which the gguf library cannot dequantize"
             ) from error
+
+    def _experts(self) -> dict[str, Any]:
+        """What a config.json would say of the experts; a layer without their tensors has one MLP."""
+        shapes = {name: tensor.shape for name, tensor in self.stored.items() if ".ffn_down_exps." in name}
+        layers = [
+            layer for layer in range(self._number("block_count")) if f"blk.{layer}.ffn_down_exps.weight" in shapes
+        ]
+        size = next((shape[-1] for shape in shapes.values()), None)
+        return of_experts(self.architecture, self._of_model, layers, size)
 
     def _refuse_what_we_do_not_compute(self, head_dim: int) -> None:
         """What other programs would compute otherwise than we do, or among themselves."""

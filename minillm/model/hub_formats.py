@@ -1,4 +1,4 @@
-"""Quantized checkpoints as the hub has them: GPTQ, AWQ, fp8, compressed-tensors. Built in chapter 15.
+"""Quantized checkpoints as the hub has them: GPTQ, AWQ, fp8, compressed-tensors, ModelOpt. Built in chapter 15.
 
 Each packs codes into 32-bit words, and no two the same way. Four bits, the words of one column of inputs or outputs:
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from minillm.model.adapted import adapted
-from minillm.model.compressed_tensors import FP8, CompressedTensors
+from minillm.model.compressed_tensors import FP8, CompressedTensors, ModelOpt
 from minillm.model.decoder import Decoder
 from minillm.model.fitting import check_parts
 from minillm.model.hub_format import HubFormat, Pieces, grouped, told, unpack_words
@@ -157,5 +157,6 @@ FORMAT_OF = {
     "fbgemm_fp8": FP8,
     "compressed-tensors": CompressedTensors,
     "auto-round": auto_round,
+    "modelopt": ModelOpt,
 }
 READERS = {method: partial(read_hub, format) for method, format in FORMAT_OF.items()}

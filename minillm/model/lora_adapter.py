@@ -45,6 +45,7 @@ REFUSED = {
     "lora_embedding_": "an adapter of the embedding is not served; train one of q, k, v, o, gate, up and down",
     "embed_tokens": "an adapter of the embedding is not served; train one of q, k, v, o, gate, up and down",
     "lm_head": "an adapter of the output matrix is not served; train one of q, k, v, o, gate, up and down",
+    "kv_b_proj": "an adapter of kv_b_proj is not served, since decoding absorbs it; train q, kv_a, o, gate, up or down",
     "modules_to_save": "whole matrices are not served; merge the adapter into its model",
     "lora_B.bias": "biases are not served; train the adapter with lora_bias=False",
 }
@@ -74,10 +75,15 @@ def shapes_of(decoder: Decoder) -> dict[str, tuple[int, int]]:
     """What adapters can change: each matrix of a layer as a checkpoint has it, with its output and input features."""
     shapes = {}
     for place, linear in decoder.linears().items():
-        if place != "lm_head":
+        if takes_adapters(place):
             for name, rows in linear.checkpoint_rows(place).items():
                 shapes[name] = (rows.stop - rows.start, linear.in_features)
     return shapes
+
+
+def takes_adapters(place: str) -> bool:
+    """Whether the matrix at this place of a decoder may have adapters."""
+    return place != "lm_head" and ".experts." not in place
 
 
 def read_adapter(folder: str | Path, config: ModelConfig, shapes: Shapes, max_rank: int, dtype: torch.dtype) -> Adapter:
@@ -181,6 +187,11 @@ def _fitting(
                 for name, part in adapted(config, [(f"model.{place}.weight", b)])
             ]
         for name, part in named:
+            if ".experts" in place or ".gate." in f"{place}.":
+                raise AdapterError(
+                    f"the adapter in {folder} changes {place}: adapters of experts and of their router are not served; "
+                    "train one of q, k, v and o"
+                )
             if name not in shapes:
                 raise AdapterError(f"the adapter in {folder} changes {place}, which this model does not have")
             if shapes[name] != (len(part), a.shape[1]):

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from minillm.kernels.lora import MANY_TOKENS, TokenSlots, add_lora_
 from minillm.model.decoder import Decoder
-from minillm.model.lora_adapter import Adapter, Shapes, shapes_of
+from minillm.model.lora_adapter import Adapter, Shapes, shapes_of, takes_adapters
 
 
 class AdaptedPart:
@@ -70,13 +70,18 @@ class LoraSlots:
     is taken here, whatever is put into it."""
 
     def __init__(self, decoder: Decoder, max_loras: int, max_rank: int):
+        if decoder.rotated:
+            raise ValueError(
+                "enable_lora=True is not allowed with a model that was quantized with rotate=True: an adapter was "
+                "trained on inputs that are not rotated; quantize without rotate"
+            )
         self.max_loras, self.max_rank = max_loras, max_rank
         self.held: OrderedDict[str, int] = OrderedDict()  # key of an adapter -> its batch slot
         self.shapes: Shapes = shapes_of(decoder)
         self.parts: dict[str, AdaptedPart] = {}
         make = {"dtype": decoder.dtype, "device": decoder.device}
         for place, linear in decoder.linears().items():
-            named: Mapping[str, slice] = {} if place == "lm_head" else linear.checkpoint_rows(place)
+            named: Mapping[str, slice] = linear.checkpoint_rows(place) if takes_adapters(place) else {}
             for name, rows in named.items():
                 out_features, in_features = self.shapes[name]
                 lora_a = torch.zeros(max_loras, max_rank, in_features, **make)

@@ -93,6 +93,10 @@ def offload(layers: Sequence[DecoderLayer], num_bytes: int, device: torch.device
         raise ValueError(
             f"cpu_offload_bytes={num_bytes} streams plain weights, this model's are quantized; leave one of the two out"
         )
+    if any(".experts." in place for layer in layers for place in layer.linears()):
+        raise ValueError(
+            f"cpu_offload_bytes={num_bytes} streams layers that are all alike, this model has experts; leave it out"
+        )
     layer_bytes = sum(linear.plain.numel() * linear.plain.element_size() for linear in layers[0].linears().values())
     count = min(len(layers), num_bytes // layer_bytes)
     if len(layers) < FEWEST:

@@ -38,7 +38,7 @@ class QuantizedPart:
     def shape(self) -> torch.Size:
         return self.weight.codes.shape
 
-    def __getitem__(self, rows: Tensor) -> QuantizedPart:
+    def __getitem__(self, rows: Tensor | slice) -> QuantizedPart:
         """Some of the outputs, or all in another order."""
         return QuantizedPart(self.weight[rows], self.order)
 

@@ -2,6 +2,7 @@
 
 Chapter 15 rounds each matrix by itself. Chapter 16 looks at data: texts walk through the layers, a factor moves between
 a product and what makes its inputs (AWQ, SmoothQuant), and the matrix is written by the method that `config` names.
+With `rotate`, all of this happens to a model in other coordinates (`minillm.model.rotation`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from minillm.model.calibration import CalibrationWalk
 from minillm.model.decoder import Decoder
 from minillm.model.decoder_layer import DecoderLayer
 from minillm.model.layers import RMSNorm
+from minillm.model.rotation import rotate_decoder
 from minillm.quantization.activations import LARGEST
 from minillm.quantization.awq import round_clipped, search_scales
 from minillm.quantization.config import QuantizationConfig
@@ -41,6 +43,17 @@ def quantize_decoder(
     `calibration` are the token ids of some texts, for the methods that look at data; `on_layer` hears of each layer
     that is done. Raises ValueError naming the matrix where the groups do not divide it, or if there is no text.
     """
+    if config.is_calibrated and decoder.config.moe is not None:
+        raise ValueError(
+            f"method={config.method!r} with activation_scales={config.activation_scales!r} is calibrated, and a text "
+            f"reaches only some of the experts of model_type={decoder.config.model_type!r}; use rtn, such as "
+            "quantization='int8' or 'int4'"
+        )
+    if config.method in ("awq", "smoothquant") and decoder.config.mla is not None:
+        raise ValueError(
+            f"method={config.method!r} folds its scales into the norm before qkv_proj, and queries, keys and values of "
+            f"model_type={decoder.config.model_type!r} go through latents; use rtn or gptq"
+        )
     check_groups(decoder, config)
     if config.method in ("awq", "smoothquant") and decoder.config.norms == "after":
         raise ValueError(
@@ -49,6 +62,8 @@ def quantize_decoder(
         )
     if config.is_calibrated and not calibration:
         raise ValueError(f"method={config.method!r} is calibrated: it needs texts to look at, and there are none")
+    if config.rotate:
+        rotate_decoder(decoder, config.seed)
     quantize_head(decoder, config)  # first: where the embedding is the same matrix, the texts walk in through it
     walk = CalibrationWalk(decoder, calibration) if config.is_calibrated else None
     for index, layer in enumerate(decoder.layers):
@@ -102,7 +117,7 @@ def quantize_linear(
     elif config.method == "llm_int8" and behind_norm:
         quantized, outliers = split_outliers(weight, inputs.largest, config.weights, config.outlier_threshold)
     else:
-        quantized = round_to_nearest(weight, *grid, config.per_tensor)
+        quantized = round_to_nearest(weight, *grid, config.per_tensor, config.scale_format)
     return QuantizedLinear(quantized, config.activations, static_scale(config, inputs, outliers), outliers)
 
 

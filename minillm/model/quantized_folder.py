@@ -98,6 +98,7 @@ def read_quantized(
     known, or a matrix that is missing or misshapen.
     """
     config = stored_config(settings)
+    decoder.rotated = config.rotate  # the tensors are those of the rotated model
     linears = decoder.linears()
     parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
     rest = []
@@ -138,7 +139,9 @@ def assemble(
     if "zeros" in parts:
         codes = unpack_codes(parts["zeros"], bits, parts["scales"].shape[1])
         zeros = (codes.int() - 2 ** (bits - 1)).to(torch.int8)
-    weight = QuantizedWeight(FORMATS[format], unpack_codes(parts["codes"], bits, width), parts["scales"], zeros)
+    scale_bits = 8 if config.scale_format and name != "lm_head" else 0
+    codes = unpack_codes(parts["codes"], bits, width)
+    weight = QuantizedWeight(FORMATS[format], codes, parts["scales"], zeros, scale_bits)
     if name == "lm_head":
         return QuantizedLinear(weight)
     outliers = None

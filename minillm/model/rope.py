@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+LATENT = ("deepseek_v2", "deepseek_v3")  # families of multi-head latent attention
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 
 
@@ -33,6 +34,7 @@ class RopeConfig:
     divisors: tuple[float, ...] = ()  # divided: head_dim / 2 of them
     short_divisors: tuple[float, ...] = ()  # longrope: those for texts of the original length and less
     partial: float = 1.0  # how much of a head is rotated, its first dimensions
+    score_factor: float = 1.0  # of latent attention with yarn: multiplies the scores
 
 
 def read_rope(raw: dict[str, Any]) -> RopeConfig:
@@ -78,6 +80,8 @@ def _read_scaling(raw: dict[str, Any], scaling: dict[str, Any]) -> RopeConfig:
     given = {key: scaling[key] for key in optional if scaling.get(key) is not None}
     if rope_type == "yarn":
         given["attention_factor"] = _yarn_attention_factor(scaling, factor)
+    if raw["model_type"] in LATENT and scaling.get("mscale_all_dim"):
+        given["score_factor"] = _yarn_mscale(factor, scaling["mscale_all_dim"]) ** 2
     return RopeConfig(theta, rope_type, factor, original, partial=partial, **given)
 
 
@@ -137,13 +141,13 @@ def _yarn_attention_factor(scaling: dict[str, Any], factor: float) -> float:
     """YaRN sharpens attention as the text grows: 0.1 ln(factor) + 1, or a ratio of two such (DeepSeek)."""
     if scaling.get("attention_factor") is not None:
         return scaling["attention_factor"]
-
-    def mscale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     if scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        return mscale(scaling["mscale"]) / mscale(scaling["mscale_all_dim"])
-    return mscale(1.0)
+        return _yarn_mscale(factor, scaling["mscale"]) / _yarn_mscale(factor, scaling["mscale_all_dim"])
+    return _yarn_mscale(factor, 1.0)
+
+
+def _yarn_mscale(factor: float, weight: float) -> float:
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def required(raw: dict[str, Any], key: str) -> int:

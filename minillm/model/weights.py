@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ BASE = "model."
 # Of a model of images and text: where its text model is, and what is not of it.
 TEXT, NEWER_TEXT = "language_model.", "model.language_model."
 SEEING = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # what it calls the matrices of an expert
 ADAPTER = "adapter_config.json"
 # The types that safetensors writes, and torch computes with or unpacks.
 DTYPE_NAMES = {
@@ -49,12 +51,16 @@ WHY_NO_PICKLE = (
     "with a file you trust, convert it: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
 )
 
+Cut = Callable[[str, Any], tuple[str, Tensor] | None]
 
-def as_tied(path: Path, config: ModelConfig) -> tuple[ModelConfig, Iterator[tuple[str, Tensor | QuantizedPart]]]:
-    """`config`, and the tensors of the folder at `path`, once the files decide whether the output matrix is the
-    embedding. As in transformers 5: where they hold both and these differ, they are two, whatever the configuration
-    says; where they hold the output matrix alone, it is the embedding too."""
-    tensors = read_tensors(path)
+
+def as_tied(
+    path: Path, config: ModelConfig, cut: Cut | None = None
+) -> tuple[ModelConfig, Iterator[tuple[str, Tensor | QuantizedPart]]]:
+    """`config`, and the tensors of the folder at `path` (see `read_tensors`), once the files decide whether the
+    output matrix is the embedding. As in transformers 5: where they hold both and these differ, they are two, whatever
+    the configuration says; where they hold the output matrix alone, it is the embedding too."""
+    tensors = read_tensors(path, cut)
     if not config.tie_word_embeddings or path.suffix == GGUF:
         return config, tensors
     places = tensor_places(path)
@@ -82,8 +88,9 @@ def _equal(places: dict[str, Path], *names: str) -> bool:
     return torch.equal(*found)
 
 
-def read_tensors(path: Path) -> Iterator[tuple[str, Tensor | QuantizedPart]]:
-    """Every tensor of a GGUF file, or of the folder's safetensors files, one at a time, with its name."""
+def read_tensors(path: Path, cut: Cut | None = None) -> Iterator[tuple[str, Tensor | QuantizedPart]]:
+    """Every tensor of a GGUF file, or of the folder's safetensors files, one at a time, with its name. `cut` reads a
+    part of each tensor of a safetensors file, under a name of its own, or returns None to leave it out."""
     if path.suffix == GGUF:
         with naming(path):
             yield from GGUFFile(path).tensors()
@@ -96,8 +103,12 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Tensor | QuantizedPart]]:
     for file, names in files.items():
         with _opened(file) as tensors:
             for stored in names:
-                if (name := decoder_name(stored, is_base)) is not None:
+                if (name := decoder_name(stored, is_base)) is None:
+                    continue
+                if cut is None:
                     yield name, tensors.get_tensor(stored)
+                elif (part := cut(name, tensors.get_slice(stored))) is not None:
+                    yield part
 
 
 def decoder_name(name: str, is_base: bool) -> str | None:
@@ -106,10 +117,19 @@ def decoder_name(name: str, is_base: bool) -> str | None:
     if name.startswith(SEEING):
         return None
     if is_base:
-        return BASE + name
-    if name.startswith(NEWER_TEXT):
-        return BASE + name.removeprefix(NEWER_TEXT)
-    return name.removeprefix(TEXT)
+        name = BASE + name
+    elif name.startswith(NEWER_TEXT):
+        name = BASE + name.removeprefix(NEWER_TEXT)
+    return _expert_name(name.removeprefix(TEXT))
+
+
+def _expert_name(name: str) -> str:
+    """The names of experts differ by family; ours are Qwen's."""
+    name = name.replace(".mlp.shared_experts.", ".mlp.shared_expert.")  # of DeepSeek and dots.llm1
+    if ".block_sparse_moe." not in name:
+        return name
+    name = name.replace(".block_sparse_moe.", ".mlp.")
+    return re.sub(r"(\.experts\.\d+\.)(w[123])\.", lambda found: f"{found[1]}{MIXTRAL[found[2]]}.", name)
 
 
 def tensor_places(path: Path) -> dict[str, Path]:

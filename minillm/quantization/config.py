@@ -9,12 +9,14 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from minillm.quantization.formats import FORMATS
+from minillm.quantization.rtn import SCALE_FORMATS
 
 METHODS = ("rtn", "gptq", "awq", "smoothquant", "llm_int8")
 CALIBRATED = ("gptq", "awq", "smoothquant", "llm_int8")  # these look at data first
 ROUND_ACTIVATIONS = ("smoothquant", "llm_int8")  # these have no other purpose
 READ_BY = {  # fields that some methods alone look at
     "per_tensor": ("rtn", "smoothquant"),
+    "scale_format": ("rtn",),
     "alpha": ("smoothquant",),
     "damping": ("gptq",),
     "act_order": ("gptq",),
@@ -38,6 +40,9 @@ class QuantizationConfig:
     group_size: int | None = 64
     symmetric: bool = True
     per_tensor: bool = False
+    scale_format: str | None = (
+        None  # of a group: None, float16; "power_of_two" or "e4m3", 8 bits, as in MXFP4 and NVFP4
+    )
     activations: str | None = None
     activation_scales: str = "token"
     lm_head: str | None = "int8"
@@ -45,8 +50,9 @@ class QuantizationConfig:
     damping: float = 0.01  # GPTQ: share of the mean diagonal added to the Hessian
     act_order: bool = False  # GPTQ: the inputs with the largest activations first
     outlier_threshold: float = 6.0  # LLM.int8(): activations beyond it stay in high precision
+    rotate: bool = False  # QuaRot: the residual stream, and the value heads, before anything is rounded
     num_documents: int = 64  # of the corpus, for calibration
-    seed: int = 0  # which of them
+    seed: int = 0  # which of them, and the signs of the rotation
     calibration: str | None = None  # a text file instead
 
     def __post_init__(self):
@@ -63,6 +69,12 @@ class QuantizationConfig:
         if not self.symmetric and not FORMATS[self.weights].is_integer:
             raise ValueError(
                 f"symmetric=False is not allowed for weights={self.weights!r}; a zero point belongs to integers"
+            )
+        self._one_of("scale_format", SCALE_FORMATS)
+        if self.scale_format is not None and (self.group_size is None or not self.symmetric or self.per_tensor):
+            raise ValueError(
+                f"scale_format={self.scale_format!r} is for groups without a zero point: "
+                "it needs a group_size, symmetric=True and per_tensor=False"
             )
         if self.activations is not None:
             if self.weights != self.activations:
@@ -92,7 +104,8 @@ class QuantizationConfig:
 
     def _check_types(self) -> None:
         """Raise TypeError for a field of the wrong kind: True is no number of inputs, and "no" is not False."""
-        kinds = {"symmetric": bool, "per_tensor": bool, "act_order": bool, "num_documents": int, "seed": int}
+        kinds = {"symmetric": bool, "per_tensor": bool, "act_order": bool, "rotate": bool}
+        kinds |= {"num_documents": int, "seed": int}
         kinds |= dict.fromkeys(("alpha", "damping", "outlier_threshold"), (int, float)) | {
             "group_size": (int, type(None))
         }
@@ -147,6 +160,8 @@ NAMED = {
     "int4": QuantizationConfig(weights="int4", group_size=64),
     "fp8": QuantizationConfig(weights="fp8", group_size=None, lm_head="fp8"),
     "fp4": QuantizationConfig(weights="fp4", group_size=32),
+    "mxfp4": QuantizationConfig(weights="fp4", group_size=32, scale_format="power_of_two"),
+    "nvfp4": QuantizationConfig(weights="fp4", group_size=16, scale_format="e4m3"),
     "gptq": QuantizationConfig(method="gptq", symmetric=False),
     "awq": QuantizationConfig(method="awq", symmetric=False),
     "smoothquant": QuantizationConfig(method="smoothquant", weights="int8", group_size=None, activations="int8"),

@@ -12,7 +12,9 @@ PARAMS = {
     "stream_interval": Absent("each step's token is handed out at once"),
     "skip_clone": Absent("every request has a copy of its parameters", False),
     "skip_reading_prefix_cache": Absent("give the prompt a cache_salt of its own: {'prompt': ..., 'cache_salt': 'x'}"),
-    "thinking_token_budget": Absent("max_tokens bounds the whole answer; the book builds no reasoning parser"),
+    "thinking_token_budget": Absent(
+        "write it beside the marker: structured_outputs={'json': ..., 'after': '</think>', 'thinking_token_budget': 99}"
+    ),
     "repetition_detection": Absent("repetition_penalty and frequency_penalty make repetitions less probable"),
     "routed_experts_prompt_start": Absent("routed experts are not reported", 0),
     "trace_decode_token_ids": Absent("to score given tokens, put them into the prompt and ask for prompt_logprobs"),

@@ -130,7 +130,7 @@ class SamplingParams:
     def _check_together(self) -> None:
         """Raise ValueError for fields that exclude each other."""
         structured = self.structured_outputs
-        if structured is not None and self.ignore_eos:
+        if structured is not None and self.ignore_eos and (structured.kind != "begin" or structured.after):
             raise ValueError(
                 "ignore_eos=True goes on after the end of the text, which structured_outputs sets; use only one"
             )
@@ -174,6 +174,12 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
+
+    @property
+    def begins_whole(self) -> bool:
+        """Whether the text has characters of its own from its first byte on, as a grammar's has. Free text may begin
+        with the rest of a character of the prompt."""
+        return self.structured_outputs is not None and self.structured_outputs.after is None
 
     @property
     def has_penalties(self) -> bool:

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from minillm.engine.llm import LLM
 from minillm.engine.lora_request import LoRARequest
+from minillm.kernels.native_threads import release_team
 from minillm.serving.errors import ApiError
 from minillm.serving.fields import Strict
 from minillm.serving.known import Admin
@@ -61,6 +62,7 @@ class ServedAdapters:
         lora_id = next(self._ids) if known is None else known.lora_int_id
         request = LoRARequest(name, lora_id, path)
         self.llm.add_lora(LoRARequest(name, lora_id, path, load_inplace=load_inplace))
+        release_team()
         self._created[name] = int(time.time())  # first: the event loop lists what is known at any moment
         self.known[name] = request
 
@@ -118,7 +120,9 @@ def add_adapter_paths(app: FastAPI, models: Models, refusals: dict[int | str, An
 
     @app.post("/v1/load_lora_adapter", response_class=PlainTextResponse, responses=refusals)
     async def load(body: LoadAdapter, client: Admin) -> Any:
-        await models.find(body.model).adapters.load(body.lora_name, body.lora_path, body.load_inplace)
+        service = models.find(body.model)
+        models.check_free(body.lora_name, service)
+        await service.adapters.load(body.lora_name, body.lora_path, body.load_inplace)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     @app.post("/v1/unload_lora_adapter", response_class=PlainTextResponse, responses=refusals)

@@ -75,7 +75,9 @@ def create_app(models: Models) -> FastAPI:
     async def chat_completions(request: Request, body: ChatRequest, client: Known) -> Response:
         service = models.find(body.model)
         call = await service.call(body, client, 1, Chats.prefix)
-        return await _answer(request, service, call, Chats(body, service.llm, call.requests), body)
+        return await _answer(
+            request, service, call, Chats(body, service.llm, call.requests, service.config.tool_call_parser), body
+        )
 
     @app.get("/v1/models/", include_in_schema=False)
     @app.get("/v1/models", response_model=ModelList, responses=refusals(401))

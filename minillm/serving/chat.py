@@ -80,7 +80,7 @@ class ChatRequest(Shared, WithTools):
         """One; tokenizes, so not in the event loop."""
         most = self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
         more: dict[str, Any] = {"logprobs": (self.top_logprobs or 0) if self.logprobs else None}
-        more["structured_outputs"] = self.constraint() or self.tool_constraint()
+        more["structured_outputs"] = self.constraint() or self.tool_constraint(asking.tool_call_parser)
         params = self.sampling_params(asking.defaults, most, **more)
         continues = bool(self.continue_final_message)
         prompts = llm.inputs.conversations(
@@ -157,10 +157,10 @@ class Chats:
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def __init__(self, body: ChatRequest, llm: LLM, requests: list[Request]):
+    def __init__(self, body: ChatRequest, llm: LLM, requests: list[Request], tool_call_parser: str = "hermes"):
         self.body, self.llm = body, llm
         parallel = body.parallel_tool_calls is not False
-        self._readers = [Reader(body.mode, parallel) for _ in range(requests[0].params.n)]
+        self._readers = [Reader(body.mode, parallel, tool_call_parser) for _ in range(requests[0].params.n)]
         self._is_begun: set[int] = set()
 
     def choice(self, place: int, output: RequestOutput, sample: CompletionOutput) -> dict[str, Any]:

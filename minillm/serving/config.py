@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from minillm.engine.tool_calls import tool_parser
 from minillm.serving.keys import Key
 
 
@@ -29,6 +30,7 @@ class ServerConfig:
     drain_seconds: float = 30.0  # after SIGTERM, for what is under way
     load_adapters: bool = False  # over HTTP: a client then names folders of this machine
     adapters: tuple[tuple[str, str], ...] = ()  # name and folder of those that are there from the start
+    tool_call_parser: str = "hermes"  # the format in which the model calls tools, named as in vLLM
     page: bool = True  # the chat and the engine room at /
 
     def __post_init__(self):
@@ -36,6 +38,7 @@ class ServerConfig:
             raise ValueError(
                 "host='' is not allowed; allowed: an address, such as 127.0.0.1, or 0.0.0.0 for all networks"
             )
+        tool_parser(self.tool_call_parser)
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port={self.port} is not allowed; allowed: 0 (a free one) to 65535")
         for field in fields(self):

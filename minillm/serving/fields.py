@@ -82,7 +82,7 @@ class Shared(Strict):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    bad_words: list[str] | None = None
+    bad_words: Annotated[list[str], Field(max_length=1024)] | None = None
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
     structured_outputs: dict[str, Any] | None = None

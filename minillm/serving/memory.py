@@ -20,6 +20,7 @@ from minillm.kv_cache.paged import bytes_per_block
 from minillm.kv_cache.quantized import KV_DTYPES
 from minillm.model.checkpoint import load_config, resolve_model
 from minillm.model.config import ModelConfig
+from minillm.speculative.eagle_config import HeadConfig, resolve_head
 
 LEAST_TOKENS = 1024  # of one request, where max_model_len is not given and the model was made for more
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -91,6 +92,10 @@ def needs_of(folder: Path, options: dict[str, Any]) -> Needs:
         draft = load_config(resolve_model(config.speculative_config.model))
         block += _block_bytes(draft, config, dtype)
         weights += draft.num_parameters() * dtype.itemsize
+    elif config.speculative_config is not None and config.speculative_config.method == "eagle":
+        head = HeadConfig.load(resolve_head(config.speculative_config.model))
+        block += _block_bytes(head.layer, config, dtype) + head.feature_bytes(config.block_size, dtype.itemsize)
+        weights += head.fixed_bytes(config.max_num_batched_tokens, dtype.itemsize)
     if config.enable_lora:
         weights += (config.max_loras + config.num_cpu_loras) * _adapter_bytes(shape, config.max_lora_rank, dtype)
     least_blocks, longest = -(-least // config.block_size), -(-limit // config.block_size)
@@ -116,7 +121,8 @@ def parse_bytes(text: str) -> int:
 
 def _block_bytes(shape: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> int:
     kept = KV_DTYPES.get(config.kv_cache_dtype, dtype)
-    return bytes_per_block(shape.num_layers, shape.num_kv_heads, shape.head_dim, config.block_size, kept)
+    sizes = shape.num_layers, shape.num_kv_heads, shape.head_dim
+    return bytes_per_block(*sizes, config.block_size, kept, shape.kv_vectors)
 
 
 def _adapter_bytes(shape: ModelConfig, rank: int, dtype: torch.dtype) -> int:

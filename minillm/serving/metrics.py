@@ -108,7 +108,8 @@ class EngineMetrics:
         labels = (self.service.name, ENGINE)
         counters = self.service.engine.counters
         by_adapter = dict(counters.by_adapter)
-        yield from self._state(labels)
+        of_replicas = getattr(self.service.engine, "replica_metrics", None)  # of a fleet: chapter 22
+        yield from self._state(labels) if of_replicas is None else of_replicas(self.service.name)
         yield _counter(
             "vllm:num_preemptions", "Requests that lost their blocks to others.", counters.num_preemptions, labels
         )

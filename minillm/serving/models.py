@@ -65,6 +65,15 @@ class Models:
             return self.aliases[model]
         raise ApiError(404, f"model={model!r} is not served here; served: {names}", "model", "model_not_found")
 
+    def check_free(self, name: str, owner: Service) -> None:
+        """Raise ApiError 400 where another model than `owner` answers to `name`, itself or with an adapter, or a
+        repository has a model of that name."""
+        names = {name, name.partition("/")[0]}
+        in_repository = self.loader is not None and not names.isdisjoint(self.loader.repository.names())
+        if in_repository or any(one.serves(name) for one in self.services if one is not owner):
+            message = f"lora_name={name!r} is the name of another model here, or of its adapter; choose another"
+            raise ApiError(400, message, "lora_name", "adapter_not_loaded")
+
     def cards(self) -> list[dict[str, Any]]:
         """What /v1/models lists: each name that a request may give."""
         named = [service.cards()[0] | {"id": alias} for alias, service in self.aliases.items()]

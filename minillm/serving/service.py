@@ -40,6 +40,7 @@ class Asking:
     priority: int
     user: str
     lora_request: LoRARequest | None = None
+    tool_call_parser: str = "hermes"  # the format in which the model calls tools
 
 
 class Body(Protocol):
@@ -118,16 +119,17 @@ class Service:
         return requests
 
     def _asking(self, body: Body, client: Client) -> Asking:
-        if body.priority and (policy := self.llm.config.scheduling_policy) != "priority":
+        if body.priority and "priority" not in (policy := self.llm.config.scheduling_policy):
             raise ApiError(
                 400,
                 f"priority={body.priority} has no meaning under the policy {policy!r}; leave it out, "
-                "or start the server with --scheduling-policy priority",
+                "or start the server with --scheduling-policy priority or preemptive_priority",
                 "priority",
             )
         priority = max(client.priority, body.priority if body.priority is not None else client.priority)
         user, adapter = client.user or body.user or "", self.adapters.find(body.model)
-        return Asking(self.llm.get_default_sampling_params(), priority, user, adapter)
+        defaults = self.llm.get_default_sampling_params()
+        return Asking(defaults, priority, user, adapter, self.config.tool_call_parser)
 
     def serves(self, model: str) -> bool:
         """Whether a request that names `model` is one for this service: its model, or an adapter of it."""

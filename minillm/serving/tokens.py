@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import threading
 from typing import Annotated, Any
+from weakref import WeakKeyDictionary
 
 from fastapi import FastAPI
 from pydantic import BaseModel, Field, model_validator
 
+from minillm.engine.inputs import InputProcessor
 from minillm.engine.prompt_forms import check_text
 from minillm.serving.fields import Strict
 from minillm.serving.known import Known
@@ -60,6 +64,26 @@ def add_token_paths(app: FastAPI, models: Models, refusals: dict[int | str, Any]
         return await asyncio.to_thread(_detokenize, models.find(body.model), body)
 
 
+class _Copies:
+    """A second tokenizer of each model: a text may have any length here, and requests wait for none of it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._copies: WeakKeyDictionary[InputProcessor, tuple[threading.Lock, Any]] = WeakKeyDictionary()
+
+    def encode(self, inputs: InputProcessor, text: str, special: bool) -> list[int]:
+        with self._lock:
+            if inputs not in self._copies:
+                with inputs.lock:
+                    self._copies[inputs] = threading.Lock(), copy.deepcopy(inputs.tokenizer)
+            lock, tokenizer = self._copies[inputs]
+        with lock:
+            return tokenizer.encode(text, add_special_tokens=special)
+
+
+_copies = _Copies()
+
+
 def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
     inputs = service.llm.inputs
     text, special = body.prompt, body.add_special_tokens is not False
@@ -67,8 +91,7 @@ def _tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
         [text] = inputs.conversations(body.messages, add_generation_prompt=body.add_generation_prompt)
         special = bool(body.add_special_tokens)
     check_text("prompt", text)
-    with inputs.lock:
-        ids = inputs.tokenizer.encode(text, add_special_tokens=special)
+    ids = _copies.encode(inputs, text, special)
     answer = {"count": len(ids), "max_model_len": service.llm.max_model_len, "tokens": ids}
     if body.return_token_strs:
         answer["token_strs"] = service.llm.get_tokenizer().convert_ids_to_tokens(ids)

@@ -2,11 +2,13 @@
 
     tool_choice      what the grammar holds the text to                                    how it is read
     "none"           nothing, and the template hears of no tool                            text
-    "auto"           free text; <tool_call> begins {"name": …, "arguments": …} of a tool   text and calls
+    "auto"           free text; calls in Hermes's format are valid                         text and calls
     "required"       [{"name": …, "parameters": …}, …]                                     calls
     one function     its arguments                                                         one call
 
-The marks of "auto" are those that Hermes and Qwen models were trained on.
+A model writes calls in the format that it was trained on; `ServerConfig.tool_call_parser` names it, and
+`minillm.engine.tool_calls` reads it. By default it is that of Hermes and Qwen models. Only its marks are text, so only
+there the grammar of "auto" sees to it that a call is valid.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
-from uuid import uuid4
 
 from pydantic import Field, model_validator
 
+from minillm.engine.tool_calls import CallList, tool_parser
 from minillm.serving.fields import Strict
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -75,10 +77,11 @@ class WithTools(Strict):
             return "none"
         return self.tool_choice or "auto"
 
-    def tool_constraint(self) -> dict[str, Any] | None:
-        """What the grammar holds the answer to, as `structured_outputs` has it."""
+    def tool_constraint(self, tool_call_parser: str = "hermes") -> dict[str, Any] | None:
+        """What the grammar holds the answer to, as `structured_outputs` has it. Of the formats that "auto" may be
+        written in, only Hermes's has marks that are text, so that a grammar can begin at them."""
         functions = [tool.function for tool in self.tools or ()]
-        if self.mode == "none":
+        if self.mode == "none" or (self.mode == "auto" and tool_call_parser != "hermes"):
             return None
         if self.mode == "auto":
             structures = [
@@ -109,75 +112,29 @@ class WithTools(Strict):
 class Reader:
     """Reads one answer, piece by piece, as text and tool calls. What may be the beginning of a call waits."""
 
-    def __init__(self, mode: str, parallel: bool = True):
-        self.mode, self.parallel = mode, parallel
-        self.num_calls = 0
-        self._held = ""  # text that has not been told yet
+    def __init__(self, mode: str, parallel: bool = True, tool_call_parser: str = "hermes"):
+        self.mode = mode
+        self.parser = CallList(parallel) if mode == "required" else tool_parser(tool_call_parser, parallel)
+
+    @property
+    def num_calls(self) -> int:
+        return self.parser.num_calls
 
     def add(self, text: str, is_last: bool) -> tuple[str, list[dict[str, Any]]]:
-        """The text and the calls that are new: calls as OpenAI's chunks have them, each with its `index`."""
+        """The text and the pieces of calls that are new, as OpenAI's chunks have them, each with its `index`."""
         if self.mode == "none":
             return text, []
         if self.mode.startswith("function:"):
             return "", self._arguments(text)
-        self._held += text
-        if self.mode == "required":
-            return "", self._array(is_last)
-        return self._marked(is_last)
+        told, pieces = self.parser.add(text, is_last)
+        return ("" if self.mode == "required" else told), pieces
 
     def _arguments(self, text: str) -> list[dict[str, Any]]:
         """All text is the arguments of the one function, as it comes."""
         if self.num_calls == 0:
-            self.num_calls = 1
-            return [self._call(0, self.mode.removeprefix("function:"), text)]
+            self.parser.call(self.mode.removeprefix("function:"), text)
+            return self.parser.add("")[1]
         return [{"index": 0, "function": {"arguments": text}}] if text else []
-
-    def _array(self, is_last: bool) -> list[dict[str, Any]]:
-        """A call is told when its object is complete."""
-        calls, decoder = [], json.JSONDecoder()
-        while (start := self._held.find("{")) >= 0:
-            try:
-                value, end = decoder.raw_decode(self._held, start)
-            except json.JSONDecodeError:
-                break
-            self._held = self._held[end:]
-            calls.append(self._next_call(value["name"], value["parameters"]))
-        return calls
-
-    def _marked(self, is_last: bool) -> tuple[str, list[dict[str, Any]]]:
-        told, calls = "", []
-        while (start := self._held.find(BEGIN)) >= 0 and (end := self._held.find(END, start)) >= 0:
-            inside, after = self._held[start + len(BEGIN) : end], self._held[end + len(END) :]
-            try:
-                value = json.loads(inside)
-                call = self._next_call(value["name"], value["arguments"])
-            except (ValueError, TypeError, KeyError):
-                told += self._held[: end + len(END)]  # marks around something else: text
-            else:
-                told += self._held[:start]
-                if self.parallel or call["index"] == 0:
-                    calls.append(call)
-            self._held = after
-        keep = 0 if is_last else _may_begin(self._held)
-        told += self._held[: len(self._held) - keep]
-        self._held = self._held[len(self._held) - keep :]
-        return (told if told.strip() or not self.num_calls else ""), calls
-
-    def _next_call(self, name: str, arguments: Any) -> dict[str, Any]:
-        self.num_calls += 1
-        return self._call(self.num_calls - 1, name, json.dumps(arguments, ensure_ascii=False))
-
-    @staticmethod
-    def _call(index: int, name: str, arguments: str) -> dict[str, Any]:
-        function = {"name": name, "arguments": arguments}
-        return {"index": index, "id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}
-
-
-def _may_begin(text: str) -> int:
-    """How many characters at the end of `text` belong to a call that is not complete, or may begin one."""
-    if (start := text.find(BEGIN)) >= 0:
-        return len(text) - start
-    return next((size for size in range(min(len(BEGIN) - 1, len(text)), 0, -1) if BEGIN.startswith(text[-size:])), 0)
 
 
 def whole_calls(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

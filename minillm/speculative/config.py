@@ -10,18 +10,21 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-METHODS = ("ngram", "draft_model")
+METHODS = ("ngram", "draft_model", "eagle")
+NAMES = {"draft_model": "tinyworld-draft", "eagle": "tinyworld-eagle"}  # the bundled model of a method
 MOST_TOKENS = 64  # of a draft: even where 95 of 100 guesses are right, those behind the 64th rarely count
 
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """What drafts: "ngram" looks the last tokens up in the text so far, "draft_model" asks a smaller model.
+    """What drafts: "ngram" looks the last tokens up in the text so far, "draft_model" runs a smaller model, "eagle" a
+    head of one layer that reads the hidden states of the model it drafts for.
 
     At most `num_speculative_tokens` are guessed in a step; `adaptive` guesses fewer where the acceptance measured so
     far and the size of the batch say that they would not pay. An n-gram is looked up by its last `prompt_lookup_max`
     tokens, then by fewer, down to `prompt_lookup_min`. `model` is the draft model: a bundled name, a folder,
-    a GGUF file or a hub id, with the tokenizer of the model it drafts for; `quantization` as in `LLM`.
+    a GGUF file or a hub id, with the tokenizer of the model it drafts for; `quantization` as in `LLM`. Of "eagle" it is
+    a bundled head or the folder of one (`minillm.speculative.eagle_config`).
     Raises TypeError or ValueError naming the field, the value and what is allowed.
     """
 
@@ -55,12 +58,12 @@ class SpeculativeConfig:
 
     def _check_method(self) -> None:
         """Raise ValueError for fields that the method has no use for, and fill in what it needs."""
-        if self.method == "draft_model":
+        if self.method in NAMES:
             for name in ("prompt_lookup_min", "prompt_lookup_max"):
                 if getattr(self, name) is not None:
                     raise ValueError(
                         f"speculative_config: {name}={getattr(self, name)} has nothing to do with "
-                        "method='draft_model'; leave it out"
+                        f"method={self.method!r}; leave it out"
                     )
         else:
             shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
@@ -73,20 +76,21 @@ class SpeculativeConfig:
             )
         if not isinstance(self.adaptive, bool):
             raise TypeError(f"speculative_config: adaptive={self.adaptive!r} is not allowed; allowed: True or False")
-        if self.method == "draft_model" and not isinstance(self.model, (str, Path)):
+        if self.method in NAMES and not isinstance(self.model, (str, Path)):
             raise ValueError(
-                f"speculative_config: method='draft_model' needs a model, model={self.model!r} is none; "
-                f"give a bundled name, a folder or a hub id, such as 'tinyworld-draft'"
+                f"speculative_config: method={self.method!r} needs a model, model={self.model!r} is none; "
+                f"give a bundled name, a folder or a hub id, such as {NAMES[self.method]!r}"
             )
         if self.method == "ngram" and self.model is not None:
             raise ValueError(
                 f"speculative_config: model={self.model!r} has nothing to do with method='ngram'; "
-                "use method='draft_model', or leave it out"
+                "use method='draft_model' or 'eagle', or leave it out"
             )
-        if self.method == "ngram" and self.quantization is not None:
+        if self.method != "draft_model" and self.quantization is not None:
+            why = "needs a model to quantize" if self.method == "ngram" else "of a draft head is not supported"
             raise ValueError(
-                f"speculative_config: quantization={self.quantization!r} needs a model to quantize; "
-                "leave it out with method='ngram'"
+                f"speculative_config: quantization={self.quantization!r} {why}; "
+                f"leave it out with method={self.method!r}"
             )
 
     @classmethod

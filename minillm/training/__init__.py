@@ -28,44 +28,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from .. import zoo
 from ..device import resolve_device
 from ..zoo import corpus, tokenizer as bpe
-
-
-@dataclass(frozen=True)
-class TrainingConfig:
-    """One training run. Batch number `i` and the learning rate at step `i` follow from these numbers alone."""
-
-    hidden_size: int = 256
-    num_layers: int = 4
-    num_heads: int = 8
-    num_kv_heads: int = 4
-    intermediate_size: int = 704
-    context: int = 1024
-    tokens: int = 25_400_000
-    tokens_per_batch: int = 8_192
-    stages: tuple[tuple[float, int], ...] = ((0.5, 256), (0.8, 512), (1.0, 1024))  # (until this share, row length)
-    muon_lr: float = 0.02
-    adamw_lr: float = 3e-3
-    warmup: float = 0.02
-    decay: float = 0.4  # the learning rate falls linearly to zero over this last share
-    answer_weight: float = 4.0
-    repeats: float = 0.25  # share of the run in which half the documents are repeated random tokens
-    seed: int = 0
-
-    @property
-    def num_steps(self) -> int:
-        return max(1, self.tokens // self.tokens_per_batch)
-
-
-PRESETS = {
-    "tinyworld": TrainingConfig(),
-    "tinyworld-draft": TrainingConfig(hidden_size=96, num_layers=2, num_heads=3, num_kv_heads=1,
-                                      intermediate_size=256, tokens=8_000_000),
-}  # fmt: skip
+from .config import PRESETS, TrainingConfig, llama_config  # noqa: F401  (part of what this module offers)
+from .moe import balance_loss, build_model, save_mixtral
 
 
 @dataclass(frozen=True)
@@ -101,7 +70,7 @@ def train(
     out.mkdir(parents=True, exist_ok=True)
     _pin_tokenizer(out, tokenizer)
     torch.manual_seed(config.seed)
-    model = LlamaForCausalLM(llama_config(config, tokenizer)).to(device)
+    model = build_model(config, tokenizer, lambda: torch.from_numpy(batch(config, 0, tokenizer)[0])).to(device)
     optimizers = build_optimizers(model, config)
     step = resume(out, config, model, optimizers)
     forward = torch.compile(model, dynamic=False) if compile else model
@@ -114,7 +83,7 @@ def train(
             logits = forward(input_ids=tokens[:, :-1]).logits
             losses = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
         loss = (losses * weights[:, 1:].flatten()).sum() / weights[:, 1:].sum()
-        loss.backward()
+        (loss + balance_loss(model, config)).backward()
         scale = learning_rate_scale(config, step)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -126,7 +95,7 @@ def train(
             save_state(out, config, step, model, optimizers)
         on_step(Progress(step, config.num_steps, loss.item(), tokens.numel() / (time.perf_counter() - started)))
     if step == config.num_steps:
-        save(model, tokenizer, out)
+        save(model, tokenizer, out, config)
         (out / "training.pt").unlink()
     return out
 
@@ -156,7 +125,7 @@ def run_preset(
     where = resolve_device(device)
     with bar_of(preset, console) as on_step:
         tokenizer = _choose_tokenizer(out, learn_tokenizer)
-        compiles = where.type == "cuda" if compile is None else compile
+        compiles = where.type == "cuda" and not config.num_experts if compile is None else compile
         return train(config, tokenizer, out, where, on_step, compile=compiles)
 
 
@@ -188,34 +157,18 @@ def _choose_tokenizer(out: Path, learn_tokenizer: bool) -> Tokenizer:
     return bpe.learn()
 
 
-def llama_config(config: TrainingConfig, tokenizer: Tokenizer) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads,
-        intermediate_size=config.intermediate_size,
-        max_position_embeddings=config.context,
-        rope_theta=10_000.0,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        attn_implementation="sdpa",
-        use_cache=False,
-        bos_token_id=tokenizer.token_to_id(bpe.BEGIN),
-        eos_token_id=tokenizer.token_to_id(bpe.END),
-    )
-
-
 def build_optimizers(model: LlamaForCausalLM, config: TrainingConfig) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers; AdamW for embeddings and norms, which have nothing to balance."""
+    """Muon for the matrices of the layers; AdamW for embeddings, norms and routers, which have nothing to balance."""
     if not hasattr(torch.optim, "Muon"):
         raise RuntimeError(
             f"training needs torch.optim.Muon, which torch {torch.__version__} does not have: "
             "install torch >= 2.9 (everything else in minillm runs on 2.8)"
         )
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers" in name]
-    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "layers" not in name]
+    is_matrix = {
+        name: p.ndim == 2 and "layers" in name and ".gate." not in name for name, p in model.named_parameters()
+    }
+    matrices = [p for name, p in model.named_parameters() if is_matrix[name]]
+    others = [p for name, p in model.named_parameters() if not is_matrix[name]]
     muon = torch.optim.Muon(matrices, lr=config.muon_lr, momentum=0.95, weight_decay=0.01)
     adamw = torch.optim.AdamW(others, lr=config.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0)
     for optimizer in (muon, adamw):
@@ -274,12 +227,15 @@ def _token_stream(tokenizer: Tokenizer, rng: random.Random, repeats: bool) -> It
                 yield period * 3, [False] * len(period) + [True] * 2 * len(period)
 
 
-def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
+def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path, config: TrainingConfig) -> None:
     """Write the Hugging Face folder: config, bf16 safetensors, generation config, tokenizer with chat template."""
-    state = LlamaForCausalLM(model.config).to(torch.bfloat16)
-    state.load_state_dict(model.state_dict())
-    state.config.use_cache = state.generation_config.use_cache = True
-    state.save_pretrained(out)
+    if config.num_experts:
+        save_mixtral(model, config, out)
+    else:
+        state = LlamaForCausalLM(model.config).to(torch.bfloat16)
+        state.load_state_dict(model.state_dict())
+        state.config.use_cache = state.generation_config.use_cache = True
+        state.save_pretrained(out)
     bpe.wrap(tokenizer, model.config.max_position_embeddings).save_pretrained(out)
 
 

@@ -11,6 +11,12 @@ def bundled() -> dict[str, Path]:
     return {config.parent.name: config.parent for config in folders}
 
 
+def bundled_drafters() -> dict[str, Path]:
+    """Every bundled draft head by name, with its folder: `tinyworld-eagle`."""
+    folders = sorted(Path(__file__).parent.glob("*/drafter_config.json"))
+    return {config.parent.name: config.parent for config in folders}
+
+
 def bundled_adapters() -> dict[str, Path]:
     """Every bundled LoRA adapter of `tinyworld` by name, with its PEFT folder: `tinyworld-news`, `tinyworld-pirate`."""
     folders = sorted(Path(__file__).parent.glob("*/adapter_config.json"))

@@ -246,7 +246,7 @@ def test_the_command_measures_what_was_chosen(tmp_path, monkeypatch):
     arguments = "--quick --shape toy --dtype float32 --only prompt --peer transformers".split()
     done = command(*arguments, "--save", tmp_path)
     assert done.exit_code == 0, done.output
-    [path] = tmp_path.glob("compare-quick-toy-*.json")
+    [path] = tmp_path.glob("compare-quick-prompt-float32-toy-*.json")
     assert json.loads(path.read_text())["figures"]["cases"].keys() == {"float32/prompt-128"}
     assert path.with_suffix(".png").exists()
     refused = command("--vllm", "/no/python", "--quick")

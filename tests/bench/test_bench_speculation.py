@@ -46,6 +46,7 @@ def test_speculation_measures_every_task_and_batch(monkeypatch):
     monkeypatch.setattr(speculation, "TARGET_LAYERS", 4)
     monkeypatch.setattr(speculation, "DRAFT_LAYERS", 2)
     monkeypatch.setattr(speculation, "write_enlarged", lambda small, folder, layers: small)  # at their own size
+    monkeypatch.setattr(speculation, "write_enlarged_head", lambda small, folder: small)
     workload, done = speculation.Workload(prompts=2, batches=(1, 2), dtype="float32"), []
     measured = speculation.run(workload, "cpu", on_run=done.append)
     assert len(done) == speculation.num_runs(workload)
@@ -57,7 +58,7 @@ def test_speculation_measures_every_task_and_batch(monkeypatch):
             == figures[task]["plain"]["tokens"]
             > 20
         )
-        for name in ("ngram", "draft model"):
+        for name in ("ngram", "draft model", "eagle"):
             f = figures[task][name]
             assert (
                 0
@@ -68,7 +69,7 @@ def test_speculation_measures_every_task_and_batch(monkeypatch):
             )
             assert f["formula"] > 0 and f["share_of_formula"] == pytest.approx(f["speedup"] / f["formula"])
     assert figures["copying"]["ngram"]["tokens_per_step"] > 1.6 and figures["copying"]["ngram"]["alpha"] > 0.6
-    assert set(figures["batch 2"]) == {"plain", "draft model", "adaptive"}
+    assert set(figures["batch 2"]) == {"plain", "draft model", "eagle", "adaptive"}
     Console(quiet=True).print(*speculation.tables(measured))
 
 
@@ -80,6 +81,7 @@ def test_speculation_refuses_to_time_an_engine_that_says_something_else(monkeypa
         return ([[0, *one] for one in said] if counted else said), counted
 
     monkeypatch.setattr(speculation, "write_enlarged", lambda small, folder, layers: small)
+    monkeypatch.setattr(speculation, "write_enlarged_head", lambda small, folder: small)
     monkeypatch.setattr(speculation, "_counted", wrong)
     with pytest.raises(RuntimeError, match="ngram says other float32 tokens than plain decoding"):
         speculation.run(speculation.Workload(prompts=1, batches=(), dtype="float32"), "cpu")

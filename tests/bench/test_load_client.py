@@ -276,6 +276,17 @@ def test_the_command_measures_a_url_and_writes_all(tmp_path):
     assert len(measured["runs"][0]["outcomes"]) == 2 and measured["workload"]["trace"] == "recorded.jsonl"
 
 
+def test_the_command_fails_where_every_request_failed(tmp_path):
+    arguments = ["serve", "--num-prompts", "2", "--num-warmups", "0", "--concurrency", "1", "--save", str(tmp_path)]
+
+    async def fail(fake: Fake, request: web.Request, body: dict) -> web.StreamResponse:
+        return web.Response(status=500)
+
+    answer = Fake(fail).beside(lambda url: CliRunner().invoke(bench, [*arguments, "--url", url]))
+    assert answer.exit_code == 1 and "no request was answered" in answer.output
+    assert list(tmp_path.glob("*.json"))  # and what was measured is there to look at
+
+
 @pytest.mark.parametrize(
     "options, told",
     [

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from dataclasses import dataclass
 
 import numpy
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from minillm.book.checks import Checker, CheckFailed
-from minillm.book.checks.compare import first_difference, short
+from minillm.book.checks.compare import Difference, first_difference
+from minillm.book.checks.wording import apart, short
+
+
+@dataclass
+class Point:
+    x: float
+    rest: list
 
 
 @pytest.fixture
@@ -88,6 +98,30 @@ def test_changing_an_argument_is_refused_unless_allowed(check_double):
         lambda case: case.equal(case.run(case.student, torch.tensor([1]), may_change=True), torch.tensor([2]))
     )
     allowed(in_place, "example")
+
+
+def test_an_argument_that_is_changed_before_the_expected_error_is_told():
+    checker = Checker("lowest")
+    checker.part("example")(lambda case: case.raises(ValueError, case.student, [3, 1]))
+
+    def spoils(numbers):
+        numbers.clear()
+        return min(numbers)
+
+    assert "spoils changed one of its arguments" in message(checker, spoils)
+
+
+def test_a_mistake_is_recognised_where_the_exercise_has_the_functions_name():
+    def judge(case):
+        case.equal(case.call(2), 4)
+
+    checker = Checker("double", misconceptions={"Not the square.": lambda x: x + 5})
+    checker.part("example")(judge)
+
+    def double(x):
+        return x + 5
+
+    assert "Not the square." in message(checker, double)
 
 
 def test_a_missing_error_is_told(check_double):
@@ -235,7 +269,7 @@ def test_only_the_last_calls_are_told():
             case.equal(case.call(i), i if i < 8 else 0)
 
     said = message(checker, lambda x: x)
-    assert "... 5 earlier calls" in said and said.count("<lambda>(") == 4 and "(8)" in said
+    assert "... 6 earlier calls" in said and said.count("<lambda>(") == 3 and "(8)" in said and said.count("\n") < 9
 
 
 NAN = float("nan")
@@ -249,18 +283,146 @@ NAN = float("nan")
         ("a", "a"),
         (None, None),
         ([1, (2, 3)], [1, (2, 3)]),
-        ((1, 2), [1, 2]),
+        ((1, 2), (1, 2)),
+        ({1, 2}, {2, 1}),
+        (deque([1, 2]), deque([1, 2])),
+        (Point(1, [2.0]), Point(1, [2.0])),
+        (3, 3.0),
+        (torch.zeros(2).shape, [2]),
         ({"a": [1.0]}, {"a": [1.0]}),
         (NAN, NAN),
         (torch.tensor([1.0, NAN, -math.inf]), torch.tensor([1.0, NAN, -math.inf])),
         (numpy.array([1, 2]), numpy.array([1, 2])),
         (torch.tensor([1.0], dtype=torch.bfloat16), torch.tensor([1.0])),
-        (torch.tensor(5), 5),
         (torch.zeros(0), torch.zeros(0)),
     ],
 )
 def test_equal_values_have_no_difference(got, expected):
     assert first_difference(got, expected) is None
+
+
+class Yes(float):
+    """Equal to everything, and a float to those who ask `isinstance`."""
+
+    __eq__ = __ge__ = __le__ = lambda *_: True
+    __hash__ = float.__hash__
+
+
+class Agrees(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return True
+
+
+class Pretender:
+    """Looks like an array."""
+
+    shape, dtype = (2,), "float32"
+
+    def tolist(self):
+        return [1.0, 2.0]
+
+
+class Copycat:
+    __eq__ = lambda *_: True
+    __hash__ = None
+
+
+Copycat.__module__, Copycat.__qualname__ = "builtins", "list"
+
+
+@pytest.mark.parametrize(
+    "got, expected, kinds",
+    [
+        ((1, 2), [1, 2], "a tuple, not a list"),
+        ([1, 2], (1, 2), "a list, not a tuple"),
+        (3.0, 3, "a float, not an int"),
+        (True, 1, "a bool, not an int"),
+        (1, True, "an int, not a bool"),
+        (numpy.float64(0.5), 0.5, "a float64, not a float"),
+        (numpy.float32(0.5), 0.5, "a float32, not a float"),
+        (numpy.int64(3), 3, "an int64, not an int"),
+        (numpy.bool_(True), True, "a bool of numpy, not the one asked for"),
+        (torch.tensor(5), 5, "an int64 tensor, not an int"),
+        (Yes(2.0), 0.5, "a Yes, not a float"),
+        ([Yes(2.0)], [0.5], "a Yes, not a float"),
+        (Copycat(), [1], "not a list"),
+        (Pretender(), torch.tensor([1.0, 2.0]), "a Pretender, not a tensor"),
+        (torch.zeros(2).as_subclass(Agrees), torch.ones(2), "an Agrees, not a tensor"),
+        (numpy.ones(2), torch.ones(2), "an array, not a float32 tensor"),
+        ({1, 2}, frozenset({1, 2}), "a set, not a frozenset"),
+        ({1: Yes(0)}, {1: 0.5}, "a Yes, not a float"),
+        ({Yes(1): 0}, {1.0: 0}, "a key too many"),
+        (deque([1]), [1], "a deque, not a list"),
+        ("a", b"a", "a str, not a bytes"),
+        (Point(1, [Yes(1)]), Point(1, [2.0]), "a Yes, not a float"),
+    ],
+)
+def test_another_kind_is_a_difference_and_no_object_is_asked_whether_it_is_equal(got, expected, kinds):
+    assert kinds in first_difference(got, expected).problem
+
+
+def test_a_tensor_or_array_that_stands_in_for_every_operation_is_another_kind():
+    class Evil(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return torch.ones(2)
+
+    Evil.__module__, torch.Evil = "torch", Evil  # as an answer can have it
+    try:
+        assert first_difference(torch.zeros(2).as_subclass(Evil), torch.ones(2))
+    finally:
+        del torch.Evil
+    named = numpy.zeros(2, dtype=[("float", "O")])
+    assert first_difference(named, numpy.ones(2)) and first_difference(numpy.ones(2, dtype=object), numpy.ones(2))
+    shadowed = torch.tensor(5)
+    shadowed.item = shadowed.detach = lambda: 6
+    assert first_difference(shadowed, 6, kinds=False)
+
+
+def test_a_mode_that_was_left_on_answers_no_comparison():
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return torch.ones(2)
+
+    zeros, ones = torch.zeros(2), torch.ones(2)
+    with Mode():
+        assert first_difference(zeros, ones)
+
+
+def test_sets_hold_no_impostors():
+    assert first_difference({Yes(1), 2.0}, {1.0, 2.0}) and first_difference({True, 2}, {1, 2})
+    assert first_difference({1}, {1, 2}) == Difference("", "{1, 2}", "{1}")
+
+
+@pytest.mark.parametrize("got, expected", [((1, 2), [1, 2]), (torch.tensor(5), 5), (numpy.float64(0.5), 0.5), (3.0, 3)])
+def test_where_the_statement_leaves_the_kind_open_only_values_count(got, expected):
+    assert first_difference(got, expected, kinds=False) is None and first_difference(got, expected)
+
+
+def test_truth_is_no_number_whatever_the_statement_leaves_open():
+    assert first_difference(True, 1, kinds=False) and first_difference(1, True, kinds=False)
+    assert first_difference(Yes(2.0), 0.5, kinds=False) and first_difference([Yes(2.0)], (0.5,), kinds=False)
+
+
+def test_a_dtype_counts_where_it_is_asked_for():
+    one = torch.ones(2)
+    assert first_difference(one.double(), one) is None
+    assert first_difference(one.double(), one, dtypes=True).problem == "another dtype"
+
+
+@pytest.mark.parametrize(
+    "left, right, shown",
+    [
+        (1.0, 1.0 + 1e-9, ("1.0", "1.000000001")),
+        (0.1 + 0.2, 0.3, ("0.30000000000000004", "0.3")),
+        ([1.0, 2.00000004], [1.0, 2.0], ("[1.0, 2.00000004]", "[1.0, 2.0]")),
+        ("a" * 200 + "b", "a" * 200 + "c", ("'" + "a" * 30 + "b'", "'" + "a" * 30 + "c'")),
+    ],
+)
+def test_numbers_are_printed_until_they_differ(left, right, shown):
+    told = apart(left, right)
+    assert told[0].endswith(shown[0]) and told[1].endswith(shown[1])
 
 
 @pytest.mark.parametrize(

@@ -185,3 +185,42 @@ def test_mutants_are_read_from_a_file(tmp_path):
         'from minillm.book.proofs import Mutant\nMUTANTS = {"lowest": [Mutant("a", source="x", expect="y")]}\n'
     )
     assert load_mutants(file)["lowest"][0].name == "a"
+
+
+CHECK = """
+from minillm.book.checks import FunctionChecker
+
+
+def least(values):
+    return min(values)
+
+
+check_least = FunctionChecker(
+    "least",
+    least,
+    examples=[([2, 1, 3],)],
+    edges=[([7, 7],)],
+    random=lambda draw: ([draw.randint(0, 99) for _ in range(9)],),
+    misconceptions={"Not the first.": lambda values: values[0], "Not the largest.": max, ADDED},
+)
+"""
+
+
+@pytest.mark.parametrize(
+    "added, said",
+    [
+        ("", None),
+        ('"Harmless.": least', "the misconception 'Harmless.' passes every part with seed None"),
+        ('"By luck.": lambda values: values[1]', "the misconception 'By luck.' passes every part with seed"),
+        ('"The same again.": lambda values: values[0]', "'The same again.' fails with another hint"),
+    ],
+)
+def test_a_misconception_of_the_checker_is_a_mutant(added, said):
+    check = CHECK.replace("ADDED", added).replace(
+        "draw.randint(0, 99) for _ in range(9)",
+        "draw.randint(5, 9), 0, 9" if "luck" in added else "draw.randint(0, 99), 5, 4",
+    )
+    lines = {part: f'check_least(least, "{part}")' for part in ("example", "edges", "random")}
+    solution = "def least(values):\n    ### BEGIN SOLUTION\n    return sorted(values)[0]\n    ### END SOLUTION"
+    found = complaints(Bench(exercises.Exercise("least", {"least": solution}, lines, 5, (check,))), [])
+    assert found == [] if said is None else any(said in one for one in found), found

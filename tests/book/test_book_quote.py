@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from minillm.book import paths, quote, show
-from minillm.book.checks import Checker
 from minillm.book.streams import Lane
+from minillm.cli import clone
 
 
 def test_a_function_is_quoted_whole_with_its_place():
@@ -53,7 +53,7 @@ def test_docstrings_can_be_left_out():
 def test_modules_properties_and_packages_have_places():
     assert show(paths).label == "minillm/book/paths.py"
     assert show(Lane.rate).text.startswith("@property\ndef rate(self)")
-    assert show(Checker).label == "minillm/book/checks/__init__.py · Checker"
+    assert show(clone).label == "minillm/cli/__init__.py · clone"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ the committed one is generated."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -16,6 +15,7 @@ from minillm.book import exercises, nbfile
 from minillm.book.paths import chapter_number, notebooks
 from minillm.book.proofs import Bench, complaints, load_mutants
 from minillm.kernels import language
+from tests.helpers.submitted import through_colab, with_answers, without_marks
 
 pytest.importorskip("nbgrader", reason="needs nbgrader: pip install -e '.[test]'")
 pytestmark = pytest.mark.filterwarnings("ignore:Object of type:Warning")  # nbgrader's own use of its database
@@ -87,21 +87,23 @@ def test_the_committed_exercises_are_the_generated_ones():
 
 @pytest.mark.parametrize("path", ROUND_TRIPS or [None], ids=lambda p: f"ch{p.name[:2]}" if p else "sample")
 def test_nbgrader_round_trip(path, sample_solution, tmp_path):
-    # What nbgrader puts back in a notebook that Colab wrote does not depend on the exercise: once is enough.
-    round_trip(nbfile.read(path) if path else sample_solution, tmp_path, colab=path in (*ROUND_TRIPS[:1], None))
+    # That a line that fails earns nothing, and what nbgrader puts back in a notebook that Colab wrote, do not depend on
+    # the exercise: once is enough.
+    round_trip(nbfile.read(path) if path else sample_solution, tmp_path, once=path in (*ROUND_TRIPS[:1], None))
 
 
-def round_trip(solution, course, colab: bool) -> None:
+def round_trip(solution, course, once: bool) -> None:
     """Through `nbgrader generate_assignment` and `nbgrader autograde`, as a course would,
-    and with `colab` through Colab."""
+    and `once` also untouched and through Colab."""
     full = sum(exercise.points for exercise in exercises.exercises_in(solution))
     stub = exercises.generate(solution, "course")
     solved = with_answers(stub, solution)
     assert exercises.restore_marks(without_marks(solved), stub) == solved
-    students, expected = {"solver": solved, "untouched": stub}, {"solver": full, "untouched": 0}
+    students, expected = {"solver": solved}, {"solver": full}
     # Locked lines that a student broke are put back: this submission is right, and would score nothing as it stands.
-    if colab:
-        students["colab_editor"], expected["colab_editor"] = edited_on_colab(solved), full
+    if once:
+        students |= {"untouched": stub, "colab_editor": edited_on_colab(solved)}
+        expected |= {"untouched": 0, "colab_editor": full}
     scores, released = autograde(solution, students, course)
     assert [cell.source for cell in released.cells] == [
         cell.source.replace("/exercises/", "/solutions/") if i == 0 else cell.source
@@ -116,50 +118,6 @@ def edited_on_colab(notebook):
     for cell in nb.cells:
         if cell.metadata.get("nbgrader", {}).get("grade"):
             cell.source = "raise SystemError('edited')"
-    return nb
-
-
-def with_answers(exercise, solution):
-    """The exercise as a student hands it in who knows every answer."""
-    answers = {name: source for e in exercises.exercises_in(solution) for name, source in e.cells.items()}
-    nb = copy.deepcopy(exercise)
-    for cell in nb.cells:
-        cell.source = answers.get(cell.metadata.get("nbgrader", {}).get("grade_id"), cell.source)
-    return nb
-
-
-def through_colab(notebook):
-    """What saving on Colab does: an older minor format, no cell ids, its own metadata, editor flags gone."""
-    nb = copy.deepcopy(notebook)
-    nb.nbformat_minor = 0
-    nb.metadata = nbfile.nbformat.from_dict(
-        {
-            "colab": {"provenance": [], "toc_visible": True},
-            "accelerator": "GPU",
-            "kernelspec": {"name": "python3", "display_name": "Python 3"},
-            "language_info": {"name": "python"},
-        }
-    )
-    for i, cell in enumerate(nb.cells):
-        cell.pop("id", None)
-        for key in ("deletable", "editable", "jupyter"):
-            cell.metadata.pop(key, None)
-        cell.metadata["id"] = f"xK3_{i:08d}"
-        if cell.cell_type == "code":
-            cell.metadata.update(
-                {
-                    "outputId": f"0f-{i}",
-                    "colab": {"base_uri": "https://localhost:8080/"},
-                    "executionInfo": {"status": "ok", "timestamp": 1700000000000 + i, "elapsed": 7},
-                }
-            )
-    return nb
-
-
-def without_marks(notebook):
-    nb = copy.deepcopy(notebook)
-    for cell in nb.cells:
-        cell.metadata.pop("nbgrader", None)
     return nb
 
 

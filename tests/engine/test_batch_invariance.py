@@ -33,6 +33,7 @@ ENGINES = {
     "plain": {},
     "kv int8": dict(kv_cache_dtype="int8"),
     "kv fp8": dict(kv_cache_dtype="fp8"),
+    "kv int4": dict(kv_cache_dtype="int4"),
     "int8": dict(quantization="int8"),
     "int4": dict(quantization={"weights": "int4", "group_size": 16, "symmetric": False}),
     "sinks": dict(kv_retention={"sinks": 4, "window": 30}),

@@ -13,6 +13,7 @@ from minillm import LLM, SamplingParams
 from minillm.engine.executor import InProcessExecutor
 from minillm.engine.request import Request
 from minillm.engine.thread import EngineThread
+from minillm.kv_cache.manager import KVCacheManager
 from tests.helpers.tiny import save_tiny_llama
 
 GREEDY = dict(temperature=0.0, ignore_eos=True)
@@ -481,3 +482,14 @@ def test_an_interrupt_while_a_failed_step_is_put_away_is_no_reason_to_notify_few
         llm.step()
     assert all(sink.is_finished for sink in sinks)
     assert not llm.outputs.sinks and not llm.engine.has_unfinished
+
+
+def test_a_kv_cache_of_ones_own_may_take_the_place_of_the_engines(folder):
+    """As exercise 06 does, before the first request: the scheduler asks the one that it has now."""
+    first, second = make(folder, enable_prefix_caching=False), make(folder, enable_prefix_caching=False)
+    there = second.engine.kv_cache
+    own = KVCacheManager(there.pool.num_blocks, there.block_size, enable_prefix_caching=False)
+    second.engine.kv_cache = second.engine.scheduler.kv_cache = own
+    said = [llm.generate([PROMPT, ANOTHER], params(), use_tqdm=False) for llm in (first, second)]
+    tokens = [[answer.outputs[0].token_ids for answer in answers] for answers in said]
+    assert tokens[0] == tokens[1]

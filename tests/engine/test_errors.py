@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from minillm import LLM, SamplingParams
-from minillm.engine.config import SERVED, EngineConfig
+from minillm.engine.config import EngineConfig
 from tests.helpers.tiny import VOCAB_SIZE, save_tiny_llama
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
@@ -104,24 +104,13 @@ def test_bad_parameters_are_refused_and_the_llm_serves_on(llm, healthy, params, 
     assert llm.generate("the cat", GREEDY, use_tqdm=False)[0].outputs[0].token_ids == healthy
 
 
-LATER = {
-    "tensor_parallel_size": (2, "20"), "pipeline_parallel_size": (2, "20"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SERVED)
-def test_engine_values_of_later_chapters_name_them(name):
-    value, chapter = LATER[name]
-    with pytest.raises(NotImplementedError) as raised:
-        LLM("a folder that is not even looked for", **{name: value})
-    assert f"{name}={value!r}" in str(raised.value) and f"chapter {chapter}" in str(raised.value)
-
-
 BAD_ENGINE = [
     ("max_num_seqs", 0, ValueError), ("max_num_batched_tokens", -1, ValueError), ("block_size", 2.5, TypeError),
     ("num_kv_blocks", 0, ValueError), ("gpu_memory_utilization", 1.5, ValueError), ("host_kv_bytes", -1, ValueError),
     ("scheduling_policy", "lifo", ValueError), ("attention_backend", "cuda", ValueError),
-    ("preemption_mode", "kill", ValueError), ("tensor_parallel_size", 0, ValueError), ("seed", -1, ValueError),
+    ("preemption_mode", "kill", ValueError), ("tensor_parallel_size", 0, ValueError),
+    ("pipeline_parallel_size", 0, ValueError), ("distributed_executor_backend", "external_launcher", ValueError),
+    ("seed", -1, ValueError),
     ("enforce_eager", "yes", TypeError), ("enable_prefix_caching", 1, TypeError), ("max_model_len", 1, ValueError),
     ("model", 5, TypeError), ("max_model_len", "long", TypeError),
 ]  # fmt: skip

@@ -253,7 +253,7 @@ def test_a_random_crowd_is_served_with_the_right_adapters(world):
         llm = world.llm(
             max_loras=rng.choice((1, 2, 3)), max_cpu_loras=rng.choice((3, 5)), max_num_seqs=rng.choice((2, 5, 20)),
             num_kv_blocks=rng.choice((40, 200)), max_num_batched_tokens=rng.choice((7, 30, 500)),
-            scheduling_policy=rng.choice(("fcfs", "priority", "fair", "sjf", "lpm")),
+            scheduling_policy=rng.choice(("fcfs", "preemptive_priority", "fair", "sjf", "lpm")),
             async_scheduling=rng.random() < 0.5,
             speculative_config=rng.choice((None, {"method": "ngram", "prompt_lookup_min": 1})),
         )  # fmt: skip

@@ -157,7 +157,7 @@ def test_lpm_asks_any_cache_that_the_scheduler_can_use(kind):
 
 
 def test_finished_requests_are_skipped_wherever_they_wait():
-    for name in ("fcfs", "priority", "sjf", "fair", "lpm"):
+    for name in ("fcfs", "priority", "preemptive_priority", "sjf", "fair", "lpm"):
         policy = make_policy(name, lambda request: 0)
         gone, here = ask("gone"), ask("here", at=1.0)
         policy.add(gone), policy.add(here)

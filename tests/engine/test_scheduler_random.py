@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from minillm import SamplingParams
 from minillm.engine.engine import Engine
 from minillm.engine.policies import make_policy
+from minillm.engine.preemptive import PreemptiveScheduler
 from minillm.engine.request import Request, RequestStatus
 from minillm.engine.scheduler import Scheduler
 from minillm.engine.simulator import VirtualClock
@@ -19,7 +20,7 @@ from minillm.kv_cache.manager import KVCacheManager
 from tests.helpers.block_memory import BlockMemory
 from tests.helpers.tiny import examples
 
-POLICIES = ("fcfs", "priority", "sjf", "fair", "lpm")
+POLICIES = ("fcfs", "priority", "preemptive_priority", "sjf", "fair", "lpm")
 
 
 def build(
@@ -36,7 +37,8 @@ def build(
 ):
     kv_cache = KVCacheManager(num_blocks, block_size, caching, window, host)
     chosen = make_policy(policy, lambda request: kv_cache.get_computed_blocks(request).num_tokens)
-    scheduler = Scheduler(kv_cache, seqs, budget, chosen, chunked, mode)
+    kind = PreemptiveScheduler if policy == "preemptive_priority" else Scheduler
+    scheduler = kind(kv_cache, seqs, budget, chosen, chunked, mode)
     runner = BlockMemory(block_size, window, max_tokens=budget, max_rows=seqs)
     return Engine(scheduler=scheduler, runner=runner, clock=VirtualClock())
 
@@ -147,7 +149,7 @@ TestOperations = Operations.TestCase
 TestOperations.settings = settings(examples(150), stateful_step_count=40)
 
 
-@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "priority"])
+@pytest.mark.parametrize("policy", [name for name in POLICIES if "priority" not in name])
 def test_nobody_starves(policy):
     """One long request, and short ones of other people that never stop coming and would always be preferred."""
     engine = build(policy, num_blocks=40, seqs=2, budget=20)
@@ -182,6 +184,53 @@ def test_strict_priority_lets_the_least_wait_for_ever():
     while engine.has_unfinished:
         order += [delta.request.request_id for delta in engine.step() if delta.finish_reason]
     assert order[-1] == "low"
+
+
+def started(policy, *asked, **limits):
+    """An engine in which requests of these (name, priority, prompt length) came one after the other, a step each."""
+    engine = build(policy, **limits)
+    for number, (name, priority, length) in enumerate(asked):
+        params = SamplingParams(max_tokens=8, ignore_eos=True)
+        prompt = [20 * number + i for i in range(length)]
+        engine.add_request(Request(name, prompt, params, 8, arrival_time=float(number), priority=priority))
+        engine.step()
+    return engine
+
+
+def running(engine):
+    return sorted(request.request_id for request in engine.scheduler.running)
+
+
+FULL = [("a", 1, 2), ("b", 2, 2), ("c", 2, 2)]
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_an_urgent_request_takes_the_place_of_the_one_that_matters_least(mode):
+    limits = {"num_blocks": 40, "seqs": 3, "mode": mode, "host": 9 if mode == "swap" else 0}
+    assert running(started("priority", *FULL, ("urgent", 0, 2), **limits)) == ["a", "b", "c"]
+    engine = started("preemptive_priority", *FULL, ("urgent", 0, 2), **limits)
+    assert running(engine) == ["a", "b", "urgent"]  # of two equals the one that came last had to go
+    order = []
+    while engine.has_unfinished:
+        order += [delta.request.request_id for delta in engine.step() if delta.finish_reason]
+        engine.scheduler.check_integrity()
+    assert order == ["a", "b", "urgent", "c"]
+
+
+def test_equal_priorities_do_not_preempt_each_other():
+    engine = started("preemptive_priority", *FULL, ("late", 2, 2), num_blocks=40, seqs=3)
+    assert running(engine) == ["a", "b", "c"]
+
+
+def test_no_more_are_preempted_than_the_urgent_request_needs_blocks_of():
+    """Twelve blocks of four tokens: each of the three has two, and six are free."""
+    asked = [(name, 2, 6) for name in "abc"]
+    limits = {"num_blocks": 12, "seqs": 8, "budget": 40}
+    assert running(started("preemptive_priority", *asked, ("urgent", 0, 17), **limits)) == ["a", "b", "c", "urgent"]
+    assert running(started("preemptive_priority", *asked, ("urgent", 0, 25), **limits)) == ["a", "b", "urgent"]
+    assert running(started("preemptive_priority", *asked, ("urgent", 0, 33), **limits)) == ["a", "urgent"]
+    asked[0] = ("a", 0, 10)  # as urgent as the fourth, with three blocks: the two others have too few for it
+    assert running(started("preemptive_priority", *asked, ("urgent", 0, 37), **limits)) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -41,6 +41,7 @@ REGEXES = [
 KINDS = {"json": dict(json=PERSON), "choice": dict(choice=["red", "reddish", "日本"])} | {
     f"regex {i}": dict(regex=r) for i, r in enumerate(REGEXES)
 }
+KINDS["marked"] = dict(regex=REGEXES[0], after=" the", thinking_token_budget=8)  # free, then the marker, then a number
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,8 @@ def params_of(kind: str, seed: int = 0, jump: bool = False, **settings) -> Sampl
 def check(kind: str, text: str) -> None:
     """Raises unless `text` is a whole one of its kind."""
     constraint = KINDS[kind]
+    if "after" in constraint:
+        text = text.partition(constraint["after"])[2]
     if "json" in constraint:
         jsonschema.validate(json.loads(text), constraint["json"])
     elif "choice" in constraint:
@@ -131,7 +134,8 @@ SETTINGS = {
 
 ROADS = [("json", {}), ("regex 1", dict(temperature=0.0)), ("regex 2", dict(n=2)),
          ("json", dict(frequency_penalty=0.5, logprobs=1)), ("json", dict(jump=True)),
-         ("regex 1", dict(jump=True, n=2)), ("regex 3", dict(jump=True, temperature=0.0))]  # fmt: skip
+         ("regex 1", dict(jump=True, n=2)), ("regex 3", dict(jump=True, temperature=0.0)),
+         ("marked", {}), ("marked", dict(jump=True, n=2))]  # fmt: skip
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

@@ -336,7 +336,7 @@ REFUSED = {
     "classify": (lambda llm: llm.classify(PROMPTS), AttributeError, "no classifier"),
     "reward": (lambda llm: llm.reward(PROMPTS), AttributeError, "no reward head"),
     "torchrun_example": (
-        lambda llm: LLM(MODEL, distributed_executor_backend="external_launcher"), NotImplementedError, "one process",
+        lambda llm: LLM(MODEL, distributed_executor_backend="external_launcher"), ValueError, "allowed: mp, ray",
     ),
     "data_parallel": (lambda llm: LLM(MODEL, data_parallel_size=2), NotImplementedError, "make several LLMs"),
     "context_extension": (
@@ -351,8 +351,9 @@ REFUSED = {
     "custom_logits_processor_class": (
         lambda llm: LLM(MODEL, logits_processors=[object]), NotImplementedError, "SamplingParams(logits_processors=",
     ),
-    "save_sharded_state": (lambda llm: llm.collective_rpc("save_sharded_state"), NotImplementedError, "one process"),
-    "tensor_parallel": (lambda llm: LLM(MODEL, tensor_parallel_size=2), NotImplementedError, "chapter 20"),
+    "save_sharded_state": (
+        lambda llm: llm.collective_rpc("save_sharded_state"), NotImplementedError, "give a function",
+    ),
     "kv_transfer": (lambda llm: LLM(MODEL, kv_transfer_config={"a": 1}), NotImplementedError, "kv_offloading_size"),
 }  # fmt: skip
 

@@ -8,6 +8,7 @@ from minillm.kernels import (
     activation,
     decode_plan,
     flash_attention,
+    grouped_matmul,
     lora,
     matmul,
     norm,
@@ -140,6 +141,13 @@ def call_scaled(rows: int, dtype: torch.dtype):
     )
 
 
+def call_experts(rows: int, dtype: torch.dtype = FP16, experts: int = 64):
+    """Of Qwen3-MoE's size: rows of so many tokens times gate and up, each token gathered."""
+    x, weight = empty(rows, 2048, dtype=dtype), empty(experts, 1536, 2048, dtype=dtype)
+    offsets, tokens = empty(experts + 1, dtype=torch.int64), empty(8 * rows, dtype=torch.int64)
+    return grouped_matmul.grouped_matmul, (x, weight, offsets, tokens)
+
+
 def call_lora(num_tokens: int, rank: int, dtype: torch.dtype = FP16, size: int = 4096):
     """8 adapters of the query columns of a fused projection, B as the engine keeps it."""
     output = empty(num_tokens, size + 2 * 1024, dtype=dtype)[:, :size]
@@ -235,6 +243,11 @@ CALLS = {
     "LoRA, few tokens": call_lora(16, 64),
     "LoRA, many tokens": call_lora(1024, 64),
     "LoRA, fp32": call_lora(1024, 64, FP32),
+    "experts, few rows": call_experts(8),
+    "experts, few rows, bf16": call_experts(8, torch.bfloat16, 128),
+    "experts, some rows": call_experts(256),
+    "experts, many rows": call_experts(16_384, experts=8),
+    "experts, fp32": call_experts(64, FP32),
     "sample": call_sample(151_936),
     "sample, filtered": call_sample(151_936, "min_p", "top_k", "top_p"),
     "sample, top-k, ragged rows": call_sample(32_003, "top_k"),

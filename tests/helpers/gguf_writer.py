@@ -22,7 +22,7 @@ def write(
     `drop` are metadata keys to leave out, `change` tensors to replace, `extra` (method, *values) of the writer to call.
     """
     config = model.config
-    arch = config.model_type.removesuffix("_text")
+    arch = ARCHITECTURES.get(config.model_type, config.model_type.removesuffix("_text"))
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer = gguf.GGUFWriter(str(path), arch)
@@ -46,6 +46,8 @@ def write(
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if hasattr(config, "num_experts_per_tok") and "experts" not in drop:
+        of_experts(writer, config)
     if arch in OF_FAMILY and "family" not in drop:
         OF_FAMILY[arch](writer, config, rope)
     for method, *values in extra:
@@ -55,7 +57,7 @@ def write(
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, head_dim))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
+    for name, tensor in with_experts_apart(model.state_dict()).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         if arch.startswith("gemma") and name.endswith("norm.weight"):
@@ -65,7 +67,9 @@ def write(
         ):  # dimension i of a head goes beside i + head_dim / 2
             tensor = tensor.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        used = (kinds or {}).get(target, kind) if tensor.dim() == 2 else Type.F32
+        used = (
+            (kinds or {}).get(target, kind) if tensor.dim() > 1 and not name.endswith("mlp.gate.weight") else Type.F32
+        )
         data = change[target] if change and target in change else gguf.quantize(tensor.float().numpy(), used)
         if data is not None:
             writer.add_tensor(target, data, raw_dtype=used)
@@ -74,6 +78,33 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+ARCHITECTURES = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+
+
+def of_experts(writer, config) -> None:
+    """What the converter writes of each: Mixtral and OLMoE have no size of an expert."""
+    writer.add_expert_count(config.num_experts if hasattr(config, "num_experts") else config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+
+
+def with_experts_apart(state: dict) -> dict:
+    """Gate and up of all experts as two tensors, and the gate of the shared expert as a row."""
+    tensors = {}
+    for name, tensor in state.items():
+        if name.endswith("experts.gate_up_proj"):
+            place = name.removesuffix("gate_up_proj")
+            tensors[f"{place}gate_proj.weight"], tensors[f"{place}up_proj.weight"] = tensor.chunk(2, dim=1)
+        elif name.endswith("experts.down_proj"):
+            tensors[f"{name}.weight"] = tensor
+        else:
+            tensors[name] = tensor[0] if name.endswith("shared_expert_gate.weight") else tensor
+    return tensors
 
 
 def of_granite(writer, config, rope) -> None:

@@ -146,6 +146,99 @@ CAPPED = dict(
     final_logit_softcapping=3.0,
     tie_word_embeddings=True,
 )
+# Mixtures of experts; some layers of some have one MLP.
+EXPERTS: dict[str, dict] = {
+    "mixtral": dict(model_type="mixtral", num_local_experts=5, num_experts_per_tok=2),
+    "mixtral-window-tied": dict(
+        model_type="mixtral",
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        sliding_window=7,
+        tie_word_embeddings=True,
+    ),
+    "qwen3-moe": dict(
+        model_type="qwen3_moe",
+        head_dim=16,
+        num_experts=7,
+        num_experts_per_tok=3,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+    ),
+    "qwen3-moe-sparse-step": dict(
+        model_type="qwen3_moe",
+        num_hidden_layers=4,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        decoder_sparse_step=2,
+        mlp_only_layers=[1],
+        attention_bias=True,
+        use_sliding_window=True,
+        sliding_window=9,
+    ),
+    "qwen2-moe": dict(
+        model_type="qwen2_moe",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=40,
+        norm_topk_prob=False,
+    ),
+    "olmoe": dict(model_type="olmoe", num_experts=6, num_experts_per_tok=2, num_key_value_heads=2),
+    "dots1": dict(
+        model_type="dots1",
+        n_routed_experts=8,
+        n_shared_experts=2,
+        num_experts_per_tok=3,
+        moe_intermediate_size=16,
+        first_k_dense_replace=1,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=True,
+        routed_scaling_factor=1.8,
+        sliding_window=None,
+    ),
+}
+MSCALE = YARN | {"mscale": 0.7, "mscale_all_dim": 0.9, "beta_fast": 8.0}
+MLA = dict(
+    num_key_value_heads=4,
+    kv_lora_rank=24,
+    qk_nope_head_dim=12,
+    qk_rope_head_dim=8,
+    v_head_dim=16,
+    n_routed_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=16,
+    first_k_dense_replace=1,
+)
+# Latents in place of keys and values.
+LATENT: dict[str, dict] = {
+    "deepseek-v2": MLA | dict(model_type="deepseek_v2", q_lora_rank=None, n_shared_experts=2),
+    "deepseek-v2-groups": MLA
+    | dict(
+        model_type="deepseek_v2",
+        q_lora_rank=20,
+        n_shared_experts=1,
+        topk_method="group_limited_greedy",
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=1.7,
+        attention_bias=True,
+        rope_parameters=MSCALE,
+    ),
+    "deepseek-v3": MLA
+    | dict(model_type="deepseek_v3", q_lora_rank=20, n_group=4, topk_group=2, rope_parameters=MSCALE),
+    "deepseek-v3-dense-halves": MLA
+    | dict(
+        model_type="deepseek_v3",
+        q_lora_rank=None,
+        first_k_dense_replace=3,
+        rope_interleave=False,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+}
 PLAIN = [name for name in FURTHER if name.startswith(("phi3", "smollm3", "granite-biases", "llama-rope"))]
 ALL = CHECKPOINTS | FURTHER
 
@@ -161,11 +254,14 @@ def make_model(seed: int = 0, **settings) -> PreTrainedModel:
                 parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
             elif name.endswith("bias"):
                 parameter.normal_(std=0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.normal_(std=0.3)
     return model
 
 
 def save_checkpoint(folder: Path, name: str, seed: int = 0, **options) -> PreTrainedModel:
     """Write the named checkpoint into `folder` (options as of `save_pretrained`) and return its model."""
-    model = make_model(seed, **ALL[name])
+    model = make_model(seed, **(ALL | EXPERTS | LATENT)[name])
     model.save_pretrained(folder, **options)
     return model

@@ -4,6 +4,7 @@ keep its registers, fit in shared memory, and use what the GPU has."""
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from importlib.metadata import version
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from minillm.kernels.build import Job, Report, build_all, occupancy
+from minillm.kernels.generations import generation_of, way_of
 from minillm.kernels.gpus import GPUS
 from minillm.kernels.language import MODE
 from tests.helpers.aot_calls import CALLS, FP8, FP16, FP32, INT8, empty
@@ -157,6 +159,14 @@ def test_matmul_uses_the_tensor_cores_of_its_gpu(built):
             assert bool(report.count("wgmma")) == (capability == 90 and not few_rows), name
 
 
+def test_experts_use_the_tensor_cores_of_their_gpu(built):
+    capability, reports = built
+    for name, (report,) in ((name, some) for name, some in reports.items() if name.startswith("experts")):
+        assert report.uses_tensor_cores == (capability >= 80 and "fp32" not in name) or capability == 75, name
+        if capability >= 80 and "fp32" not in name:
+            assert report.count("cp.async"), f"{name}: weights are not on their way while others are multiplied"
+
+
 def test_attention_uses_the_tensor_cores_of_its_gpu(built):
     capability, reports = built
     for name, (report, *_) in (
@@ -268,3 +278,27 @@ def test_decoding_a_pair_of_weights_takes_one_multiply_and_no_conversion(built):
         # 64 outputs of a unit, 128 inputs: 64 threads hold 128 weights each, which are 64 pairs.
         assert report.count("fma.rn.f16x2") == 64 and report.count("shfl") == 0
         assert report.count("cvt.rn.f16") == 0
+
+
+# The kernels that multiply, once each. MINILLM_ALL_BUILDS=1 builds everything in CALLS instead, some minutes long.
+PRODUCTS = ("matmul, large", "flash, 64", "decode, 64, planned", "W4A16, many rows", "W8A8 fp8")
+
+
+def test_kernels_build_for_blackwell_with_its_instructions(monkeypatch):
+    """sm_100 is the data centre's, sm_120 the desktop's: the second multiplies as Ampere does."""
+    names = list(CALLS) if os.environ.get("MINILLM_ALL_BUILDS") else PRODUCTS
+    jobs = {(name, c): jobs_of(*CALLS[name], c, monkeypatch) for c in (100, 120) for name in names}
+    reports = iter(build_all([job for some in jobs.values() for job in some]))
+    for (name, capability), some in jobs.items():
+        for report in [next(reports) for _ in some]:
+            assert not report.error, f"{name}, sm_{capability}: {report.error}"
+            most = 64 if re.search("256|sinks|bf16", name) else 16 if "LoRA" in name else 0
+            assert report.registers > 0 and report.spill_store_bytes <= most, (name, capability, report)
+            assert report.shared_bytes <= (227 if capability == 100 else 99) * 1024, (name, capability)
+            assert report.count("wgmma") == 0, f"{name}: wgmma is Hopper's alone"
+            if name in PRODUCTS and not report.name.startswith(("plan", "merge")):
+                way, own = way_of(report), generation_of(capability)
+                wide = capability == 120 or not name.startswith("decode")  # 16 rows are too few for tcgen05
+                assert way.product == (own.product if wide else "mma.sync"), (name, capability, way)
+                assert way.copy == "cp.async", (name, capability)  # pointers, not descriptors
+                assert way.sums == ("tensor memory" if way.product == "tcgen05.mma" else "registers"), name

@@ -274,7 +274,7 @@ def test_occupancy_by_hand(gpu, registers, num_warps, shared, blocks, limited_by
 
 
 def test_the_gpus_are_consistent_with_themselves():
-    assert list(GPUS) == ["T4", "A100", "L4", "H100", "H200"]
+    assert list(GPUS) == ["T4", "A100", "L4", "H100", "H200", "B200", "RTX 5090"]
     for name, gpu in GPUS.items():
         assert gpu.name == name and gpu.source
         reserved = 1024 if gpu.capability >= 80 else 0

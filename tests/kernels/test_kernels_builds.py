@@ -29,7 +29,7 @@ BUILDS = {  # what the compiler leaves out, T, and what pages hold
     "AVX-512 without VBMI": (("-mno-avx512vbmi",), torch.bfloat16, torch.int8),
     "AVX-512 without bfloat16 and VNNI": (("-mno-avx512bf16", "-mno-avx512vnni"), torch.bfloat16, None),
     "AVX2": (("-mno-avx512f",), torch.float32, torch.float8_e4m3fn),
-    "no AVX": (("-march=x86-64",), torch.float32, None),
+    "no AVX": (("-march=x86-64",), torch.float32, torch.uint8),
 }
 CUTS = ([1, 2, 3, 6, 8, 50], [69, 1], [9, 33, 28])  # of 70 tokens
 
@@ -97,8 +97,9 @@ def test_integer_activations_and_rows(build):
 def pages_of(build: Build, blocks: int, kv_heads: int, dim: int, size: int) -> tuple[Tensor, Tensor, tuple | None]:
     """Pages in which nothing is written yet: NaN."""
     dtype = build.kv_dtype or build.dtype
-    keys = torch.empty(blocks + 1, kv_heads, dim, size, dtype=dtype)
-    values = torch.empty(blocks + 1, kv_heads, size, dim, dtype=dtype)
+    width = dim // 2 if dtype is torch.uint8 else dim
+    keys = torch.empty(blocks + 1, kv_heads, width, size, dtype=dtype)
+    values = torch.empty(blocks + 1, kv_heads, size, width, dtype=dtype)
     for part in (keys, values):
         part.view(torch.uint8).fill_(0xFF)
     scales = torch.full((2, blocks + 1, kv_heads, size), float("nan")) if build.kv_dtype else None
@@ -115,6 +116,7 @@ def step(start: int, end: int, size: int, table: Tensor) -> Sequences:
 @pytest.mark.parametrize("size", [3, 16])
 def test_attention(heads, kv_heads, dim, size, build, monkeypatch):
     generator = torch.Generator().manual_seed(0)
+    dim += build.kv_dtype is torch.uint8 and dim % 2  # a byte holds two
     q, k, v = (torch.randn(70, n, dim, generator=generator).to(build.dtype) for n in (heads, kv_heads, kv_heads))
     turn = torch.randn(2, 70, dim, generator=generator) if dim % 2 == 0 else None
     table = torch.randperm(-(-70 // size), generator=generator) + 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -118,3 +120,53 @@ def test_every_step_of_the_engine_runs_with_the_threads_of_the_team(tmp_path, th
     with pytest.raises(ZeroDivisionError):
         engine.step()
     assert torch.get_num_threads() == threads
+
+
+COUNTED = """
+import os
+import time
+import torch
+from minillm import LLM, SamplingParams
+from minillm.engine.thread import EngineThread
+from minillm.kernels.native_threads import release_team
+
+torch.set_num_threads(4)
+llm = LLM("tinyworld", device="cpu", num_kv_blocks=64)
+greedy = SamplingParams(temperature=0, max_tokens=4)
+threads = lambda: len(os.listdir("/proc/self/task"))
+prompt = "Lily went to the park. " * 40
+
+
+def ended(before, expected):
+    # A thread that has ended leaves /proc a moment later, so look again for a while.
+    for _ in range(600):
+        if before - threads() == expected:
+            break
+        time.sleep(0.05)
+    return before - threads()
+
+
+def whole_team():
+    # The native kernels make the team smaller where other processes take the cores; torch's own loops do not.
+    (torch.ones(1 << 22) * 2).sum()
+    return threads()
+
+
+first = llm.generate([prompt], greedy)[0].outputs[0].token_ids
+before = whole_team()
+release_team()
+print(ended(before, 3))
+before = whole_team()
+with EngineThread(llm) as thread:
+    print(ended(before, 3 - 2))
+    list(thread.submit(prompt, greedy))
+assert llm.generate([prompt], greedy)[0].outputs[0].token_ids == first
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_the_thread_that_loaded_a_model_gives_its_team_back_when_the_engine_gets_a_thread_of_its_own():
+    told = subprocess.run([sys.executable, "-c", COUNTED], capture_output=True, text=True, timeout=240)
+    assert told.returncode == 0, told.stderr
+    # The team of 4 has 3 threads beside its first. Where they end for an engine's thread, that and a text thread come.
+    assert [int(line) for line in told.stdout.split()] == [3, 3 - 2]

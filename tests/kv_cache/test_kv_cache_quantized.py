@@ -1,4 +1,4 @@
-"""Keys and values in 8 bits: the codes, the pages, and attention on them by both roads."""
+"""Keys and values in 8 and 4 bits: the codes, the pages, and attention on them by both roads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from minillm.kernels import native
 from minillm.kv_cache.manager import BlockMoves
 from minillm.kv_cache.native_attention import NativeAttention
 from minillm.kv_cache.paged import PagedKVCache, bytes_per_block
-from minillm.kv_cache.quantized import KV_DTYPES, LARGEST_CODE, dequantize_vectors, quantize_vectors
+from minillm.kv_cache.quantized import (
+    INT4,
+    KV_DTYPES,
+    LARGEST_CODE,
+    dequantize_vectors,
+    quantize_vectors,
+    unpack_nibbles,
+)
 from minillm.kv_cache.torch_attention import TorchAttention
 from minillm.model.batch import ForwardBatch
 from tests.helpers.tiny import seeded
@@ -24,23 +31,32 @@ both_kinds = pytest.mark.parametrize("kind", KINDS)
 needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C compiler with OpenMP here: the twins serve")
 
 
+def numbers(codes: torch.Tensor) -> torch.Tensor:
+    """What codes [..., head_dim] say in units of their scale, float64; of int4 there are half as many bytes."""
+    return (unpack_nibbles(codes) if codes.dtype is INT4 else codes).double()
+
+
+def grid_of(dtype: torch.dtype) -> torch.Tensor:
+    every = torch.arange(256, dtype=torch.uint8)
+    grid = unpack_nibbles(every).double().unique() if dtype is INT4 else every.view(dtype).double()
+    return grid[grid.isfinite() & (grid.abs() <= LARGEST_CODE[dtype])]
+
+
 @both_kinds
 def test_each_number_goes_to_the_nearest_code_of_its_vector(kind):
     dtype = KV_DTYPES[kind]
     x = torch.randn(50, 3, 64) * 10.0 ** torch.randint(-30, 30, (50, 3, 1))
     codes, scales = quantize_vectors(x, dtype)
-    assert codes.shape == x.shape and codes.dtype is dtype and scales.shape == (50, 3) and scales.dtype is torch.float32
+    width = 32 if kind == "int4" else 64
+    assert codes.shape == (50, 3, width) and codes.dtype is dtype
+    assert scales.shape == (50, 3) and scales.dtype is torch.float32
     torch.testing.assert_close(scales, x.abs().amax(-1) / LARGEST_CODE[dtype], rtol=1e-6, atol=0)
-    every = torch.arange(256, dtype=torch.uint8).view(dtype).double()
-    grid = every[every.isfinite() & (every.abs() <= LARGEST_CODE[dtype])]
-    wanted = (x.double() / scales.double()[..., None]).unsqueeze(-1)
-    nearest = (wanted - grid).abs().amin(-1)
-    torch.testing.assert_close(
-        (wanted[..., 0] - codes.double()).abs(), nearest, rtol=0, atol=1e-4 * LARGEST_CODE[dtype] / 127
-    )
-    assert torch.equal(codes.double().abs().amax(-1), torch.full((50, 3), LARGEST_CODE[dtype], dtype=torch.float64))
+    said, wanted = numbers(codes), (x.double() / scales.double()[..., None]).unsqueeze(-1)
+    nearest = (wanted - grid_of(dtype)).abs().amin(-1)
+    torch.testing.assert_close((wanted[..., 0] - said).abs(), nearest, rtol=0, atol=1e-4 * LARGEST_CODE[dtype] / 127)
+    assert torch.equal(said.abs().amax(-1), torch.full((50, 3), LARGEST_CODE[dtype], dtype=torch.float64))
     back = dequantize_vectors(codes, scales[..., None], torch.float32)
-    worst = 0.5 / 127 if kind == "int8" else 0.5 / 8  # of the largest number, or of the number itself
+    worst = {"int8": 0.5 / 127, "int4": 0.5 / 7, "fp8": 0.5 / 8}[kind]  # of the largest number; fp8: of the number
     assert ((back - x).abs() / x.abs().amax(-1, keepdim=True)).max() <= worst * 1.001
 
 
@@ -49,13 +65,17 @@ def test_zeros_ties_and_what_is_no_number(kind):
     dtype = KV_DTYPES[kind]
     codes, scales = quantize_vectors(torch.zeros(2, 16), dtype)
     assert torch.equal(scales, torch.ones(2)) and not codes.float().any()
-    tie = torch.tensor([127.0, 2.5, 3.5, -2.5]) if kind == "int8" else torch.tensor([448.0, 17.0, 19.0, -17.0])
-    assert quantize_vectors(tie, dtype)[0].tolist() == ([127, 2, 4, -2] if kind == "int8" else [448, 16, 20, -16])
+    tie, even = {
+        "int8": ([127.0, 2.5, 3.5, -2.5], [127, 2, 4, -2]),
+        "int4": ([7.0, 2.5, 3.5, -2.5], [7, 2, 4, -2]),
+        "fp8": ([448.0, 17.0, 19.0, -17.0], [448, 16, 20, -16]),
+    }[kind]
+    assert numbers(quantize_vectors(torch.tensor(tie), dtype)[0]).tolist() == even
     for broken in (float("nan"), float("inf")):
         codes, scales = quantize_vectors(torch.tensor([1.0, broken]), dtype)
         # Never a number that hides it.
         assert not dequantize_vectors(codes, scales[..., None], torch.float32).isfinite().all()
-    tiny = torch.tensor([1e-44, -1e-42, 0.0])
+    tiny = torch.tensor([1e-44, -1e-42, 0.0, 0.0])
     codes, scales = quantize_vectors(tiny, dtype)
     assert (dequantize_vectors(codes, scales[..., None], torch.float32) - tiny).abs().max() <= 1e-43
 
@@ -63,11 +83,12 @@ def test_zeros_ties_and_what_is_no_number(kind):
 @both_kinds
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
 def test_memory_is_what_the_formula_says(kind, head_dim):
+    vector = (head_dim // 2 if kind == "int4" else head_dim) + 4  # bytes, its scale included
     cache = PagedKVCache(3, 2, head_dim, 5, 16, torch.float32, num_host_blocks=4, kv_dtype=kind)
     for parts, count in ((cache.parts, 6), (cache.host_parts, 4)):
         held = sum(layer.numel() * layer.itemsize for layers in parts.values() for layer in layers)
-        assert held == count * 2 * 3 * 16 * 2 * (head_dim + 4) == count * cache.bytes_per_block
-    assert bytes_per_block(3, 2, head_dim, 16, torch.bfloat16) / cache.bytes_per_block == 2 * head_dim / (head_dim + 4)
+        assert held == count * 2 * 3 * 16 * 2 * vector == count * cache.bytes_per_block
+    assert bytes_per_block(3, 2, head_dim, 16, torch.bfloat16) / cache.bytes_per_block == 2 * head_dim / vector
     assert [layer.shape for layer in cache.key_scales + cache.value_scales] == [(6, 2, 16)] * 6
 
 
@@ -168,7 +189,7 @@ def test_both_attentions_on_codes_equal_the_formula(lengths, heads, block_size, 
 
     def rounded(x):
         codes, scales = quantize_vectors(x, KV_DTYPES[kind])
-        return codes.double() * scales.double()[..., None]
+        return numbers(codes) * scales.double()[..., None]
 
     caches = {TorchAttention: PagedKVCache(1, num_kv_heads, head_dim, sum(counts), block_size, dtype, kv_dtype=kind)}
     if native.library() is not None:

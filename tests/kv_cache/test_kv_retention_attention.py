@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from minillm.kernels import native
 from minillm.kv_cache.native_attention import NativeAttention
 from minillm.kv_cache.paged import PagedKVCache
-from minillm.kv_cache.quantized import KV_DTYPES, quantize_vectors
+from minillm.kv_cache.quantized import KV_DTYPES, dequantize_vectors, quantize_vectors
 from minillm.kv_cache.retention import RetentionPolicy, SinkTurn
 from minillm.kv_cache.torch_attention import TorchAttention
 from tests.helpers.tiny import seeded
@@ -80,7 +80,7 @@ def turned(x, positions, frequencies):
 
 def through(x, kind):
     codes, scales = quantize_vectors(x, KV_DTYPES[kind])
-    return codes.float() * scales[..., None]
+    return dequantize_vectors(codes, scales[..., None], torch.float32)
 
 
 def formula(q, t, keys, values, sinks, window, frequencies):

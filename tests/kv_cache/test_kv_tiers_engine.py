@@ -17,8 +17,8 @@ from minillm.kv_cache.transfer import BlockTransfer
 from tests.helpers.tiny import VOCAB_SIZE, save_tiny_llama
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
-@pytest.mark.parametrize("shape", [(2, 16, 4), (1, 3, 7)], ids=["even", "odd"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8", "int4"])
+@pytest.mark.parametrize("shape", [(2, 16, 4), (1, 6, 7)], ids=["even", "odd"])
 def test_a_block_comes_back_as_it_went_by_every_way(kv_dtype, shape, tmp_path):
     """Through host memory and through disk, with whatever a block is made of."""
     heads, dim, size = shape

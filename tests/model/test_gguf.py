@@ -199,8 +199,7 @@ def test_parts_of_different_types_and_types_we_only_dequantize(families, tmp_pat
 def test_names():
     assert hf_name("blk.12.attn_q_norm.weight") == "model.layers.12.self_attn.q_norm.weight"
     assert (
-        hf_name("output_norm.weight") == "model.norm.weight"
-        and hf_name("blk.0.ffn_gate_inp.weight") == "blk.0.ffn_gate_inp.weight"
+        hf_name("output_norm.weight") == "model.norm.weight" and hf_name("blk.0.ssm_in.weight") == "blk.0.ssm_in.weight"
     )
 
 

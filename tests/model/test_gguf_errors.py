@@ -95,7 +95,7 @@ def test_metadata_that_is_wrong_or_missing_is_named(model, tmp_path):
             dict(extra=[("add_rope_dimension_count", 8)]),
             "llama.rope.dimension_count=8 of head size 16 is not supported",
         ),
-        (dict(extra=[("add_expert_count", 8)]), "expert_count=8: mixtures of experts come with chapter 21"),
+        (dict(extra=[("add_expert_count", 8)]), "0 of 2 layers have blk.N.ffn_down_exps; all must"),
         (
             dict(drop=("head_count_kv",), extra=[("add_head_count_kv", [2, 1])]),
             r"head_count_kv=\[2, 1\] differs by layer",

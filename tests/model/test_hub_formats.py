@@ -194,6 +194,23 @@ def pack_fp8_static(module, weight):
     return packed[0] | scales | of_cache, packed[1]
 
 
+def pack_nvfp4(module, weight):
+    """Groups of 16: e4m3 scales times one number, two codes a byte."""
+    if module == "lm_head":
+        return None
+    groups = weight.unflatten(1, (-1, 16))
+    scales = groups.abs().amax(-1) / 6  # [out, groups]
+    whole = scales.max() / 448
+    levels = (scales / whole).to(torch.float8_e4m3fn)
+    steps = levels.float() * whole
+    grid = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    nearest = (groups.abs() / steps[..., None]).sub(grid[:, None, None, None]).abs().argmin(0)
+    codes = (nearest + 8 * (groups < 0)).flatten(1).to(torch.uint8)
+    meant = (grid[nearest] * groups.sign() * steps[..., None]).flatten(1)
+    pieces = {"weight": codes[:, ::2] + 16 * codes[:, 1::2], "weight_scale": levels, "weight_scale_2": whole}
+    return pieces | {"input_scale": torch.tensor(0.01)}, meant
+
+
 def pack_gptq_with_biases(module, weight):
     if (packed := pack_gptq()(module, weight)) is None:
         return None
@@ -213,6 +230,8 @@ FOLDERS = {
     "compressed-tensors": (PACKED4, pack_compressed),
     "fp8": ({"quant_method": "fp8", "activation_scheme": "dynamic"}, pack_fp8),
     "fp8, static activations": ({"quant_method": "fp8", "activation_scheme": "static"}, pack_fp8_static),
+    "modelopt, nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}, pack_nvfp4),
+    "modelopt, fp8": ({"quant_method": "modelopt", "quant_algo": "FP8"}, pack_fp8_static),
     "gptq, biases of zeros": (GPTQ4, pack_gptq_with_biases),
     "auto-round as gptq": (AUTO | {"packing_format": "auto_round:auto_gptq"}, pack_gptq()),
     "auto-round as gptq 2": (AUTO | {"packing_format": "auto_round:gptqmodel"}, pack_gptq(version=2)),
@@ -268,6 +287,22 @@ def test_settings_of_old_autogptq_stand_in_their_own_file(families, tmp_path):
         json.dumps({key: settings[key] for key in ("bits", "group_size", "desc_act", "sym")})
     )
     assert load_model(quantized, "float32", "cpu").fingerprint == expected
+
+
+def test_settings_of_modelopt_may_stand_in_their_own_file(families, tmp_path):
+    settings, pack = FOLDERS["modelopt, nvfp4"]
+    quantized, _ = pw.save_folders(families["llama"], tmp_path, settings, pack)
+    expected = load_model(quantized, "float32", "cpu").fingerprint
+    raw = json.loads((quantized / "config.json").read_text())
+    del raw["quantization_config"]
+    (quantized / "config.json").write_text(json.dumps(raw))
+    own = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
+    (quantized / "hf_quant_config.json").write_text(json.dumps(own))
+    assert load_model(quantized, "float32", "cpu").fingerprint == expected
+    own["quantization"]["quant_algo"] = "NVFP4_AWQ"
+    (quantized / "hf_quant_config.json").write_text(json.dumps(own))
+    with pytest.raises(CheckpointError, match="quant_algo='NVFP4_AWQ'; readable with quant_method='modelopt' are"):
+        load_model(quantized, "float32", "cpu")
 
 
 def test_pieces_of_a_matrix_may_lie_in_different_files(families, tmp_path):

@@ -79,6 +79,8 @@ def test_defaults_of_what_a_file_may_leave_out():
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_what_a_family_leaves_out_is_what_transformers_puts_there(model_type):
     sizes = {key: value for key, value in LLAMA.items() if key != "model_type"} | {"num_attention_heads": 32}
+    if model_type in ("dots1", "deepseek_v2"):  # whose experts have no default
+        sizes |= {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2}
     theirs = json.loads(AutoConfig.for_model(model_type, **sizes).to_json_string(use_diff=False))
     kept = {key: theirs[key] for key in ("eos_token_id", "bos_token_id", "num_key_value_heads")}
     found, expected = (ModelConfig.from_hf(raw) for raw in (sizes | kept | {"model_type": model_type}, theirs))

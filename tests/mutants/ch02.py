@@ -259,12 +259,12 @@ def window_bias(query_lens, seq_lens, window):
         Mutant(
             "a float",
             replace=("return 2 * multiply_adds", "return 2.0 * multiply_adds"),
-            expect="must be an int; got a float",
+            expect="a float, not an int",
         ),
         Mutant(
             "a tensor",
             replace=("return 2 * multiply_adds", "return torch.tensor(2 * multiply_adds)"),
-            expect="must be an int; got an int64 tensor",
+            expect="an int64 tensor, not an int",
         ),
     ],
 }

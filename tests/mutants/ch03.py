@@ -51,7 +51,7 @@ MUTANTS = {
             ),
             expect="head_dim is null in this file",
         ),
-        Mutant("a float", replace=("return kept * 2", "return kept * 2.0"), expect="must be an int; got a float"),
+        Mutant("a float", replace=("return kept * 2", "return kept * 2.0"), expect="a float, not an int"),
     ],
     "doubling_cache": [
         Mutant("no causal mask inside the chunk", replace=("attn_mask=mask, ", ""), expect="without a causal mask"),
@@ -256,12 +256,12 @@ class RingCache:
         Mutant(
             "a tensor of positions",
             replace=("        return held\n", "        return torch.tensor(held)\n"),
-            expect="a tensor, not a list",
+            expect="an int64 tensor, not a list",
         ),
         Mutant(
             "a list of tensors",
             replace=("        return held\n", "        return list(torch.tensor(held))\n"),
-            expect="must be an int; got an int64 tensor",
+            expect="an int64 tensor, not an int",
         ),
         Mutant("forgets a method", replace=("def step(", "def steps("), expect="RingCache has no 'step'"),
     ],
@@ -329,7 +329,7 @@ def cached_generate(decode, prompt_ids, max_tokens, eos_id=None):
         Mutant(
             "tensors for token ids",
             replace=("ids.append(int(logits.argmax()))", "ids.append(logits.argmax())"),
-            expect="must be an int; got an int64 tensor",
+            expect="an int64 tensor, not an int",
         ),
     ],
     "rewindable_ring": [

@@ -5,45 +5,6 @@ from minillm.book.proofs import Mutant
 MUTANTS = {
     "slot_mapping": [
         Mutant(
-            "one block too far",
-            replace=(
-                "            block = table[index]\n",
-                "            block = table[min((position + 1) // block_size, len(table) - 1)]\n",
-            ),
-            expect="One block too far",
-        ),
-        Mutant(
-            "counts positions from the chunk's start",
-            replace=("divmod(position, block_size)", "divmod(position - start, block_size)"),
-            expect="stands at position starts[i], not at 0",
-        ),
-        Mutant(
-            "writes into the null block", replace=(" if block else -1", ""), expect="would fall into the null block"
-        ),
-        Mutant(
-            "forgets that blocks have a size",
-            replace=("block * block_size + offset if", "block + offset if"),
-            expect="begins at slot b * block_size",
-        ),
-        Mutant(
-            "takes the position for the slot",
-            replace=("block * block_size + offset if", "position if"),
-            expect="That is the position",
-        ),
-        Mutant(
-            "counts blocks from 1",
-            replace=("block * block_size + offset if", "(block - 1) * block_size + offset if"),
-            expect="block 0 has slots too",
-        ),
-        Mutant(
-            "the first table for all",
-            replace=(
-                "            block = table[index]\n",
-                "            block = block_tables[0][index % len(block_tables[0])]\n",
-            ),
-            expect="a table of its own",
-        ),
-        Mutant(
             "wraps around a short table",
             replace=(
                 "            if index >= len(table):\n",
@@ -58,6 +19,27 @@ MUTANTS = {
                 "        if start > len(table) * block_size:\n            raise ValueError('beyond the table')\n        for position in range(start, start + count):\n",
             ),
             expect="raised ValueError",
+        ),
+        Mutant("a tuple", replace=("    return slots\n", "    return tuple(slots)\n"), expect="a tuple, not a list"),
+        Mutant(
+            "numbers with a point",
+            replace=("    return slots\n", "    return [float(slot) for slot in slots]\n"),
+            expect="a float, not an int",
+        ),
+        Mutant(
+            "a number that is equal to everything",
+            source="class Yes(int):\n    __eq__ = lambda *_: True\n    __hash__ = None\n\n\ndef slot_mapping(tables, starts, counts, size):\n    return [Yes() for count in counts for _ in range(count)]\n",
+            expect="a Yes, not an int",
+        ),
+        Mutant(
+            "asks its caller's frame",
+            source="import sys\n\n\ndef slot_mapping(tables, starts, counts, size):\n    return sys._getframe(3).f_locals['expected']\n",
+            expect="this uses _getframe",
+        ),
+        Mutant(
+            "asks the check's own reference",
+            source="from minillm.book.checks import ch06\n\n\ndef slot_mapping(*given):\n    return ch06.slots(*given)\n",
+            expect="this uses minillm.book.checks.ch06",
         ),
     ],
     "lowest_pool": [
@@ -207,6 +189,63 @@ class LowestPool:
                 "        if any(not 0 <= block <= self.num_blocks for block in blocks):\n            raise ValueError('no such block')\n        count = Counter(block for block in blocks if block != 0)\n",
             ),
             expect="An iterator can be read once",
+        ),
+        Mutant(
+            "does not tell how many blocks it has",
+            replace=("        self.num_blocks = num_blocks\n", "        self.size = num_blocks\n"),
+            expect="LowestPool",
+        ),
+        Mutant(
+            "another number of blocks",
+            replace=("        self.num_blocks = num_blocks\n", "        self.num_blocks = num_blocks + 1\n"),
+            expect="num_blocks in a new pool",
+        ),
+        Mutant(
+            "the lowest of a set",
+            source="""
+class LowestPool:
+    def __init__(self, num_blocks):
+        self.num_blocks, self.ref_cnt, self.free_ids = num_blocks, [0] * (num_blocks + 1), set(range(1, num_blocks + 1))
+
+    @property
+    def num_free(self):
+        return len(self.free_ids)
+
+    def allocate(self, count):
+        if not 0 <= count <= self.num_free:
+            raise ValueError("not enough")
+        blocks = [min(self.free_ids)] if count == 1 else sorted(self.free_ids)[:count]
+        for block in blocks:
+            self.free_ids.discard(block)
+            self.ref_cnt[block] = 1
+        return blocks
+
+    def touch(self, blocks):
+        for block, times in self._checked(blocks, 1).items():
+            self.ref_cnt[block] += times
+
+    def free(self, blocks):
+        for block, times in self._checked(blocks).items():
+            self.ref_cnt[block] -= times
+            if not self.ref_cnt[block]:
+                self.free_ids.add(block)
+
+    def _checked(self, blocks, needed=None):
+        count = Counter(block for block in blocks if block != 0)
+        for block, times in count.items():
+            if not 1 <= block <= self.num_blocks or self.ref_cnt[block] < (needed or times):
+                raise ValueError("no")
+        return count
+""",
+            expect="more than 1 s of computing",
+        ),
+        Mutant(
+            "another block, in a large pool",
+            replace=(
+                "        blocks = [heapq.heappop(self.free_ids) for _ in range(count)]\n",
+                "        blocks = [heapq.heappop(self.free_ids) for _ in range(count)]\n        if self.num_blocks > 999 and count == 1:\n            heapq.heappush(self.free_ids, blocks[0])\n            blocks = [self.free_ids.pop()]\n",
+            ),
+            expect="lowest_pool: edges",
         ),
         Mutant(
             "looks through the whole pool",
@@ -394,6 +433,19 @@ class ForkedTables:
             expect="take_copies() asked a second time",
         ),
         Mutant(
+            "forgets the copies of a sequence that goes",
+            replace=(
+                "        self.pool.free(self.tables.pop(name))\n",
+                "        table = self.tables.pop(name)\n        self.copies = [pair for pair in self.copies if pair[1] not in table]\n        self.pool.free(table)\n",
+            ),
+            expect="copies from take_copies(): 0 (none), needed: 1",
+        ),
+        Mutant(
+            "copies as a tuple",
+            replace=("        return copies\n", "        return tuple(copies)\n"),
+            expect="what take_copies returns must be a list",
+        ),
+        Mutant(
             "copies the wrong way round",
             replace=("self.copies.append((table[-1], new[0]))", "self.copies.append((new[0], table[-1]))"),
             expect="garbage",
@@ -419,93 +471,25 @@ class ForkedTables:
     ],
     "choose_victims": [
         Mutant(
-            "ignores that blocks are shared",
-            replace=(" - kept - {0})", " - {0})"),
-            expect="One that another request holds stays",
+            "places, not names",
+            replace=("    return [request.name for place", "    return [place for place"),
+            expect="an int, not a str",
         ),
-        Mutant("counts the null block", replace=(" - kept - {0})", " - kept)"), expect="0 is no block"),
         Mutant(
-            "counts a block for each of its owners",
+            "sorts the list that it is given",
             replace=(
-                "len({block for place in victims for block in running[place].blocks} - kept - {0})",
-                "sum(block not in kept and block != 0 for place in victims for block in running[place].blocks)",
+                "    groups: dict[str, list[int]] = {}\n",
+                "    running.sort(key=lambda one: one.cost)\n    groups: dict[str, list[int]] = {}\n",
             ),
-            expect="one with several owners counts once",
+            expect="changed one of its arguments",
         ),
         Mutant(
-            "exactly k, not at least",
-            replace=("total = min(k, before + freed)", "total = before + freed"),
-            expect="the list of victims for k=",
-        ),
-        Mutant(
-            "ties to more victims",
-            replace=("key[1] + size", "key[1] - size"),
-            expect="the smaller number of victims counts",
-        ),
-        Mutant(
-            "ties to the earlier arrivals",
-            source="""
-def choose_victims(running, k):
-    def freed(victims):
-        kept = {block for one in running if one not in victims for block in one.blocks}
-        return len({block for one in victims for block in one.blocks} - kept - {0})
-    enough = [victims for size in range(len(running) + 1) for victims in combinations(running, size) if freed(victims) >= k]
-    best = min(enough, key=lambda victims: (sum(one.cost for one in victims), len(victims)), default=None)
-    return None if best is None else [one.name for one in best]
-""",
-            expect="the later arrivals go",
-        ),
-        Mutant(
-            "tries every subset",
-            source="""
-def choose_victims(running, k):
-    def freed(victims):
-        kept = {block for place, one in enumerate(running) if place not in victims for block in one.blocks}
-        return len({block for place in victims for block in running[place].blocks} - kept - {0})
-    def rank(victims):
-        return sum(running[place].cost for place in victims), len(victims), [-place for place in reversed(victims)]
-    best = None
-    for size in range(len(running) + 1):
-        for victims in combinations(range(len(running)), size):
-            if freed(victims) >= k and (best is None or rank(victims) < rank(best)):
-                best = victims
-    return None if best is None else [running[place].name for place in best]
-""",
-            expect="Trying every subset takes forever",
-        ),
-        Mutant(
-            "greedy by cost for each block",
-            source="""
-def choose_victims(running, k):
-    left, names = list(running), []
-    def freed():
-        kept = {block for one in left for block in one.blocks}
-        return len({block for one in running for block in one.blocks} - kept - {0})
-    while freed() < k:
-        if not left:
-            return None
-        cheapest = min(left, key=lambda one: one.cost / (len(set(one.blocks) - {0}) or 0.1))
-        left.remove(cheapest)
-        names.append(cheapest.name)
-    return [one.name for one in running if one.name in names]
-""",
-            expect="] cost ",
-        ),
-        Mutant(
-            "from the back, as the scheduler does",
-            source="""
-def choose_victims(running, k):
-    for start in range(len(running), -1, -1):
-        kept = {block for one in running[:start] for block in one.blocks}
-        if len({block for one in running for block in one.blocks} - kept - {0}) >= k:
-            return [one.name for one in running[start:]]
-""",
-            expect="] cost ",
-        ),
-        Mutant(
-            "nothing, where nothing suffices",
-            replace=("        return None\n", "        return []\n"),
-            expect="the list of victims for k=",
+            "anything for many requests",
+            replace=(
+                "    groups: dict[str, list[int]] = {}\n",
+                "    groups: dict[str, list[int]] = {}\n    if len(running) > 20:\n        return []\n",
+            ),
+            expect="the list of victims is wrong",
         ),
     ],
 }

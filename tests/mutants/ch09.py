@@ -7,7 +7,7 @@ MUTANTS = {
         Mutant(
             "arrival counts against the early",
             replace=("cost + ageing * (arrival + priority * grace)", "cost - ageing * (arrival + priority * grace)"),
-            expect="more urgent by",
+            expect="the value of the first is smaller by",
         ),
         Mutant(
             "forgets the 4",
@@ -17,7 +17,7 @@ MUTANTS = {
         Mutant(
             "priority is not worth time",
             replace=("ageing * (arrival + priority * grace)", "ageing * arrival + priority * grace"),
-            expect="as urgent at any time",
+            expect="the same value at any time",
         ),
         Mutant(
             "priority only in the key",
@@ -50,7 +50,12 @@ MUTANTS = {
         Mutant(
             "dearer than the cheapest is ignored",
             replace=("(cost - cheapest) / ageing", "cost / ageing"),
-            expect="a newcomer of cost 20",
+            expect="a request of cost 20",
+        ),
+        Mutant(
+            "NumPy's number for a key",
+            replace=("    return key, (cost", "    return __import__('numpy').float64(key), (cost"),
+            expect="must be a float",
         ),
     ],
     "patient_queue": [
@@ -133,6 +138,22 @@ MUTANTS = {
             "pop takes the first",
             replace=("        return super().pop()", "        return (self.returned or self.fresh).pop(0)"),
             expect="patient_queue: example",
+        ),
+        Mutant(
+            "by arrival instead of by add",
+            replace=(
+                "in self.fresh if not request.is_finished]",
+                "in sorted(self.fresh, key=lambda request: request.arrival_time) if not request.is_finished]",
+            ),
+            expect="go by the order of add",
+        ),
+        Mutant(
+            "changes a request",
+            replace=(
+                "    def peek(self):",
+                "    def add(self, request):\n        super().add(request)\n        request.priority = 1\n\n    def peek(self):",
+            ),
+            expect="must not change a request",
         ),
     ],
     "fair_queue": [
@@ -229,7 +250,20 @@ MUTANTS = {
         Mutant(
             "shows aborted ones",
             replace=("self.returned if not request.is_finished]", "self.returned]"),
-            expect="An aborted request is never shown",
+            expect="An aborted request is never returned",
+        ),
+        Mutant(
+            "from the largest token computed alone",
+            replace=(
+                "first = max(request.num_computed_tokens, request.max_computed_tokens)",
+                "first = request.max_computed_tokens",
+            ),
+            expect="the larger of the two",
+        ),
+        Mutant(
+            "a whole weight",
+            replace=("self.output_weight * (num_tokens - prompt)", "int(self.output_weight) * (num_tokens - prompt)"),
+            expect="fair_queue: random",
         ),
     ],
     "beat_it": [
@@ -253,9 +287,33 @@ MUTANTS = {
             expect="beat_it: edges",
         ),
         Mutant(
+            "drops the longest",
+            replace=(
+                "    def peek(self):",
+                "    def put_back(self, request):\n        self.returned.append(request)\n\n    def add(self, request):\n        if request.max_tokens < 100:\n            super().add(request)\n\n    def peek(self):",
+            ),
+            expect="a request is never served",
+        ),
+        Mutant(
             "loses those who were preempted",
             replace=("    def peek(self):", "    def put_back(self, request):\n        pass\n\n    def peek(self):"),
             expect="beat_it: edges",
+        ),
+        Mutant(
+            "pretends that a request has just arrived",
+            replace=(
+                "    def peek(self):",
+                "    def add(self, request):\n        super().add(request)\n        request.arrival_time = self.clock() + 1\n\n    def peek(self):",
+            ),
+            expect="must not change a request",
+        ),
+        Mutant(
+            "reads the prompt",
+            replace=(
+                "    def peek(self):",
+                "    def add(self, request):\n        super().add(request)\n        sum(request.prompt_token_ids)\n\n    def peek(self):",
+            ),
+            expect="may not read 'prompt_token_ids'",
         ),
     ],
 }

@@ -82,40 +82,9 @@ MUTANTS = {
     ],
     "best_splits": [
         Mutant(
-            "waves",
-            source="""
-def best_num_splits(seq_lens, num_kv_heads, places, tile_n, max_splits, costs):
-    def time_of(splits):
-        waves = -(-len(seq_lens) * num_kv_heads * splits // places)
-        longest = -(-max(-(-length // tile_n) for length in seq_lens) // splits)
-        return waves * (costs.start + longest * costs.tile) + (costs.launch + splits * costs.part if splits > 1 else 0)
-    time, splits = min((time_of(splits), splits) for splits in range(1, max_splits + 1))
-    return splits, time
-""",
-            expect="Places do not wait for each other",
-        ),
-        Mutant(
-            "merges one split",
-            replace=("(costs.launch + splits * costs.part if splits > 1 else 0)", "costs.launch + splits * costs.part"),
-            expect="no second kernel",
-        ),
-        Mutant(
-            "forgets the merge",
-            replace=(" + (costs.launch + splits * costs.part if splits > 1 else 0)", ""),
-            expect="With more than one split there is a second kernel",
-        ),
-        Mutant(
             "ties to more splits",
             replace=("min((time_of(splits), splits) for", "min((time_of(splits), -splits) for"),
             expect="best_splits: ",
-        ),
-        Mutant(
-            "the most of the best",
-            replace=(
-                "    time, splits = min((time_of(splits), splits) for splits in range(1, max_splits + 1))\n",
-                "    time, splits = min((time_of(splits), -splits) for splits in range(1, max_splits + 1))\n    splits = -splits\n",
-            ),
-            expect="then fewer splits are better",
         ),
         Mutant(
             "stops at the first rise",
@@ -123,7 +92,7 @@ def best_num_splits(seq_lens, num_kv_heads, places, tile_n, max_splits, costs):
                 "    time, splits = min((time_of(splits), splits) for splits in range(1, max_splits + 1))\n",
                 "    splits, time = 1, time_of(1)\n    while splits < max_splits and time_of(splits + 1) < time:\n        splits, time = splits + 1, time_of(splits + 1)\n",
             ),
-            expect="The time neither falls nor rises all the way",
+            expect="best_splits: ",
         ),
         Mutant(
             "powers of two",
@@ -131,12 +100,27 @@ def best_num_splits(seq_lens, num_kv_heads, places, tile_n, max_splits, costs):
                 "for splits in range(1, max_splits + 1))",
                 "for splits in (1, 2, 4, 8, 16) if splits <= max_splits)",
             ),
-            expect="every number up to max_splits",
+            expect="best_splits: ",
         ),
         Mutant(
-            "shares the work of all",
-            replace=("return max(free) + (", "return sum(free) // places + ("),
-            expect="A program is not divided among places",
+            "negative tiles",
+            replace=("own = max(0, min(size, tiles - split * size))", "own = min(size, tiles - split * size)"),
+            expect="best_splits: ",
+        ),
+        Mutant(
+            "whole tiles only",
+            replace=("tiles = -(-length // tile_n)", "tiles = length // tile_n"),
+            expect="best_splits: ",
+        ),
+        Mutant(
+            "all places are there at the start",
+            replace=("free = [0] * places", "free = [0] * (places + 1)"),
+            expect="best_splits: ",
+        ),
+        Mutant(
+            "one short of the limit",
+            replace=("range(1, max_splits + 1))", "range(1, max(max_splits, 2)))"),
+            expect="best_splits: ",
         ),
         Mutant(
             "sequences outermost",
@@ -144,42 +128,6 @@ def best_num_splits(seq_lens, num_kv_heads, places, tile_n, max_splits, costs):
                 "        for split in range(splits):\n            for length in seq_lens:\n",
                 "        for length in seq_lens:\n            for split in range(splits):\n",
             ),
-            expect="all of split 0 first",
-        ),
-        Mutant(
-            "tiles shared out evenly",
-            replace=(
-                "own = max(0, min(size, tiles - split * size))",
-                "own = tiles // splits + (split < tiles % splits)",
-            ),
-            expect="those after it nothing",
-        ),
-        Mutant(
-            "programs without work are left out",
-            replace=(
-                "                for _ in range(num_kv_heads):\n",
-                "                for _ in range(num_kv_heads if own else 0):\n",
-            ),
-            expect="A program without tiles is started all the same",
-        ),
-        Mutant(
-            "negative tiles",
-            replace=("own = max(0, min(size, tiles - split * size))", "own = min(size, tiles - split * size)"),
-            expect="with so many splits",
-        ),
-        Mutant(
-            "whole tiles only",
-            replace=("tiles = -(-length // tile_n)", "tiles = length // tile_n"),
-            expect="with so many splits",
-        ),
-        Mutant(
-            "all places are there at the start",
-            replace=("free = [0] * places", "free = [0] * (places + 1)"),
-            expect="with so many splits",
-        ),
-        Mutant(
-            "one short of the limit",
-            replace=("range(1, max_splits + 1))", "range(1, max(max_splits, 2)))"),
             expect="best_splits: ",
         ),
     ],
@@ -371,5 +319,33 @@ def slot_places(slot_mapping, num_blocks, block_size, num_kv_heads, head_dim):
             replace=("dtype=torch.int64, device", "dtype=torch.int32, device"),
             expect="must be an int64 tensor",
         ),
+    ],
+    "latent_decode": [
+        Mutant(
+            "keys of every head",
+            source="""
+def latent_decode(q_plain, q_turned, k_up, v_up, pages, block_table, seq_lens, scale):
+    rope = q_turned.shape[-1]
+    out = torch.zeros(len(seq_lens), *v_up.shape[:2])
+    for seq, length in enumerate(seq_lens):
+        if length:
+            rows = pages[block_table[seq]].flatten(0, 1)[:length]
+            turned, latents = rows[:, :rope], rows[:, rope:]
+            keys = torch.einsum("hdr,nr->hnd", k_up, latents)
+            scores = (torch.einsum("hd,hnd->hn", q_plain[seq], keys) + q_turned[seq] @ turned.T) * scale
+            out[seq] = torch.einsum("hr,hvr->hv", scores.softmax(-1) @ latents, v_up)
+    return out
+""",
+            expect="keys of every head would have",
+        ),
+        Mutant(
+            "values of every head",
+            replace=(
+                'torch.einsum("hr,hvr->hv", scores.softmax(-1) @ latents, v_up)',
+                'torch.einsum("hn,hnv->hv", scores.softmax(-1), torch.einsum("hvr,nr->hnv", v_up, latents))',
+            ),
+            expect="v_up behind the weighted sum of latents",
+        ),
+        Mutant("whole blocks", replace=("flatten(0, 1)[:length]", "flatten(0, 1)"), expect="NaN lies in block 0"),
     ],
 }

@@ -5,47 +5,31 @@ from minillm.book.proofs import Mutant
 MUTANTS = {
     "token_grid": [
         Mutant(
-            "256 gaps", replace=("(highs - lows) / 255", "(highs - lows) / 256"), expect="255 steps between 256 codes"
-        ),
-        Mutant(
-            "one grid for all heads of a token",
-            replace=(
-                "lows, highs = x.amin(-1), x.amax(-1)",
-                "lows, highs = x.amin((1, 2))[:, None].expand(x.shape[:2]), x.amax((1, 2))[:, None].expand(x.shape[:2])",
-            ),
-            expect="token_grid: ",
-        ),
-        Mutant(
             "one grid for each channel",
             replace=("lows, highs = x.amin(-1), x.amax(-1)", "lows, highs = x.amin(0), x.amax(0)"),
-            expect="must have its shape",
+            expect="token_grid: ",
         ),
-        Mutant(
-            "divides by zero",
-            replace=("torch.where(highs == lows, torch.ones_like(steps), steps)", "steps"),
-            expect="its step is 1",
-        ),
-        Mutant(
-            "cuts off",
-            replace=(".round().to(torch.uint8)", ".to(torch.uint8)"),
-            expect="cuts off what is behind the point",
-        ),
-        Mutant(
-            "half up",
-            replace=(").round().to(torch.uint8)", " + 0.5).floor().to(torch.uint8)"),
-            expect="Ties go to the even code",
-        ),
-        Mutant(
-            "symmetric",
-            replace=("lows, highs = x.amin(-1), x.amax(-1)", "highs = x.abs().amax(-1)\n    lows = -highs"),
-            expect="the lows of",
-        ),
-        Mutant("signed codes", replace=("torch.uint8", "torch.int8"), expect="must be torch.uint8"),
-        Mutant("in the dtype that came", replace=("    x = x.float()\n", ""), expect="must be torch.float32"),
+        Mutant("signed codes", replace=("torch.uint8", "torch.int8"), expect="token_grid: "),
+        Mutant("in the dtype that came", replace=("    x = x.float()\n", ""), expect="token_grid: "),
         Mutant(
             "an epsilon",
-            replace=("torch.where(highs == lows, torch.ones_like(steps), steps)", "steps + 1e-3"),
+            replace=("torch.where(steps == 0, torch.ones_like(steps), steps)", "steps + 1e-3"),
             expect="the steps of",
+        ),
+        Mutant(
+            "small differences are none",
+            replace=("torch.where(steps == 0,", "torch.where(steps < 1e-9,"),
+            expect="very small numbers",
+        ),
+        Mutant(
+            "where the numbers are equal",
+            replace=("torch.where(steps == 0,", "torch.where(highs == lows,"),
+            expect="too small for float32",
+        ),
+        Mutant(
+            "tiny differences are none",
+            replace=("torch.where(steps == 0,", "torch.where(steps < 1e-14,"),
+            expect="very small numbers",
         ),
     ],
     "span_policy": [
@@ -103,6 +87,19 @@ MUTANTS = {
             expect="looks at place",
         ),
         Mutant("from the end", replace=("and not wanted(place)]", "and not wanted(place)][::-1]"), expect="Ascending"),
+        Mutant(
+            "one policy for all objects",
+            replace=(
+                "        self.block_size, self.window, self.pinned = block_size, window, list(pinned)\n",
+                "        SpanPolicy.block_size, SpanPolicy.window, SpanPolicy.pinned = block_size, window, list(pinned)\n",
+            ),
+            expect="Two objects share nothing",
+        ),
+        Mutant(
+            "the last 200 positions",
+            replace=("for p in range(query + 1) if", "for p in range(max(0, query - 200), query + 1) if"),
+            expect="span_policy: ",
+        ),
     ],
     "place": [
         Mutant(
@@ -160,6 +157,24 @@ def place(prefixes, device_blocks, host_blocks, disk_blocks, costs):
                 "return min(states.values(), key=lambda state: state[0])",
             ),
             expect="must be a list of",
+        ),
+        Mutant(
+            "an enumeration of strings",
+            replace=(
+                "return list(min(states.values(), key=lambda state: state[0])[1])",
+                "import enum\n    tier = enum.Enum('Tier', {name: name for name in ('device', 'host', 'disk', 'compute')}, type=str)\n    return [tier(name) for name in min(states.values(), key=lambda state: state[0])[1]]",
+            ),
+            expect="must be a list of",
+        ),
+        Mutant(
+            "fills in the costs",
+            replace=("    tiers = ((", '    costs["device"] = 0\n    tiers = (('),
+            expect="changed one of its arguments",
+        ),
+        Mutant(
+            "all plans",
+            source='\nimport itertools\n\n\ndef place(prefixes, device_blocks, host_blocks, disk_blocks, costs):\n    rooms, best = {"device": device_blocks, "host": host_blocks, "disk": disk_blocks}, None\n    for plan in itertools.product(("device", "host", "disk", "compute"), repeat=len(prefixes)):\n        if all(sum(n for (n, _), where in zip(prefixes, plan) if where == tier) <= room for tier, room in rooms.items()):\n            time = sum(n * uses * costs.get(tier, 0) for (n, uses), tier in zip(prefixes, plan))\n            if best is None or time < best[0]:\n                best = time, plan\n    return list(best[1])\n',
+            expect="try no state twice",
         ),
     ],
     "heavy_hitters": [
@@ -219,6 +234,69 @@ def place(prefixes, device_blocks, host_blocks, disk_blocks, costs):
                 '        self.kept.append(self.count)\n        if len(weights) != len(self.kept):\n            raise ValueError("weights")\n',
             ),
             expect="change nothing",
+        ),
+        Mutant(
+            "scores in float32",
+            replace=(
+                "[score + weight for score, weight in zip(self.scores, weights)]",
+                "(torch.tensor(self.scores) + torch.tensor(weights)).tolist()",
+            ),
+            expect="heavy_hitters: edges",
+        ),
+    ],
+    "pack_keys": [
+        Mutant(
+            "neighbours in a byte",
+            replace=(".to(torch.uint8).chunk(2, -1)", ".to(torch.uint8).unflatten(-1, (-1, 2)).unbind(-1)"),
+            expect="not two neighbours",
+        ),
+        Mutant("in the dtype that came", replace=("x.float().unflatten", "x.unflatten"), expect="pack_keys: "),
+        Mutant(
+            "an epsilon",
+            replace=("scales = torch.where(scales == 0, torch.ones_like(scales), scales)", "scales = scales + 1e-6"),
+            expect="pack_keys: ",
+        ),
+        Mutant(
+            "signed bytes",
+            replace=("first | second << 4, scales", "(first | second << 4).view(torch.int8), scales"),
+            expect="pack_keys: ",
+        ),
+    ],
+    "merge_with_sink": [
+        Mutant(
+            "the sink in each part",
+            replace=("torch.cat([lses, sink[None]])", "torch.cat([torch.logaddexp(lses, sink[None]), sink[None]])"),
+            expect="merge_with_sink: ",
+        ),
+        Mutant(
+            "multiplies NaN by zero",
+            replace=("    outs = torch.where(lses[..., None] == -torch.inf, torch.zeros_like(outs), outs)\n", ""),
+            expect="NaN",
+        ),
+        Mutant("forgets the sink", replace=("torch.cat([lses, sink[None]])", "lses"), expect="merge_with_sink: "),
+        Mutant("overflows", replace=(".logsumexp(0)", ".exp().sum(0).log()"), expect="overflows"),
+    ],
+    "gated_chunks": [
+        Mutant(
+            "divides products",
+            replace=("(logs[:, None] - logs[None]).clamp(max=0).exp()", "logs.exp()[:, None] / logs.exp()[None]"),
+            expect="NaN",
+        ),
+        Mutant("reads before it writes", replace=("between).tril()", "between).tril(-1)"), expect="own key and value"),
+        Mutant(
+            "the state is not decayed for its readers",
+            replace=("(q[here] * logs.exp()) @ state", "q[here] @ state"),
+            expect="has decayed",
+        ),
+        Mutant(
+            "keys decay to the start",
+            replace=("left = (logs[-1] - logs).exp()", "left = logs.exp()"),
+            expect="gated_chunks: ",
+        ),
+        Mutant(
+            "states before the chunks",
+            replace=("        state = logs[-1]", "        states.append(state)\n        state = logs[-1]"),
+            expect="gated_chunks: ",
         ),
     ],
 }

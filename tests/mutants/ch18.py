@@ -10,11 +10,6 @@ MUTANTS = {
             expect="best_length: ",
         ),
         Mutant(
-            "adds the chances",
-            replace=("            chance *= chances[length - 1]\n", "            chance = chances[length - 1]\n"),
-            expect="multiply the chances up to it",
-        ),
-        Mutant(
             "one chance for all",
             source="""
 def best_length(chances, draft_ms, step_ms, batch):
@@ -29,16 +24,6 @@ def best_length(chances, draft_ms, step_ms, batch):
             expect="best_length: ",
         ),
         Mutant(
-            "the draft runs for every request",
-            replace=("time = length * draft_ms +", "time = batch * length * draft_ms +"),
-            expect="One pass of the draft serves the whole batch",
-        ),
-        Mutant(
-            "the draft is free",
-            replace=("time = length * draft_ms + step_ms", "time = step_ms"),
-            expect="Drafting takes its time too",
-        ),
-        Mutant(
             "as many tokens as were drafted",
             replace=("step_ms(batch * (length + 1))", "step_ms(batch * max(1, length))"),
             expect="best_length: ",
@@ -46,93 +31,32 @@ def best_length(chances, draft_ms, step_ms, batch):
         Mutant(
             "one request's tokens in the step",
             replace=("step_ms(batch * (length + 1))", "step_ms(length + 1)"),
-            expect="Each of the requests brings its last token and its guesses",
-        ),
-        Mutant(
-            "time of a request's token",
-            replace=("ms = time / (batch * tokens)", "ms = time / tokens"),
             expect="best_length: ",
         ),
         Mutant(
-            "ties to the longer",
-            replace=("round(ms, 9) < round(best[1], 9)", "round(ms, 9) <= round(best[1], 9)"),
-            expect="Of equally good lengths the shortest",
+            "rounds the time",
+            replace=("    return best\n", "    return best[0], round(best[1], 6)\n"),
+            expect="ms_per_token",
         ),
         Mutant(
-            "stops at the first rise",
-            replace=(
-                "            best = (length, ms)\n",
-                "            best = (length, ms)\n        else:\n            break\n",
-            ),
-            expect="every length must be tried",
-        ),
-        Mutant(
-            "always drafts",
-            replace=(
-                "for length in range(len(chances) + 1):\n        if length:\n",
-                "for length in range(min(1, len(chances)), len(chances) + 1):\n        if length:\n",
-            ),
-            expect="best_length: ",
-        ),
-        Mutant(
-            "never drafts all",
-            replace=("for length in range(len(chances) + 1):", "for length in range(max(1, len(chances))):"),
-            expect="best_length: ",
+            "a time in float32",
+            replace=("    return best\n", "    return best[0], np.float32(best[1])\n"),
+            expect="ms_per_token",
         ),
     ],
     "second_chance": [
         Mutant(
-            "draws from p in the end",
-            replace=(
-                "    above = np.flatnonzero(np.cumsum(rest) > last)",
-                "    rest = p\n    above = np.flatnonzero(np.cumsum(rest) > last)",
-            ),
-            expect="not from p: the guesses have had their part",
-        ),
-        Mutant(
-            "does not divide by the sum", replace=("rest = gap / gap.sum()", "rest = gap"), expect="second_chance: "
-        ),
-        Mutant(
-            "divides only in the end",
-            replace=(
-                "            rest = gap / gap.sum()\n    above = np.flatnonzero(np.cumsum(rest) > last)",
-                "            rest = gap\n    rest = rest / rest.sum()\n    above = np.flatnonzero(np.cumsum(rest) > last)",
-            ),
-            expect="divided by its sum, before the next guess is looked at",
-        ),
-        Mutant("compares with p", replace=("< rest[guess]:", "< p[guess]:"), expect="not with p"),
-        Mutant(
-            "takes off p each time",
-            replace=("np.maximum(rest - qs[which], 0)", "np.maximum(p - qs[which], 0)"),
-            expect="second_chance: ",
-        ),
-        Mutant(
-            "the first q for all",
-            replace=("np.maximum(rest - qs[which], 0)", "np.maximum(rest - qs[0], 0)"),
-            expect="second_chance: ",
-        ),
-        Mutant(
-            "takes off the guess only",
+            "takes off the draft token only",
             replace=(
                 "        gap = np.maximum(rest - qs[which], 0)\n",
-                "        gap = rest.copy()\n        gap[guess] = 0\n",
+                "        gap = rest.copy()\n        gap[token] = 0\n",
             ),
             expect="second_chance: ",
-        ),
-        Mutant(
-            "accepts on the border",
-            replace=("* qs[which][guess] < rest[guess]", "* qs[which][guess] <= rest[guess]"),
-            expect="exactly on the border is a rejection",
         ),
         Mutant(
             "accepts what the target likes better",
-            replace=("chances[which] * qs[which][guess] < rest[guess]", "qs[which][guess] <= rest[guess]"),
+            replace=("chances[which] * qs[which][token] < rest[token]", "qs[which][token] <= rest[token]"),
             expect="second_chance: ",
-        ),
-        Mutant(
-            "the running sum may be equal",
-            replace=("np.cumsum(rest) > last)", "np.cumsum(rest) >= last)"),
-            expect="larger than `last`, not equal to it",
         ),
         Mutant(
             "0 divided by 0",
@@ -152,51 +76,38 @@ def best_length(chances, draft_ms, step_ms, batch):
         ),
         Mutant(
             "tells the token only",
-            replace=("return int(guess), which", "return int(guess)"),
-            expect="not (token, which)",
+            replace=("return int(token), which", "return int(token)"),
+            expect="second_chance: ",
         ),
         Mutant(
-            "one guess is enough",
-            replace=("for which, guess in enumerate(guesses):", "for which, guess in enumerate(guesses[:1]):"),
-            expect="second_chance: ",
+            "a token of numpy",
+            replace=(
+                "return int(above[0] if len(above) else np.flatnonzero(rest)[-1]), None",
+                "return (above[0] if len(above) else np.flatnonzero(rest)[-1]), None",
+            ),
+            expect="token",
+        ),
+        Mutant(
+            "little is nothing", replace=("if gap.sum() > 0:", "if gap.sum() > 1e-12:"), expect="second_chance: edges"
+        ),
+        Mutant(
+            "three draft tokens are enough",
+            replace=("for which, token in enumerate(drafted):", "for which, token in enumerate(drafted[:3]):"),
+            expect="second_chance: random",
+        ),
+        Mutant(
+            "nothing left: all alike",
+            replace=(
+                "            rest = gap / gap.sum()\n",
+                "            rest = gap / gap.sum()\n        else:\n            rest = np.full(len(p), 1 / len(p))\n",
+            ),
+            expect="second_chance: edges",
         ),
     ],
     "ngram_votes": [
         Mutant(
-            "the shortest first",
-            replace=("range(max_n, min_n - 1, -1), []", "range(min_n, max_n + 1), []"),
-            expect="ngram_votes: ",
-        ),
-        Mutant(
-            "asks a shorter one when unsure",
-            replace=(
-                "if gram in self.votes), None)",
-                "if gram in self.votes and favourite_of(self.votes[gram]) is not None), None)",
-            ),
-            expect="a shorter one knows less",
-        ),
-        Mutant(
-            "half is enough",
-            replace=("if 2 * most > votes", "if 2 * most >= votes"),
-            expect="more than half of the votes",
-        ),
-        Mutant("never silent", replace=("if 2 * most > votes.total()", "if most"), expect="ngram_votes: "),
-        Mutant(
-            "guesses vote",
-            replace=(
-                "            guesses.append(guess)\n",
-                "            guesses.append(guess)\n            self.extend([guess])\n",
-            ),
-            expect="ngram_votes: ",
-        ),
-        Mutant(
             "one guess only",
             replace=("            guesses.append(guess)\n", "            guesses.append(guess)\n            break\n"),
-            expect="look up the text with the guesses behind it",
-        ),
-        Mutant(
-            "guesses are not looked up",
-            replace=("ngrams_at_end(end + guesses,", "ngrams_at_end(end,"),
             expect="ngram_votes: ",
         ),
         Mutant(
@@ -206,36 +117,6 @@ def best_length(chances, draft_ms, step_ms, batch):
                 "                self.votes[gram].clear()\n                self.votes[gram][token] += 1\n",
             ),
             expect="ngram_votes: ",
-        ),
-        Mutant(
-            "forgets the border of a call",
-            source="""
-class NgramVotes:
-    def __init__(self, min_n, max_n):
-        from collections import Counter, defaultdict
-        self.sizes, self.text, self.votes = range(max_n, min_n - 1, -1), [], defaultdict(Counter)
-
-    def extend(self, token_ids):
-        for place, token in enumerate(token_ids):
-            for n in self.sizes:
-                if n <= place:
-                    self.votes[tuple(token_ids[place - n : place])][token] += 1
-        self.text += token_ids
-
-    def propose(self, count):
-        end, guesses = self.text[-self.sizes[0] :], []
-        while len(guesses) < count:
-            known = next((tuple(end[-n:]) for n in self.sizes if n <= len(end) and tuple(end[-n:]) in self.votes), None)
-            if known is None or 2 * self.votes[known].most_common(1)[0][1] <= self.votes[known].total():
-                break
-            guesses.append(self.votes[known].most_common(1)[0][0])
-            end.append(guesses[-1])
-        return guesses
-""",
-            expect="ngram_votes: edges",
-        ),
-        Mutant(
-            "short n-grams pose as long ones", replace=("if n <= len(tokens)]", "if tokens]"), expect="ngram_votes: "
         ),
         Mutant(
             "walks through the text",
@@ -262,6 +143,30 @@ class NgramVotes:
         return guesses
 """,
             expect="a lookup must not walk through the text",
+        ),
+        Mutant(
+            "at most three votes for a token",
+            replace=(
+                "                self.votes[gram][token] += 1\n",
+                "                self.votes[gram][token] = min(3, self.votes[gram][token] + 1)\n",
+            ),
+            expect="ngram_votes: edges",
+        ),
+        Mutant(
+            "forgets the beginning",
+            replace=(
+                "            self.text.append(token)\n",
+                "            self.text.append(token)\n            if len(self.votes) > 3000:\n                self.votes.pop(next(iter(self.votes)))\n",
+            ),
+            expect="that the text of 60,000 began with",
+        ),
+        Mutant(
+            "a draft of floats",
+            replace=("            guesses.append(guess)\n", "            guesses.append(float(guess))\n"),
+            expect="ngram_votes: ",
+        ),
+        Mutant(
+            "short n-grams pose as long ones", replace=("if n <= len(tokens)]", "if tokens]"), expect="ngram_votes: "
         ),
     ],
     "repair_drafter": [
@@ -348,6 +253,84 @@ class RepairedDrafter:
                 "        for place in range(same, len(token_ids)):\n            [guess] = self.model.read([token_ids[place]], place)\n        guesses = [guess]\n",
             ),
             expect="Everything that is missing is read in one call",
+        ),
+        Mutant(
+            "a tuple", replace=("        return guesses\n", "        return tuple(guesses)\n"), expect="must be a list"
+        ),
+        Mutant(
+            "one memory for all drafters",
+            source="""
+class RepairedDrafter:
+    slots = []
+
+    def __init__(self, model):
+        self.model = model
+
+    def propose(self, token_ids, count):
+        if count == 0:
+            return []
+        same, slots = 0, RepairedDrafter.slots
+        while same < min(len(slots), len(token_ids) - 1) and slots[same] == token_ids[same]:
+            same += 1
+        guesses = [self.model.read(token_ids[same:], same)[-1]]
+        while len(guesses) < count:
+            guesses.append(self.model.read(guesses[-1:], len(token_ids) + len(guesses) - 1)[-1])
+        RepairedDrafter.slots = token_ids + guesses[:-1]
+        return guesses
+""",
+            expect="repair_drafter: ",
+        ),
+    ],
+    "verify_tree": [
+        Mutant(
+            "a mask of integers",
+            replace=("dtype=bool", "dtype=int"),
+            expect="mask",
+        ),
+        Mutant(
+            "sees the parent only",
+            replace=("mask[node, length:] = mask[parent, length:]", "mask[node, length + parent] = True"),
+            expect="verify_tree: ",
+        ),
+        Mutant(
+            "adds the target's token to the path",
+            replace=("        if not found:\n", "        if not found:\n            path.append(at)\n"),
+            expect="path",
+        ),
+        Mutant(
+            "positions of numpy",
+            replace=("positions.append(length + depths[node])", "positions.append(np.int64(length + depths[node]))"),
+            expect="positions",
+        ),
+        Mutant(
+            "tokens instead of indices",
+            replace=("        path.append(at)\n", "        path.append(tokens[at])\n"),
+            expect="path",
+        ),
+    ],
+    "by_position": [
+        Mutant(
+            "a rate of 0 where no draft came",
+            replace=("if reached else None", "if reached else 0.0"),
+            expect="rates",
+        ),
+        Mutant(
+            "leaves out positions that no draft reached",
+            replace=(
+                "    for place in range(longest):\n",
+                "    for place in range(max((a for _, a in traces), default=0)):\n",
+            ),
+            expect="rates",
+        ),
+        Mutant(
+            "steps without a draft do not count",
+            replace=("accepted / len(traces)", "accepted / max(1, sum(length > 0 for length, _ in traces))"),
+            expect="tokens_per_step",
+        ),
+        Mutant(
+            "the formula divides by zero",
+            replace=("sum(alpha**place for place in range(length + 1))", "(1 - alpha ** (length + 1)) / (1 - alpha)"),
+            expect="by_position: ",
         ),
     ],
 }

@@ -5,27 +5,12 @@ from minillm.book.proofs import Mutant
 MUTANTS = {
     "how_far": [
         Mutant(
-            "forgets dead states",
-            replace=("if state not in alive:\n            break", "if state is None:\n            break"),
-            expect="is dead: a beginning that leads there is not viable",
-        ),
-        Mutant(
-            "forgets the empty beginning",
-            replace=("valid, viable, state = 0 if 0 in may_end else -1, 0, 0", "valid, viable, state = -1, 0, 0"),
-            expect="The empty beginning counts too",
-        ),
-        Mutant(
-            "the other way round",
-            replace=("return valid, viable\n", "return viable, valid\n"),
-            expect="First the valid length",
-        ),
-        Mutant(
             "the first valid, not the longest",
             replace=(
                 "if state in may_end:\n            valid = count",
                 "if state in may_end and valid < 0:\n            valid = count",
             ),
-            expect="(valid, viable)",
+            expect="how_far: ",
         ),
         Mutant(
             "stops where it may end",
@@ -38,98 +23,50 @@ MUTANTS = {
             expect="how_far: edges",
         ),
         Mutant(
-            "a round for each state",
-            source="""
-def how_far(moves, may_end, text):
-    alive, grown = set(may_end), True
-    while grown:
-        grown = False
-        for state, row in enumerate(moves):
-            if state not in alive and any(target in alive for target in row.values()):
-                alive.add(state)
-                grown = True
-    if 0 not in alive:
-        return -1, -1
-    valid, viable, state = 0 if 0 in may_end else -1, 0, 0
-    for count, byte in enumerate(text, 1):
-        state = moves[state].get(byte)
-        if state not in alive:
-            break
-        viable = count
-        valid = count if state in may_end else valid
-    return valid, viable
-""",
-            expect="took more than",
+            "empties the set that the answer depends on",
+            source="def how_far(moves, may_end, text):\n    may_end.clear()\n    return -1, -1\n",
+            expect="changed one of its arguments",
+        ),
+        Mutant(
+            "says anything of a large automaton",
+            replace=(
+                "    sources = [[] for _ in moves]\n",
+                "    sources = [[] for _ in moves]\n    if len(moves) > 9999:\n        return 0, 0\n",
+            ),
+            expect="valid is wrong",
+        ),
+        Mutant(
+            "an object that is equal to everything",
+            source="class Yes(int):\n    __eq__ = lambda *_: True\n    __hash__ = None\n\n\ndef how_far(moves, may_end, text):\n    return Yes(), Yes()\n",
+            expect="a Yes, not an int",
+        ),
+        Mutant(
+            "truth values for lengths",
+            replace=("    return valid, viable\n", "    return (valid == 1 or valid), (viable == 1 or viable)\n"),
+            expect="a bool, not an int",
         ),
     ],
     "token_lists": [
         Mutant(
-            "alive over bytes",
-            source="""
-def token_lists(moves, may_end, vocabulary, end):
-    alive, grown = set(may_end), True
-    while grown:
-        more = {s for s, row in enumerate(moves) if s not in alive and alive & set(row.values())}
-        alive |= more
-        grown = bool(more)
-
-    def walk(state, data):
-        for byte in data:
-            state = moves[state].get(byte)
-            if state is None:
-                return None
-        return state
-
-    return [[t for t, data in enumerate(vocabulary) if (s in may_end if t == end else data and walk(s, data) in alive)] for s in range(len(moves))]
-""",
-            expect="lead into a trap",
+            "empties the set of the ends and allows nothing",
+            source="def token_lists(moves, may_end, vocabulary, end):\n    may_end.clear()\n    return [[] for _ in moves]\n",
+            expect="changed one of its arguments",
         ),
         Mutant(
-            "all that can be walked",
-            replace=("for token, target in found if target in alive", "for token, target in found"),
-            expect="from which no end can be reached",
-        ),
-        Mutant("the end by its bytes", replace=("if data and token != end]", "if data]"), expect="token_lists: "),
-        Mutant(
-            "the end everywhere",
-            replace=("[end] * (state in may_end)", "[end]"),
-            expect="The end token is allowed where the text may end",
+            "as many lists as states, when there are many",
+            replace=(
+                "    tokens = [(token",
+                "    if len(moves) > 100:\n        return [[]] * len(moves)\n    tokens = [(token",
+            ),
+            expect="the list of lists is wrong at [0]",
         ),
         Mutant(
-            "the end last",
-            replace=("sorted(found + [end] * (state in may_end))", "found + [end] * (state in may_end)"),
-            expect="go upwards",
-        ),
-        Mutant(
-            "tokens without bytes",
-            replace=("if data and token != end]", "if token != end]"),
-            expect="A token without bytes is never allowed",
-        ),
-        Mutant(
-            "one token to the end",
-            replace=("            alive.add(state)\n            queue.append(state)", "            alive.add(state)"),
-            expect="token_lists: ",
-        ),
-        Mutant(
-            "walks again in every round",
-            source="""
-def token_lists(moves, may_end, vocabulary, end):
-    def walk(state, data):
-        for byte in data:
-            state = moves[state].get(byte)
-            if state is None:
-                return None
-        return state
-
-    alive, grown = set(may_end), True
-    while grown:
-        more = {s for s in range(len(moves)) if s not in alive
-                and any([t != end and data and walk(s, data) in alive for t, data in enumerate(vocabulary)])}
-        alive |= more
-        grown = bool(more)
-    return [[t for t, data in enumerate(vocabulary) if (s in may_end if t == end else data and walk(s, data) in alive)] for s in range(len(moves))]
-""",
-            expect="took more than",
+            "tuples for lists",
+            replace=(
+                "return [sorted(found + [end] * (state in may_end)) for",
+                "return [tuple(sorted(found + [end] * (state in may_end))) for",
+            ),
+            expect="a tuple, not a list",
         ),
     ],
     "template": [
@@ -238,6 +175,22 @@ class Template:
             expect="template: ",
         ),
         Mutant(
+            "says yes to whatever is long",
+            replace=(
+                "        for byte in token:\n            state = self.settle(",
+                "        if len(token) > 99:\n            return state\n        for byte in token:\n            state = self.settle(",
+            ),
+            expect="may_end after 300 bytes",
+        ),
+        Mutant(
+            "an end that is equal to everything",
+            replace=(
+                "        return (len(self.slots), 0) in state\n",
+                "        class Yes:\n            __eq__ = lambda *_: True\n        return Yes()\n",
+            ),
+            expect="a Yes, not a bool",
+        ),
+        Mutant(
             "one way after the other",
             source="""
 class Template:
@@ -275,37 +228,6 @@ class Template:
         ),
     ],
     "select_by_gain": [
-        Mutant("asks again", replace=("if ids not in known:", "if True:"), expect="times after"),
-        Mutant(
-            "asks behind the end",
-            replace=(
-                "        asked, anyway = total(prompt, choice), total(neutral, choice)\n",
-                "        asked, anyway = total(prompt, choice), total(neutral, choice)\n        after(prompt + choice)\n",
-            ),
-            expect="whose answer is not needed",
-        ),
-        Mutant("no neutral prompt", replace=("asked - anyway", "asked"), expect="select_by_gain: "),
-        Mutant(
-            "the mean of a token",
-            replace=(
-                'gains.append(asked if asked == -float("inf") else asked - anyway)',
-                'gains.append((asked if asked == -float("inf") else asked - anyway) / len(choice))',
-            ),
-            expect="No division by the number of tokens",
-        ),
-        Mutant(
-            "inf minus inf",
-            replace=('asked if asked == -float("inf") else asked - anyway', "asked - anyway"),
-            expect="is not a number",
-        ),
-        Mutant(
-            "the last of equals",
-            replace=(
-                "max(range(len(gains)), key=gains.__getitem__)",
-                "max(reversed(range(len(gains))), key=gains.__getitem__)",
-            ),
-            expect="ties go to the first",
-        ),
         Mutant(
             "keys without the prompt",
             replace=(
@@ -315,32 +237,15 @@ class Template:
             expect="select_by_gain: ",
         ),
         Mutant(
-            "one token late",
-            replace=("after(start + choice[:k])[token]", "after(start + choice[: k + 1])[token]"),
-            expect="select_by_gain: ",
+            "NumPy's floats",
+            replace=(
+                "    return max(range",
+                "    import numpy\n    gains = [numpy.float64(gain) for gain in gains]\n    return max(range",
+            ),
+            expect="a float64, not a float",
         ),
     ],
     "jump": [
-        Mutant(
-            "the last token only",
-            replace=("for i in range(keep, len(ids)):", "for i in range(max(keep, len(ids) - 1), len(ids)):"),
-            expect="Look at every new token",
-        ),
-        Mutant(
-            "holds nothing back",
-            replace=("            ids = ids[:i]\n            break\n", "            break\n"),
-            expect="has to be held back",
-        ),
-        Mutant(
-            "whatever may follow",
-            replace=("if any(data[len(rest)] in may_follow for data in longer):", "if longer:"),
-            expect="jump: ",
-        ),
-        Mutant(
-            "takes back without limit",
-            replace=("if len(said) - keep > most_back:", "if False:"),
-            expect="are taken back",
-        ),
         Mutant(
             "takes back nothing", replace=("if len(said) - keep > most_back:", "if len(said) > keep:"), expect="jump: "
         ),
@@ -348,11 +253,6 @@ class Template:
             "one fewer may go back",
             replace=("if len(said) - keep > most_back:", "if len(said) - keep >= most_back and keep < len(said):"),
             expect="jump: ",
-        ),
-        Mutant(
-            "less than was said",
-            replace=("    if len(text_of(ids)) < len(text_of(said)):\n        return len(said), []\n", ""),
-            expect="spells less than what was said",
         ),
         Mutant(
             "a token from the last held-back place",
@@ -370,13 +270,35 @@ class Template:
             ),
             expect="changed one of its arguments",
         ),
+    ],
+    "heal": [
         Mutant(
-            "cuts again and again",
+            "takes the tokens out of the prompt that it was given",
             replace=(
-                "    for i in range(keep, len(ids)):\n",
-                "    for i in range(keep, len(ids)):\n        encode(forced)\n",
+                "    kept = token_ids[: len(token_ids) - count]\n",
+                '    kept = token_ids[: len(token_ids) - count]\n    token_ids = list(token_ids)\n    vocabulary[0] = vocabulary[0] + b""\n    vocabulary.append(b"")\n',
             ),
-            expect="encode was called",
+            expect="changed one of its arguments",
+        ),
+        Mutant(
+            "the text instead of the tokens",
+            replace=("    return kept, allowed\n", "    return kept, [vocabulary[i] for i in allowed]\n"),
+            expect="the allowed tokens",
+        ),
+    ],
+    "tell": [
+        Mutant(
+            "calls as a tuple",
+            replace=("told.append((text, calls))", "told.append((text, tuple(calls)))"),
+            expect="a tuple, not a list",
+        ),
+        Mutant(
+            "one call a piece",
+            replace=(
+                "        while (at := held.find(begin)) >= 0:\n",
+                "        while not calls and (at := held.find(begin)) >= 0:\n",
+            ),
+            expect="tell: ",
         ),
     ],
 }

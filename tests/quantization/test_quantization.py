@@ -98,8 +98,24 @@ def test_zeros_stay_zeros_in_every_grid():
 
 def test_one_scale_for_the_tensor_and_powers_of_two():
     assert round_to_nearest(weight(), "fp8", None, per_tensor=True).scales.unique().numel() == 1
-    mx = round_to_nearest(weight(), "fp4", 32, power_of_two=True)
+    mx = round_to_nearest(weight(), "fp4", 32, scale_format="power_of_two")
     assert torch.equal(mx.scales.log2(), mx.scales.log2().round()) and mx.bits_per_weight == 4 + 8 / 32
+
+
+def test_scales_of_two_levels_are_e4m3_times_one_number():
+    original = weight() * torch.logspace(-3, 1, 24)[:, None]
+    nv = round_to_nearest(original, "fp4", 16, scale_format="e4m3")
+    whole = nv.scales.max() / 448
+    levels = nv.scales / whole
+    torch.testing.assert_close(levels.to(torch.float8_e4m3fn).float(), levels, rtol=1e-6, atol=0)
+    assert nv.scales.shape == (24, 8) and nv.bits_per_weight == 4 + 8 / 16
+    plain = round_to_nearest(original, "fp4", 16)
+    exact = (original.abs().view(24, 8, 16).amax(-1) / 6).float()
+    assert ((nv.scales - exact).abs() <= exact / 16 + 448 * whole * 2**-18).all(), "rounded to 3 bits after the point"
+    off = [(one.dequantize() - original).norm() for one in (plain, nv)]
+    assert off[0] < off[1] < 1.2 * off[0]
+    with pytest.raises(ValueError, match="scale_format='e5m2' is unknown; allowed: None, 'power_of_two', 'e4m3'"):
+        round_to_nearest(original, "fp4", 16, scale_format="e5m2")
 
 
 def test_bytes_are_codes_and_scales_and_zero_points():
@@ -130,6 +146,9 @@ def test_a_group_must_divide_the_inputs():
     ({"weights": "int4", "activations": "int8"}, "both sides of a product are in one format"),
     ({"weights": "int8", "group_size": 64, "activations": "int8"}, "need group_size=None"),
     ({"group_size": 0}, "group_size=0 is not allowed"),
+    ({"scale_format": "fp16"}, "scale_format='fp16' is not allowed; allowed: None, power_of_two, e4m3"),
+    ({"name": "nvfp4", "group_size": None}, "scale_format='e4m3' is for groups without a zero point"),
+    ({"name": "mxfp4", "method": "gptq"}, "scale_format='power_of_two' with method='gptq' is not allowed: rtn alone"),
     ({"name": "gptq", "per_tensor": True},
      "per_tensor=True with method='gptq' is not allowed: rtn and smoothquant alone read it"),
     ({"name": "llm_int8", "per_tensor": True}, "per_tensor=True with method='llm_int8'"),
@@ -155,7 +174,7 @@ def test_a_wrong_configuration_is_named(what, message):
 
 @pytest.mark.parametrize("field, value", [
     ("alpha", "0.5"), ("damping", None), ("symmetric", "no"), ("group_size", True), ("num_documents", 1.5),
-    ("seed", "a"), ("per_tensor", 1),
+    ("seed", "a"), ("per_tensor", 1), ("rotate", "yes"),
 ])  # fmt: skip
 def test_a_field_of_the_wrong_kind_is_named(field, value):
     with pytest.raises(TypeError, match=f"{field}={value!r} is not allowed; allowed: "):
@@ -183,7 +202,7 @@ def test_a_dict_starts_from_a_name():
         resolve(4)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "fp8", "fp4"])
+@pytest.mark.parametrize("name", ["int8", "int4", "fp8", "fp4", "mxfp4", "nvfp4"])
 def test_a_model_in_few_bits_speaks_and_weighs_what_the_formula_says(name):
     llm = LLM("tinyworld", device="cpu", quantization=name)
     config, model = NAMED[name], llm.model.config
@@ -192,12 +211,12 @@ def test_a_model_in_few_bits_speaks_and_weighs_what_the_formula_says(name):
         head = linear is llm.model.lm_head
         groups = 1 if head or config.group_size is None else linear.in_features // config.group_size
         width = FORMATS[config.lm_head].bits if head else bits
-        scale_bytes = 4 if groups == 1 else 2
+        scale_bytes = 4 if groups == 1 else 1 if config.scale_format else 2
         assert linear.quantized.num_bytes == linear.out_features * (
             linear.in_features * width // 8 + groups * scale_bytes
         )
         assert linear.plain is None and linear.panels is None
-        if linear.quantized.road == "native":
+        if linear.quantized.road == "native" and not config.scale_format:  # which are kept as float32 in memory
             # Tables.
             assert linear.quantized.num_bytes <= linear.quantized.held_bytes <= 1.01 * linear.quantized.num_bytes + 512
     assert llm.model.embed_tokens is None and model.tie_word_embeddings

@@ -229,6 +229,7 @@ def test_no_more_watchers_than_allowed(serve, monkeypatch):
     with Watcher(server), Watcher(server):
         answer = httpx.get(f"{server.url}/engine_room")
         assert answer.status_code == 429 and answer.json()["error"]["code"] == "overloaded"
+    wait_until(lambda: server.service.room.num_watchers == 0)
     with Watcher(server):
         pass
 

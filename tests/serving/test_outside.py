@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import pytest
@@ -15,7 +17,7 @@ from minillm.serving.adapters import ServedAdapters
 from minillm.serving.config import ServerConfig
 from minillm.serving.keys import Key
 
-from .conftest import CONVERSATION, MODEL
+from .conftest import CONVERSATION, MODEL, PATIENCE
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = {"model": MODEL, "prompt": "Once", "max_tokens": 2}
@@ -125,3 +127,38 @@ def test_an_unloaded_adapter_leaves_nothing_of_its_name():
 def test_a_load_run_survives_a_server_that_answers_in_another_form(event):
     answer = read_answer([(1.0, f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode())])
     assert "OpenAI" in answer.error and answer.is_done
+
+
+def test_a_long_list_of_bad_words_is_refused(http):
+    answer = http.post(COMPLETIONS, json=PROMPT | {"bad_words": ["e"] * 1025})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "bad_words"
+    assert http.post(COMPLETIONS, json=PROMPT | {"bad_words": ["e"] * 1024}).status_code == 200
+
+
+def test_tokenize_waits_for_no_request_and_no_request_for_it(http, llm):
+    """A text there may have any length, and a tokenizer serves one thread at a time."""
+    with ThreadPoolExecutor(1) as other:
+        held, given_back = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with llm.inputs.lock:
+                held.set()
+                given_back.wait(PATIENCE)
+
+        http.post("/tokenize", json={"prompt": "Once"})  # its own tokenizer is there
+        holding = other.submit(hold)
+        assert held.wait(PATIENCE)
+        try:
+            answer = http.post("/tokenize", json={"prompt": "Once upon a time"})
+        finally:
+            given_back.set()
+        holding.result()
+    assert answer.json()["tokens"] == llm.get_tokenizer().encode("Once upon a time")
+
+
+def test_an_adapter_takes_no_name_of_another_model(start):
+    server = start(load=("small",), load_adapters=True)
+    for name in ("small/2", "small", "broken/1"):
+        body = {"lora_name": name, "lora_path": "/nothing", "model": "small"}
+        answer = server.http.post("/v1/load_lora_adapter", json=body)
+        assert answer.status_code == 400 and "another model" in answer.json()["error"]["message"], name

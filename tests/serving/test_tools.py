@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from minillm.serving.config import ServerConfig
 from minillm.serving.tools import Reader, WithTools
 
 from .conftest import CONVERSATION, MODEL
@@ -108,16 +109,45 @@ PARTS = st.lists(
 @given(PARTS, st.lists(st.integers(1, 9), min_size=1, max_size=30))
 def test_an_answer_reads_the_same_however_it_is_cut(parts, cuts):
     text = "".join(parts)
-    whole_text, whole_calls = Reader("auto").add(text, True)
+    whole_text, whole = Reader("auto").add(text, True)
     reader, said, calls, at, place = Reader("auto"), "", [], 0, 0
     while at < len(text):
         size = cuts[place % len(cuts)]
         more, new = reader.add(text[at : at + size], at + size >= len(text))
         said, at, place = said + more, at + size, place + 1
         calls += new
-    without_ids = [[one["function"] for one in found] for found in (calls, whole_calls)]
-    assert without_ids[0] == without_ids[1]
+    assert functions(calls) == functions(whole)
     assert "".join(said.split()) == "".join(whole_text.split())
+
+
+def functions(pieces) -> list:
+    """Name and arguments of each call, its pieces joined."""
+    calls: dict[int, list] = {}
+    for piece in pieces:
+        name, more = piece["function"].get("name"), piece["function"]["arguments"]
+        calls.setdefault(piece["index"], [name, ""])[1] += more
+    return [calls[index] for index in sorted(calls)]
+
+
+def test_another_format_is_read_and_not_constrained():
+    tools = WithTools(tools=[WEATHER], tool_choice=None)
+    assert tools.tool_constraint("pythonic") is None
+    assert tools.tool_constraint("hermes") is not None
+    said, pieces = Reader("auto", tool_call_parser="pythonic").add("[weather(city='Rome')]", True)
+    assert said == "" and functions(pieces) == [["weather", '{"city": "Rome"}']]
+    with pytest.raises(ValueError, match="tool_call_parser='xml'"):
+        ServerConfig(tool_call_parser="xml")
+
+
+def test_the_answer_may_be_constrained_behind_a_marker(http):
+    """As a reasoning model writes: free text, then JSON."""
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    marked = {"json": schema, "after": "</think>", "thinking_token_budget": 5}
+    body = {"messages": CONVERSATION, "max_tokens": 60, "seed": 1, "structured_outputs": marked}
+    text = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+    assert json.loads(text.partition("</think>")[2])["n"] in (1, 2)
+    wrong = http.post("/v1/chat/completions", json=body | {"structured_outputs": {"json": schema, "after": ""}})
+    assert wrong.status_code == 400 and "after='' is not allowed" in wrong.json()["error"]["message"]
 
 
 def test_what_stands_around_a_call_is_text():

@@ -226,7 +226,7 @@ def test_metrics_count_by_position():
 @pytest.mark.parametrize("given, error, says", [
     ("ngram", TypeError, "allowed: None, or a dict"),
     ({}, ValueError, "does not say who drafts"),
-    ({"method": "medusa"}, ValueError, "method='medusa' is not allowed; allowed: ngram, draft_model"),
+    ({"method": "medusa"}, ValueError, "method='medusa' is not allowed; allowed: ngram, draft_model, eagle"),
     ({"method": "ngram", "tokens": 3}, ValueError, "no field 'tokens'; fields: method, num_speculative_tokens"),
     ({"method": "ngram", "num_speculative_tokens": 0}, ValueError, "num_speculative_tokens=0 is not allowed"),
     ({"method": "ngram", "num_speculative_tokens": 2.0}, TypeError, "num_speculative_tokens=2.0 is not allowed"),
@@ -239,6 +239,9 @@ def test_metrics_count_by_position():
     ({"method": "ngram", "model": "tinyworld-draft"}, ValueError, "has nothing to do with method='ngram'"),
     ({"method": "ngram", "quantization": "int8"}, ValueError, "needs a model to quantize"),
     ({"method": "draft_model"}, ValueError, "needs a model"),
+    ({"method": "eagle"}, ValueError, "needs a model, model=None is none; give a bundled name"),
+    ({"method": "eagle", "model": "x", "prompt_lookup_min": 2}, ValueError, "has nothing to do with method='eagle'"),
+    ({"method": "eagle", "model": "x", "quantization": "int8"}, ValueError, "of a draft head is not supported"),
     ({"method": "ngram", "adaptive": 1}, TypeError, "adaptive=1 is not allowed"),
 ])  # fmt: skip
 def test_errors_name_field_value_and_what_is_allowed(given, error, says):

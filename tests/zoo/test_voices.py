@@ -84,7 +84,7 @@ def test_an_unknown_voice_is_named_with_the_known_ones():
 
 def test_the_bundled_adapters_are_there_and_small():
     assert list(zoo.bundled_adapters()) == ["tinyworld-news", "tinyworld-pirate"]
-    assert list(zoo.bundled()) == ["tinyworld", "tinyworld-draft"]
+    assert list(zoo.bundled()) == ["tinyworld", "tinyworld-moe", "tinyworld-draft"]
     for folder in zoo.bundled_adapters().values():
         assert {file.name for file in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
         assert sum(file.stat().st_size for file in folder.iterdir()) <= MAX_BYTES

@@ -181,7 +181,7 @@ def test_the_chat_template_writes_what_the_corpus_writes(learned):
 
 
 def test_the_bundled_models_are_there_and_small():
-    assert list(zoo.bundled()) == ["tinyworld", "tinyworld-draft"]
+    assert list(zoo.bundled()) == ["tinyworld", "tinyworld-moe", "tinyworld-draft"]
     files = [file for folder in zoo.bundled().values() for file in folder.iterdir()]
     assert sum(file.stat().st_size for file in files) < MAX_BYTES
     assert not [file.name for file in files if file.suffix in (".bin", ".pt")]
@@ -191,7 +191,10 @@ def test_the_bundled_models_are_there_and_small():
 def test_a_bundled_model_loads_in_transformers_and_speaks(name):
     folder = zoo.bundled()[name]
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    assert model.config.model_type == "llama" and model.config.max_position_embeddings >= 1024
+    assert (
+        model.config.model_type == ("mixtral" if name == "tinyworld-moe" else "llama")
+        and model.config.max_position_embeddings >= 1024
+    )
     assert model.config.vocab_size == len(tokenizer)
     assert tokenizer.tokenize("207") == ["2", "0", "7"] and tokenizer.chat_template
     ids = tokenizer("Once upon a time", return_tensors="pt").input_ids
@@ -201,7 +204,7 @@ def test_a_bundled_model_loads_in_transformers_and_speaks(name):
     assert len(said) > 8 and {word.lower() for word in said} <= words, text
 
 
-def test_both_bundled_models_share_one_tokenizer():
+def test_the_bundled_models_share_one_tokenizer():
     texts = [(folder / "tokenizer.json").read_text() for folder in zoo.bundled().values()]
     assert len(set(texts)) == 1
 

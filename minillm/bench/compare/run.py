@@ -56,7 +56,7 @@ def run(
     left_out = missing_peers(workload, vllm) | skipped_quantizations(workload, vllm)
     if not any(group not in left_out for group in groups_of(workload)):
         raise ValueError(f"only={','.join(workload.only)!r} leaves nothing to measure: {'; '.join(left_out.values())}")
-    record = Record(f"{workload.name}-{workload.shape}", command, CPU, asdict(workload), keep)
+    record = Record(workload.full_name, command, CPU, asdict(workload), keep)
     record.figures |= {"left_out": left_out, "peer_versions": {}, "checks": {}, "cases": {}}
     with tempfile.TemporaryDirectory() as folder:
         path = write_random_checkpoint(shapes[workload.shape], Path(folder) / workload.shape, workload.seed)

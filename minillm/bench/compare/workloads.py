@@ -41,6 +41,13 @@ class Workload:
         )
 
     @property
+    def full_name(self) -> str:
+        """With what was chosen, so that the results of two choices lie side by side."""
+        groups = dict.fromkeys(one.split("-")[0] for one in self.only)
+        dtypes = self.dtypes if self.dtypes != Workload.dtypes else ()
+        return "-".join((self.name, *groups, *dtypes, self.shape))
+
+    @property
     def case_names(self) -> list[str]:
         groups = {"decode": self.batches, "prompt": self.prompts, "offline": self.offline}
         groups |= dict.fromkeys(self.quantizations, self.batches)

@@ -1,75 +1,38 @@
 """Checkers: the same judge in the notebook, in pytest, in nbgrader and on Colab. Built in chapter 00.
 
-A chapter's checkers are in `minillm.book.checks.chNN`:
+A chapter's checkers are in `minillm.book.checks.chNN`. An answer that is a function is judged by a `FunctionChecker`,
+which is given a right answer, cases and known mistakes (its docstring is the guide):
 
-    check_top_p = Checker("top_p", hint="The token that crosses the threshold stays in.")
+    check_top_p = FunctionChecker("top_p", kept, examples=[(torch.tensor([0.5, 0.3, 0.2]), 0.7)], random=_random)
 
-    @check_top_p.part("example")
+A class, a scheduler, a kernel is driven by a `Checker`, part by part:
+
+    check_pool = Checker("pool", hint="The lowest ids go first.", misconceptions={"Block 0 is ...": HandsOutZero})
+
+    @check_pool.part("example")
     def _example(case):
-        case.close(case.call(torch.tensor([0.5, 0.3, 0.2]), 0.7), torch.tensor([0.5, 0.3, 0.0]))
+        pool = case.run(case.student, 4)
+        case.equal(case.run(pool.allocate, 2), [1, 2])
 
-and a graded cell says `check_top_p(top_p_filter, "example")`.
+Either way a graded cell says `check_top_p(top_p_filter, "example")`, and after a failure `last_call()`
+has the arguments.
 """
 
-from __future__ import annotations
+from minillm.book.checks.case import Case, Raised
+from minillm.book.checks.checker import PARTS, Checker, last_call
+from minillm.book.checks.draw import Draw
+from minillm.book.checks.failure import CheckFailed, LastCall
+from minillm.book.checks.function import FunctionChecker, Timed
 
-from collections.abc import Callable
-
-from minillm.book.checks.case import Case, CheckFailed
-from minillm.book.checks.origin import refuse_reference
-
-__all__ = ["PARTS", "Case", "CheckFailed", "Checker"]
-
-PARTS = ("example", "edges", "random")
-
-
-class Checker:
-    """Judges one exercise in three parts: the example, the edges, random trials.
-
-    name:   the exercise's id.
-    hint:   one sentence that stands under every failure of this checker, unless the comparison brings its own.
-    forbid: dotted names of the package's functions that the student's code must not call.
-    allow:  dotted names of the package's classes that the student's class may derive from (a protocol, say).
-    """
-
-    def __init__(self, name: str, *, hint: str = "", forbid: tuple[str, ...] = (), allow: tuple[str, ...] = ()) -> None:
-        self.name, self.hint, self.forbid, self.allow = name, hint, forbid, allow
-        self.parts: dict[str, Callable[[Case], None]] = {}
-
-    def part(self, name: str) -> Callable:
-        """Decorator: the function that judges part `name`; it gets a `Case`."""
-        if name not in PARTS:
-            raise ValueError(f"part {name!r}: one of {', '.join(PARTS)}")
-
-        def register(function: Callable[[Case], None]) -> Callable[[Case], None]:
-            self.parts[name] = function
-            return function
-
-        return register
-
-    def __call__(self, student: object, part: str, seed: int | None = None) -> None:
-        """Judge `student`; prints one line when it passes, raises CheckFailed when it does not.
-
-        seed changes the random trials; hidden tests bring their own.
-        """
-        if part not in self.parts:
-            raise ValueError(f"{self.name} has no part {part!r}; it has {', '.join(self.parts) or 'none'}")
-        refuse_reference(student, self.name, self.forbid, self.allow)
-        case = Case(student, f"{self.name}: {part}", self.hint, 0 if seed is None else seed)
-        try:
-            self.parts[part](case)
-        except CheckFailed:
-            raise
-        except AttributeError as error:
-            if isinstance(student, type) and isinstance(error.obj, student):
-                case.fail(f"{student.__name__} has no {error.name!r}; the statement asks for it", cause=error)
-            case.fail(_cannot_go_on(error), cause=error)
-        except Exception as error:  # the checker tripped over what the student's code returned
-            case.fail(_cannot_go_on(error), cause=error)
-        if not case.comparisons:
-            raise RuntimeError(f"the checker {self.name}: {part} compared nothing")
-        print(f"✓ {self.name}: {part}")
-
-
-def _cannot_go_on(error: Exception) -> str:
-    return f"the check could not go on with what it was given: {type(error).__name__}: {error}"
+__all__ = [
+    "PARTS",
+    "Case",
+    "CheckFailed",
+    "Checker",
+    "Draw",
+    "FunctionChecker",
+    "LastCall",
+    "Raised",
+    "Timed",
+    "last_call",
+]

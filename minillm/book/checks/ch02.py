@@ -1,4 +1,4 @@
-"""Checks of chapter 02: interleaved rotary, GQA without copies, a ragged window mask, a FLOP counter.
+"""Checks of chapter 02: interleaved rotary, GQA without copies, a ragged window mask, a FLOP counter, cache bytes.
 Built in chapter 02.
 
 The references are in `ch02_oracle`: complex numbers and plain loops in float64. Copies of K are not guessed from the
@@ -13,6 +13,7 @@ import re
 import torch
 
 from minillm.book.checks import Case, Checker
+from minillm.book.checks.ch02_cache import check_cache_bytes
 from minillm.book.checks.ch02_oracle import (
     attention_case,
     bias_equal,
@@ -23,6 +24,14 @@ from minillm.book.checks.ch02_oracle import (
     rotary_close,
 )
 from minillm.model.config import ModelConfig, RopeConfig
+
+__all__ = [
+    "check_cache_bytes",
+    "check_count_flops",
+    "check_gqa_attention",
+    "check_interleaved_rotary",
+    "check_window_bias",
+]
 
 check_interleaved_rotary = Checker(
     "interleaved_rotary",

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from minillm.book.checks import Case
+from minillm.book.checks.watch import LargestTensor
 from minillm.model.config import ModelConfig
 
 INF = float("inf")
@@ -140,33 +140,10 @@ def _likeliest(got: object, expected: Tensor, guesses: dict[str, Tensor], atol: 
     )
 
 
-class _Watch(TorchDispatchMode):
-    """Notes the largest tensor that is made with memory of its own (a view has none), and by which operation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest, self.operation, self.operations = 0, "", set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        self.operations.add(function.name())
-        there = {
-            t.untyped_storage().data_ptr()
-            for t in torch.utils._pytree.tree_leaves((args, kwargs))
-            if isinstance(t, Tensor)
-        }
-        for tensor in torch.utils._pytree.tree_leaves(out):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in there:
-                elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-                if elements > self.largest:
-                    self.largest, self.operation = elements, function.name()
-        return out
-
-
 def no_copy(case: Case, queries: int, seq_len: int, heads: int, kv_heads: int, head_dim: int) -> None:
     """A shape at which K repeated for each query head would be the largest tensor by far."""
     q, k, v, allowed = attention_case(case, queries, seq_len, heads, kv_heads, head_dim)
-    watch = _Watch()
+    watch = LargestTensor()
 
     def watched(*tensors: Tensor) -> Tensor:
         with watch:

@@ -1,140 +1,111 @@
-"""Checks of chapter 04: a plan of batches of prompts. Built in chapter 04."""
+"""Checks of chapter 04: a plan of batches of prompts, compared with every way to cut them. Built in chapter 04."""
 
 from __future__ import annotations
 
-from functools import cache
-from itertools import combinations
+from functools import partial
+from itertools import combinations, pairwise
 
-from minillm.book.checks import Case, Checker
+from minillm.book.checks import Draw, FunctionChecker, Timed
 
-check_plan_batches = Checker(
+
+def cuts(lengths, max_prompts, bend) -> list[list[int]]:
+    """The plan that the statement asks for, from all ways to cut the sorted prompts."""
+    order, plans = sorted(range(len(lengths)), key=lambda i: (lengths[i], i)), []
+    for count in range(len(order)):
+        for places in combinations(range(1, len(order)), count):
+            batches = [order[a:b] for a, b in pairwise((0, *places, len(order)))]
+            if max(map(len, batches)) <= max_prompts:
+                cost = sum(max(bend, len(batch) * lengths[batch[-1]]) for batch in batches)
+                plans.append((cost, len(batches), [len(batch) for batch in batches], batches))
+    return min(plans)[3] if plans else []
+
+
+def planned(
+    lengths, max_prompts, bend, *, cost=lambda own, bend: max(bend, len(own) * own[-1]),
+    rank=lambda cost, count, sizes: (cost, count, sizes), order=lambda lengths, i: (lengths[i], i), most=0,
+) -> list[list[int]]:  # fmt: skip
+    """The same from the end to the beginning, for many prompts; with switches for mistakes."""
+    order = sorted(range(len(lengths)), key=partial(order, lengths))
+    best = [(0, 0, [])]  # of the last 0, 1, 2, ... prompts: cost, batches, sizes
+    for left in range(1, len(order) + 1):
+        tail, plans = order[len(order) - left :], []
+        for size in range(1, min(max_prompts + most, left) + 1):
+            rest, count, sizes = best[left - size]
+            plans.append((rest + cost([lengths[i] for i in tail[:size]], bend), count + 1, [size, *sizes]))
+        best.append(min(plans, key=lambda plan: rank(*plan)))
+    places = iter(order)
+    return [[next(places) for _ in range(size)] for size in best[-1][2]]
+
+
+def _random_prompts(draw: Draw) -> tuple:
+    longest = draw.rng.choice((4, 30, 300))
+    lengths = [draw.randint(1, longest) for _ in range(draw.randint(1, 10))]
+    return lengths, draw.randint(1, 6), draw.rng.choice((0, 0, draw.randint(1, 40), draw.randint(1, 900)))
+
+
+_EACH_ONCE = "Every prompt is in exactly one batch."
+_TOO_SLOW = "Keep the best plan of the last prompts, for every number of them, and build on it."
+
+check_plan_batches = FunctionChecker(
     "plan_batches",
+    cuts,
     hint=(
         "Least sum of max(bend, prompts · longest); then fewest batches; "
         "then the smallest list of sizes, shortest prompts first."
     ),
+    # The first plan is another one under each mistake in the cost.
+    examples=[([6, 2, 9, 3], 3, 6), *(([10, 100, 11, 12], 4, bend) for bend in (0, 40, 500))],
+    edges=[
+        ([], 3, 10),
+        ([5], 1, 0),
+        ([7, 7, 7, 7], 3, 0),  # every plan costs 28, and two batches can be [1, 3], [2, 2] or [3, 1]
+        ([7, 7, 7, 7], 4, 0),
+        ([3, 1, 3, 1, 3], 5, 0),
+        ([9, 2, 4], 1, 5),
+        ([1, 1, 1, 50], 2, 10),
+        ([2, 5, 6, 6, 20, 21], 3, 13),
+        ([6, 7, 8, 9], 3, 24),
+    ],
+    random=_random_prompts,
+    returns="the plan",
+    misconceptions={
+        "A batch costs at least the bend.": partial(planned, cost=lambda own, bend: len(own) * own[-1]),
+        "A batch costs its padding, too: every prompt counts as long as the longest.": partial(
+            planned, cost=lambda own, bend: max(bend, sum(own))
+        ),
+        "The longest prompt of a batch is its last in the sorted order.": partial(
+            planned, cost=lambda own, bend: max(bend, len(own) * own[0])
+        ),
+        "Sort the prompts by length first.": partial(planned, order=lambda lengths, i: i),
+        "Prompts of equal length stand in the order of their indices.": partial(
+            planned, order=lambda lengths, i: (lengths[i], -i)
+        ),
+        "The sum of the costs comes first, the number of batches second.": partial(
+            planned, rank=lambda cost, count, sizes: (count, cost, sizes)
+        ),
+        "Of plans with equal cost take the one with the fewest batches.": partial(
+            planned, rank=lambda cost, count, sizes: (cost, -count, sizes)
+        ),
+        "At equal cost and equally many batches the smallest list of sizes wins: [1, 3] before [2, 2].": partial(
+            planned, rank=lambda cost, count, sizes: (cost, count, [-size for size in sizes])
+        ),
+        "A batch has at most max_prompts prompts.": partial(planned, most=1),
+        _TOO_SLOW: cuts,
+    },
+    explain=lambda got, expected, lengths, *_: (
+        None if sorted(i for batch in got for i in batch) == list(range(len(lengths))) else _EACH_ONCE
+    ),
+    timed=(
+        Timed(
+            "a plan for 300 prompts",
+            lambda draw: (
+                [draw.randint(1, 400) for _ in range(300)],
+                draw.randint(70, 120),
+                draw.randint(15_000, 30_000),
+            ),
+            hint=_TOO_SLOW,
+            expected=planned,
+            seconds=2,
+        ),
+    ),
 )
-
-
-@check_plan_batches.part("example")
-def _plan_example(case: Case) -> None:
-    _planned(
-        case, [10, 100, 11, 12], 4, 0, [[0], [2], [3], [1]], "Without a bend every prompt of its own length goes alone."
-    )
-    _planned(
-        case,
-        [10, 100, 11, 12],
-        4,
-        40,
-        [[0, 2, 3], [1]],
-        "Three short ones together: max(40, 3 · 12) = 40, and 100 alone.",
-    )
-    _planned(
-        case, [10, 100, 11, 12], 4, 500, [[0, 2, 3, 1]], "All of them together stay below the bend: 4 · 100 = 400."
-    )
-
-
-@check_plan_batches.part("edges")
-def _plan_edges(case: Case) -> None:
-    _planned(case, [], 3, 10, [], "No prompts, no batches.")
-    _planned(case, [5], 1, 0, [[0]])
-    _planned(
-        case,
-        [7, 7, 7, 7],
-        3,
-        0,
-        [[0], [1, 2, 3]],
-        "Every plan costs 28; two batches are the fewest, and sizes [1, 3] come before [2, 2].",
-    )
-    _planned(case, [7, 7, 7, 7], 4, 0, [[0, 1, 2, 3]], "Every plan costs 28: the fewest batches win.")
-    _planned(case, [3, 1, 3, 1, 3], 5, 0, [[1, 3], [0, 2, 4]], "Equal lengths stand by their index.")
-    _planned(case, [9, 2, 4], 1, 5, [[1], [2], [0]], "max_prompts = 1")
-    _planned(case, [1, 1, 1, 50], 2, 10, _cuts([1, 1, 1, 50], 2, 10), "At most two prompts to a batch.")
-    _planned(case, [2, 5, 6, 6, 20, 21], 3, 13, _cuts([2, 5, 6, 6, 20, 21], 3, 13))
-    lengths = [1 + (i * i * 7919) % 997 for i in range(300)]
-    batches = case.call(lengths, 32, 1500)
-    case.equal(
-        sorted(i for batch in batches for i in batch),
-        list(range(300)),
-        "the list of all indices of a plan for 300 prompts",
-    )
-    case.equal(_cost(lengths, batches, 1500), _least(lengths, 32, 1500), "the cost of the plan for 300 prompts")
-
-
-@check_plan_batches.part("random")
-def _plan_random(case: Case) -> None:
-    for trial in range(40):
-        lengths = [case.randint(1, case.rng.choice((4, 30, 300))) for _ in range(case.randint(1, 10))]
-        most, bend = case.randint(1, 6), case.rng.choice((0, 0, case.randint(1, 40), case.randint(1, 900)))
-        expected = _cuts(lengths, most, bend)
-        if trial < 8 and len(lengths) <= 7 and _any_grouping(lengths, most, bend) != _cost(lengths, expected, bend):
-            raise RuntimeError(f"no plan of neighbours is the cheapest for {lengths}: the exercise would be wrong")
-        _planned(case, lengths, most, bend, expected)
-
-
-def _cost(lengths: list[int], batches: list[list[int]], bend: int) -> int:
-    return sum(max(bend, len(batch) * max(lengths[i] for i in batch)) for batch in batches)
-
-
-def _cuts(lengths: list[int], most: int, bend: int) -> list[list[int]]:
-    """The plan that the statement wants, by trying all ways to cut the sorted prompts."""
-    order, plans = sorted(range(len(lengths)), key=lambda i: (lengths[i], i)), []
-    for count in range(len(order)):
-        for cuts in combinations(range(1, len(order)), count):
-            batches = [order[a:b] for a, b in zip((0, *cuts), (*cuts, len(order)))]
-            if max(map(len, batches)) <= most:
-                plans.append((_cost(lengths, batches, bend), len(batches), [len(batch) for batch in batches], batches))
-    return min(plans)[3]
-
-
-def _any_grouping(lengths: list[int], most: int, bend: int) -> int:
-    """The least cost over all groupings, neighbours or not."""
-
-    @cache
-    def least(rest: tuple[int, ...]) -> int:
-        if not rest:
-            return 0
-        first, others = rest[0], rest[1:]
-        return min(
-            max(bend, (count + 1) * max(first, *mates, 0)) + least(_without(others, mates))
-            for count in range(min(most, len(rest)))
-            for mates in combinations(others, count)
-        )
-
-    return least(tuple(sorted(lengths)))
-
-
-def _without(lengths: tuple[int, ...], taken: tuple[int, ...]) -> tuple[int, ...]:
-    left = list(lengths)
-    for length in taken:
-        left.remove(length)
-    return tuple(left)
-
-
-def _least(lengths: list[int], most: int, bend: int) -> int:
-    ordered, best = sorted(lengths), [0]
-    for end in range(1, len(ordered) + 1):
-        best.append(min(best[end - size] + max(bend, size * ordered[end - 1]) for size in range(1, min(most, end) + 1)))
-    return best[-1]
-
-
-def _planned(
-    case: Case, lengths: list[int], most: int, bend: int, expected: list[list[int]], hint: str | None = None
-) -> None:
-    got = case.call(lengths, most, bend)
-    told = f"lengths {lengths}, max_prompts {most}, bend {bend}"
-    case.true(
-        isinstance(got, list) and all(isinstance(batch, list) and batch for batch in got),
-        f"returned {got!r}, not a list of lists; {told}",
-    )
-    case.equal(
-        sorted(i for batch in got for i in batch),
-        list(range(len(lengths))),
-        f"the list of all indices in the plan ({told})",
-        hint="Every prompt is in exactly one batch.",
-    )
-    case.true(all(len(batch) <= most for batch in got), f"a batch has more than {most} prompts: {got}; {told}")
-    case.equal(
-        _cost(lengths, got, bend), _cost(lengths, expected, bend), f"the cost of the plan {got} ({told})", hint=hint
-    )
-    case.equal(got, expected, f"the plan, among those of equal cost ({told})", hint=hint)

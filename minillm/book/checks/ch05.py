@@ -1,17 +1,15 @@
 """Checks of chapter 05: stop conditions, admission, a scheduler, a repaired one, memory that suffices.
 Built in chapter 05.
 
-The references, and the drive that serves made-up requests with a student's scheduler, are in `ch05_oracle`; the jobs
-of the scheduler to be repaired are in `ch05_jobs`. `ch05_schedulers` has the two schedulers.
+`ch05_schedulers` has the two schedulers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 
-from minillm.book.checks import Case, Checker
+from minillm.book.checks import Draw, FunctionChecker, Timed
 from minillm.book.checks.ch05_jobs import Job, watch
-from minillm.book.checks.ch05_oracle import admitted, peak_by_walking, taken
 from minillm.book.checks.ch05_schedulers import check_repair_scheduler, check_scheduler
 from minillm.sampling.params import SamplingParams
 
@@ -25,243 +23,257 @@ __all__ = [
     "watch",
 ]
 
+# 1 · when a request ends
 
-check_stop_conditions = Checker(
+
+def taken(
+    params, eos_id, num_outputs, new_token_ids, *, rules=("end", "stop", "length"), first=1, late=0,
+    minimum=("end", "stop"), ignores=("end",), keeps=1, zero=True,
+) -> tuple[list[int], str | None, int | None]:  # fmt: skip
+    for index, token in enumerate(new_token_ids):
+        number = num_outputs + index + first
+        found = {
+            "end": token == eos_id and (zero or token != 0),
+            "stop": token in params.stop_token_ids,
+            "length": number == params.max_tokens,
+        }
+        for rule in rules:
+            too_early = rule in minimum and number < params.min_tokens + late
+            if found[rule] and not too_early and not (rule in ignores and params.ignore_eos):
+                reason = "length" if rule == "length" else "stop"
+                return (
+                    new_token_ids[: index + keeps],
+                    reason,
+                    (token or (0 if zero else None)) if rule == "stop" else None,
+                )
+    return list(new_token_ids), None, None
+
+
+def _explain_taken(got, expected, params, eos_id, num_outputs, new_token_ids) -> str:
+    return (
+        f"The request had {num_outputs} output tokens; max_tokens={params.max_tokens}, min_tokens={params.min_tokens}, "
+        f"stop_token_ids={params.stop_token_ids}, ignore_eos={params.ignore_eos}, eos_id={eos_id}."
+    )
+
+
+def _random_tokens(draw: Draw) -> tuple:
+    most = draw.randint(1, 10)
+    params = SamplingParams(
+        max_tokens=most,
+        min_tokens=draw.randint(0, most + 1),
+        ignore_eos=draw.rng.random() < 0.3,
+        stop_token_ids=draw.rng.sample(range(6), draw.randint(0, 3)),
+    )
+    new = [draw.randint(0, 9) for _ in range(draw.randint(0, 7))]
+    return params, draw.rng.choice((None, 0, 1, 2)), draw.randint(0, most), new
+
+
+_PLAIN = SamplingParams(max_tokens=5, stop_token_ids=[7, 8])
+_LATE = SamplingParams(max_tokens=6, min_tokens=3, stop_token_ids=[7])
+_THREE = SamplingParams(max_tokens=3, min_tokens=3, stop_token_ids=[7])
+
+check_stop_conditions = FunctionChecker(
     "stop_conditions",
-    hint="Token by token: the model's end, a stop token, the limit; the first rule that applies ends it.",
+    taken,
+    hint="Token by token: eos_id, a stop token, the limit; the first rule that applies ends the request.",
+    examples=[(_PLAIN, 2, 0, [11, 12]), (_PLAIN, 2, 2, [11, 2]), (_PLAIN, 2, 2, [7, 11]), (_PLAIN, 2, 4, [11, 12])],
+    edges=[
+        (_PLAIN, 2, 4, [7]),  # the stop token is also the last token allowed
+        (_PLAIN, 2, 4, [2]),
+        (_PLAIN, 2, 3, [11, 12, 7]),  # the limit is reached before the stop token
+        (_PLAIN, 2, 0, [8, 7, 2]),
+        (_PLAIN, 2, 0, []),
+        (_PLAIN, None, 0, [2, 11]),
+        (_PLAIN, 0, 0, [11, 0, 12]),
+        (SamplingParams(max_tokens=9, stop_token_ids=[0]), 2, 0, [0, 11]),
+        (SamplingParams(max_tokens=9, stop_token_ids=[2]), 2, 0, [2]),
+        (SamplingParams(max_tokens=9, ignore_eos=True), 2, 0, [2, 11]),
+        (SamplingParams(max_tokens=9, ignore_eos=True, stop_token_ids=[2]), 2, 0, [2, 11]),
+        (_LATE, 2, 1, [7, 2]),  # the second output cannot end it, the third can
+        (_LATE, 2, 1, [2, 7]),
+        (_LATE, 2, 0, [2, 7, 11]),
+        (_THREE, 2, 0, [7, 7, 11]),
+        (_THREE, 2, 0, [7, 7, 7]),
+        (SamplingParams(max_tokens=1, min_tokens=0), 2, 0, [11, 12]),
+    ],
+    random=_random_tokens,
+    trials=150,
+    returns=("the list of kept tokens", "finish_reason", "stop_reason"),
+    misconceptions={
+        "n is at least min_tokens: with min_tokens=3 the third output token can end the request.": partial(
+            taken, late=1
+        ),
+        "The first new token is output token number num_outputs + 1.": partial(taken, first=0),
+        "Rule 1, too, needs min_tokens output tokens.": partial(taken, minimum=("stop",)),
+        "Rule 2, too, needs min_tokens output tokens.": partial(taken, minimum=("end",)),
+        "ignore_eos concerns rule 1 only; a stop token still ends the request.": partial(
+            taken, ignores=("end", "stop")
+        ),
+        "rule 1 comes before rule 2: stop_reason is None for eos_id, also if it is a stop token.": partial(
+            taken, rules=("stop", "end", "length")
+        ),
+        "Rules 1 and 2 come before rule 3.": partial(taken, rules=("length", "end", "stop")),
+        "The token that ends a request is kept.": partial(taken, keeps=0),
+        "0 is a token like any other; only None means that there is none.": partial(taken, zero=False),
+    },
+    explain=_explain_taken,
     forbid=("minillm.engine.request.Request",),
 )
-check_admission = Checker(
-    "admission", hint="Whole if it fits; else in two parts of at least min_chunk tokens; else passed over."
-)
-check_enough_memory = Checker(
-    "enough_memory", hint="In its last step a request of (held, left) holds held + left tokens; after it, none."
-)
+
+# 2 · the requests that join
 
 
-@check_stop_conditions.part("example")
-def _stop_example(case: Case) -> None:
-    params = SamplingParams(max_tokens=5, stop_token_ids=[7])
-    _takes(case, params, 2, 0, [11, 12], "nothing ends it")
-    _takes(case, params, 2, 2, [11, 2], "2 is the model's end")
-    _takes(case, params, 2, 2, [7, 11], "7 is a stop token, 11 came after it")
-    _takes(case, params, 2, 4, [11, 12], "the fifth token is the last")
+def admitted(
+    waiting, budget, free_slots, min_chunk, *, rest=True, piece=0,
+    whole=lambda num_tokens, left, least: num_tokens <= left, passes=True, spends=True, slots=0, cuts=True,
+    key=lambda pair: 0,
+) -> list[tuple[str, int]]:  # fmt: skip
+    joined: list[tuple[str, int]] = []
+    for name, num_tokens in sorted(waiting, key=key):
+        left = budget - spends * sum(count for _, count in joined)
+        count = num_tokens
+        if not whole(num_tokens, left, min_chunk):
+            count = min(left, num_tokens - min_chunk) if rest else left
+            if count < min_chunk + piece or not cuts:
+                if passes:
+                    continue
+                break
+        if len(joined) < free_slots + slots:
+            joined.append((name, count))
+    return joined
 
 
-@check_stop_conditions.part("edges")
-def _stop_edges(case: Case) -> None:
-    plain = SamplingParams(max_tokens=4, stop_token_ids=[7, 8])
-    _takes(case, plain, 2, 3, [7], "the stop token is also the fourth of four tokens: the rule that comes first counts")
-    _takes(case, plain, 2, 3, [2], "the end is also the fourth of four tokens")
-    _takes(case, plain, 2, 2, [11, 12, 7], "the limit is reached before the stop token")
-    _takes(case, plain, 2, 0, [8, 7, 2], "three tokens that could end it, the first one does")
-    _takes(case, plain, 2, 0, [], "no new token")
-    _takes(case, plain, None, 0, [2, 11], "a model without an end-of-sequence token")
-    both = SamplingParams(max_tokens=9, stop_token_ids=[2])
-    _takes(case, both, 2, 0, [2], "2 is the model's end, and a stop token too: rule 1 comes before rule 2")
-    _takes(
-        case,
-        SamplingParams(max_tokens=9, ignore_eos=True),
-        2,
-        0,
-        [2, 11],
-        "ignore_eos: the end is a token like any other",
-    )
-    _takes(
-        case,
-        SamplingParams(max_tokens=9, ignore_eos=True, stop_token_ids=[2]),
-        2,
-        0,
-        [2, 11],
-        "ignore_eos, but 2 is a stop token as well",
-    )
-    late = SamplingParams(max_tokens=6, min_tokens=3, stop_token_ids=[7])
-    _takes(case, late, 2, 1, [7, 2], "min_tokens=3: the second output cannot end it, the third can")
-    _takes(case, late, 2, 0, [2, 7, 11], "min_tokens=3: the first two cannot end it")
-    _takes(
-        case,
-        SamplingParams(max_tokens=3, min_tokens=3, stop_token_ids=[7]),
-        2,
-        0,
-        [7, 7, 11],
-        "min_tokens and max_tokens are both 3",
-    )
-    _takes(
-        case,
-        SamplingParams(max_tokens=3, min_tokens=3, stop_token_ids=[7]),
-        2,
-        0,
-        [7, 7, 7],
-        "min_tokens and max_tokens are both 3",
-    )
-    _takes(case, SamplingParams(max_tokens=1, min_tokens=0), 2, 0, [11, 12], "one token is allowed")
-
-
-@check_stop_conditions.part("random")
-def _stop_random(case: Case) -> None:
-    for _ in range(150):
-        most = case.randint(1, 10)
-        params = SamplingParams(
-            max_tokens=most,
-            min_tokens=case.randint(0, most + 1),
-            ignore_eos=case.rng.random() < 0.3,
-            stop_token_ids=case.rng.sample(range(6), case.randint(0, 3)),
-        )
-        new = [case.randint(0, 9) for _ in range(case.randint(0, 7))]
-        _takes(case, params, case.rng.choice((None, 0, 1, 2)), case.randint(0, most), new, "random tokens")
-
-
-def _takes(case: Case, params: SamplingParams, eos_id: int | None, num_outputs: int, new: list[int], told: str) -> None:
-    kept, reason, stop = taken(params, eos_id, num_outputs, new)
-    got = case.call(params, eos_id, num_outputs, new)
-    asked = (
-        f"max_tokens={params.max_tokens}, min_tokens={params.min_tokens}, "
-        f"stop tokens {list(params.stop_token_ids)}, ignore_eos={params.ignore_eos}"
-    )
-    hint = f"Here {told}. It had {num_outputs} outputs; {asked}, eos_id={eos_id}."
-    case.true(
-        isinstance(got, tuple) and len(got) == 3,
-        f"the result is {got!r}, not a tuple of three",
-        hint="(kept, finish_reason, stop_reason)",
-    )
-    case.equal(list(got[0]), kept, f"the list of kept tokens of {new}", hint=hint)
-    case.equal(got[1], reason, f"finish_reason for {new}", hint=hint)
-    case.equal(got[2], stop, f"stop_reason for {new}", hint=hint)
-
-
-@check_admission.part("example")
-def _admission_example(case: Case) -> None:
-    _admits(case, [("A", 5), ("B", 4), ("C", 20)], 16, 8, 4)
-    _admits(case, [("A", 10), ("B", 7), ("C", 6)], 16, 8, 4)
-
-
-@check_admission.part("edges")
-def _admission_edges(case: Case) -> None:
-    _admits(case, [], 16, 4, 4)
-    _admits(case, [("A", 5)], 0, 4, 4)
-    _admits(case, [("A", 5)], 16, 0, 4)
-    _admits(case, [("A", 3), ("B", 2)], 5, 4, 8)  # whole prompts may be shorter than min_chunk
-    _admits(case, [("A", 16), ("B", 1)], 16, 4, 4)  # exactly the budget
-    _admits(case, [("A", 20)], 4, 4, 4)  # exactly min_chunk fits
-    _admits(case, [("A", 20), ("B", 3)], 3, 4, 4)  # a token less: A is passed over, B goes whole
-    _admits(case, [("A", 20), ("B", 20), ("C", 3), ("D", 4)], 3, 4, 4)
-    _admits(case, [("A", 18), ("B", 2), ("C", 1)], 16, 4, 4)  # the rest counts: 14 + 4, and two are left for B
-    _admits(case, [("A", 17), ("B", 2), ("C", 9), ("D", 1)], 16, 4, 4)
-    _admits(case, [("A", 7), ("B", 6)], 6, 4, 4)  # 7 cannot be two parts of 4
-    _admits(case, [("A", 8)], 7, 4, 4)  # 4 + 4
-    _admits(case, [("A", 30), ("B", 2), ("C", 2)], 29, 2, 4)  # no slot is left for C
-    _admits(case, [("A", 2), ("B", 30), ("C", 2)], 11, 1, 4)
-    _admits(case, [("A", 6), ("B", 9)], 10, 4, 1)
-    _admits(case, [("B", 4), ("A", 4), ("C", 4)], 9, 4, 4)
-
-
-@check_admission.part("random")
-def _admission_random(case: Case) -> None:
-    for _ in range(150):
-        waiting = [(f"r{i}", case.randint(1, case.rng.choice((6, 15, 40)))) for i in range(case.randint(0, 8))]
-        _admits(case, waiting, case.randint(0, 40), case.randint(0, 6), case.randint(1, 12))
-
-
-def _admits(case: Case, waiting: list[tuple[str, int]], budget: int, slots: int, min_chunk: int) -> None:
-    got = case.call(waiting, budget, slots, min_chunk)
-    told = f"for waiting={waiting}, budget={budget}, free_slots={slots}, min_chunk={min_chunk}"
-    case.true(
-        isinstance(got, list) and all(len(pair) == 2 for pair in got),
-        f"the result is {got!r}, not a list of pairs",
-        hint="[(name, tokens), ...]",
-    )
-    size, total = dict(waiting), sum(count for _, count in got)
-    case.true(
-        len(got) <= slots,
-        f"{len(got)} are admitted {told}",
-        hint="Every one that is admitted takes a slot, cut or not.",
-    )
-    case.true(total <= budget, f"{total} tokens are given {told}", hint="What one gets, the next ones do not have.")
+def _explain_admitted(got, expected, waiting, budget, free_slots, min_chunk) -> str | None:
+    sizes = dict(waiting)
+    if len(got) > free_slots:
+        return f"{len(got)} requests join, but {free_slots} slots are free. A request that is cut takes a slot, too."
+    if sum(count for _, count in got) > budget:
+        return f"{sum(count for _, count in got)} tokens, but the budget is {budget}. Each takes its tokens from it."
     for name, count in got:
-        rest = size[name] - count
-        case.true(
-            count > 0 and rest >= 0,
-            f"{name} gets {count} of its {size[name]} tokens {told}",
-            hint="Who gets nothing is not in the list.",
-        )
-        case.true(
-            not rest or min(count, rest) >= min_chunk,
-            f"{name} is cut into {count} and {rest} tokens {told}",
-            hint="Neither part may be shorter than min_chunk: the one that goes now, and the rest.",
-        )
-    hint = (
-        "Every request in its turn: all of it, else the largest part that the rule allows, else it is passed over, "
-        "and the next one has its chance."
+        rest = sizes[name] - count
+        if count <= 0:
+            return f"{name} joins with {count} tokens. Leave out the requests that do not join."
+        if rest and min(count, rest) < min_chunk:
+            return f"{name} is cut into {count} and {rest} tokens. Neither part may be shorter than min_chunk."
+    return None
+
+
+def _random_queue(draw: Draw) -> tuple:
+    longest = draw.rng.choice((6, 15, 40))
+    waiting = [(f"r{i}", draw.randint(1, longest)) for i in range(draw.randint(0, 9))]
+    return waiting, draw.randint(0, 60), draw.randint(0, 7), draw.randint(1, 12)
+
+
+check_admission = FunctionChecker(
+    "admission",
+    admitted,
+    hint="A request joins whole if it fits; else cut into two parts of at least min_chunk; else not at all.",
+    examples=[([("A", 5), ("B", 4), ("C", 20)], 16, 8, 4), ([("A", 10), ("B", 7), ("C", 6)], 16, 8, 4)],
+    edges=[
+        ([], 16, 4, 4),
+        ([("A", 5)], 0, 4, 4),
+        ([("A", 5)], 16, 0, 4),
+        ([("A", 3), ("B", 2)], 5, 4, 8),  # whole requests may be shorter than min_chunk
+        ([("A", 16), ("B", 1)], 16, 4, 4),  # exactly the budget
+        ([("A", 20)], 4, 4, 4),  # exactly min_chunk fits
+        ([("A", 20), ("B", 3)], 3, 4, 4),
+        ([("A", 20), ("B", 20), ("C", 3), ("D", 4)], 3, 4, 4),
+        ([("A", 18), ("B", 2), ("C", 1)], 16, 4, 4),  # 14 + 4, and two tokens are left for B
+        ([("A", 17), ("B", 2), ("C", 9), ("D", 1)], 16, 4, 4),
+        ([("A", 7), ("B", 6)], 6, 4, 4),  # 7 cannot be two parts of 4
+        ([("A", 8)], 7, 4, 4),  # 4 + 4
+        ([("A", 30), ("B", 2), ("C", 2)], 29, 2, 4),  # no slot is left for C
+        ([("A", 2), ("B", 30), ("C", 2)], 11, 1, 4),
+        ([("A", 6), ("B", 9)], 10, 4, 1),
+        ([("B", 4), ("A", 4), ("C", 4)], 9, 4, 4),
+    ],
+    random=_random_queue,
+    trials=150,
+    returns="the list of (name, tokens)",
+    misconceptions={
+        "What a request gets is taken from the budget of those behind it.": partial(admitted, spends=False),
+        "Neither part may be shorter than min_chunk, the rest as little as the piece.": partial(admitted, rest=False),
+        "A piece of exactly min_chunk tokens is allowed.": partial(admitted, piece=1),
+        "A request that does not join is passed over; the requests behind it still get their turn.": partial(
+            admitted, passes=False
+        ),
+        "A whole request may be shorter than min_chunk.": partial(
+            admitted, whole=lambda num_tokens, left, least: least <= num_tokens <= left
+        ),
+        "A request that needs exactly what is left fits whole.": partial(
+            admitted, whole=lambda num_tokens, left, least: num_tokens < left
+        ),
+        "No more than free_slots requests join.": partial(admitted, slots=1),
+        "A request that does not fit whole is cut if the rule allows it.": partial(admitted, cuts=False),
+        "Each request in its turn, in the order of the queue.": partial(admitted, key=lambda pair: pair[1]),
+    },
+    explain=_explain_admitted,
+)
+
+# 5 · memory that suffices
+
+
+def by_walking(requests) -> int:
+    """The most tokens in memory, found by walking through the steps."""
+    longest = max((left for _, left in requests), default=0)
+    return max(
+        (sum(held + step for held, left in requests if left >= step) for step in range(1, longest + 1)), default=0
     )
-    case.equal(
-        [tuple(pair) for pair in got],
-        admitted(waiting, budget, slots, min_chunk),
-        f"the list of (name, tokens) {told}\n  the list",
-        hint=hint,
-    )
 
 
-@check_enough_memory.part("example")
-def _memory_example(case: Case) -> None:
-    case.equal(
-        case.call([(10, 2), (4, 5)]),
-        18,
-        "the peak of (10, 2) and (4, 5)",
-        hint="In step 2 they hold 12 + 6; afterwards the second one alone, up to 9.",
-    )
+def by_sorting(requests, *, key=lambda request: -request[1], early=0, most=max) -> int:
+    """The same in one pass over the sorted requests; with switches for mistakes."""
+    peak = total = 0
+    for count, (held, left) in enumerate(sorted(requests, key=key), 1):
+        total += held
+        peak = most(peak, total + count * (left - early))
+    return peak
 
 
-@check_enough_memory.part("edges")
-def _memory_edges(case: Case) -> None:
-    for requests in (
-        [],
-        [(7, 3)],
-        [(0, 4)],
-        [(5, 1), (5, 1)],
-        [(3, 6), (1, 6), (2, 6)],
-        [(1, 9), (20, 1)],
-        [(0, 1), (0, 2), (0, 3), (0, 4)],
-        [(4, 5), (10, 2)],
-        [(8, 3), (0, 10), (2, 3)],
-        [(2, 40), (30, 1), (1, 12)],
-    ):
-        _peaks(case, requests)
-    case.equal(
-        case.call(Patient(case, [(10, 10**6), (5, 10**6), (1000, 7)])),
-        2 * 10**6 + 15,
-        "the peak with a million steps to go",
-    )
+_ONE_PASS = "Memory grows until a request finishes: look only at the last step of each, in one pass over them, sorted."
 
-
-@check_enough_memory.part("random")
-def _memory_random(case: Case) -> None:
-    for _ in range(120):
-        _peaks(
-            case, [(case.randint(0, 30), case.randint(1, case.rng.choice((4, 25)))) for _ in range(case.randint(1, 9))]
-        )
-
-
-class Patient(list):
-    """A list that one may go through a few times, not once for every step."""
-
-    def __init__(self, case: Case, items: list) -> None:
-        super().__init__(items)
-        self.case, self.times = case, 0
-
-    def __iter__(self) -> Iterator:
-        self.times += 1
-        if self.times > 1000:
-            self.case.fail(
-                "you go through the requests again for every step, and there are a million steps",
-                hint="Memory grows until somebody finishes: look only at the steps in which one does.",
-            )
-        return super().__iter__()
-
-
-def _peaks(case: Case, requests: list[tuple[int, int]]) -> None:
-    case.equal(
-        case.call(requests),
-        peak_by_walking(requests),
-        f"the peak of {requests}",
-        hint="Memory grows until somebody finishes: look at the steps in which one does.",
-    )
+check_enough_memory = FunctionChecker(
+    "enough_memory",
+    by_walking,
+    hint="In its last step a request of (held, left) holds held + left tokens; after it, none.",
+    examples=[([(10, 2), (4, 5)],)],
+    edges=[
+        ([(0, 9), (0, 2)],),
+        ([],),
+        ([(7, 3)],),
+        ([(0, 4)],),
+        ([(5, 1), (5, 1)],),
+        ([(3, 6), (1, 6), (2, 6)],),
+        ([(1, 9), (20, 1)],),
+        ([(0, 1), (0, 2), (0, 3), (0, 4)],),
+        ([(4, 5), (10, 2)],),
+        ([(8, 3), (0, 10), (2, 3)],),
+        ([(2, 40), (30, 1), (1, 12)],),
+    ],
+    random=lambda draw: (
+        [(draw.randint(0, 30), draw.randint(1, draw.rng.choice((4, 25)))) for _ in range(draw.randint(1, 12))],
+    ),
+    trials=120,
+    returns="the peak",
+    misconceptions={
+        "The requests do not end together: after its last step a request holds nothing.": lambda requests: sum(
+            map(sum, requests)
+        ),
+        "Memory grows in every step until a request finishes.": lambda requests: sum(held + 1 for held, _ in requests),
+        "In its last step a request still holds all its tokens.": partial(by_sorting, early=1),
+        "In the last step of a request those with as many steps left, or more, are still running.": partial(
+            by_sorting, key=lambda request: request[1]
+        ),
+        "The peak may come before the last request finishes.": partial(by_sorting, most=lambda peak, now: now),
+        _ONE_PASS: by_walking,
+    },
+    timed=(
+        Timed(
+            "20,000 requests with up to 10**12 steps left",
+            lambda draw: ([(draw.randint(0, 999), draw.rng.randint(1, 10**12)) for _ in range(20_000)],),
+            hint=_ONE_PASS,
+            expected=by_sorting,
+            seconds=1,
+        ),
+    ),
+)

@@ -9,9 +9,9 @@ from typing import Any
 from minillm.book.chips import Html, table
 
 
-@dataclass
+@dataclass(slots=True)
 class Job:
-    """A request as a toy knows it: how many tokens it has, and how many of them are computed."""
+    """A request as the scheduler of the debugging exercise knows it: its tokens, and how many of them are computed."""
 
     name: str
     num_prompt_tokens: int
@@ -26,7 +26,7 @@ class Job:
 def repaired(
     jobs: Sequence[Job], memory: int, seqs: int, budget: int
 ) -> Iterator[tuple[dict[str, int], list[Job], list[Job]]]:
-    """Of every step the plan, and who runs and who waits after its update."""
+    """Of every step the plan, and the running and waiting jobs after its update."""
     waiting, running = list(jobs), []
     while waiting or running:
         gone = []
@@ -67,13 +67,13 @@ def watch(scheduler: Any, jobs: Sequence[Job], patience: int = 5) -> Html:
             [str(step), planned, running or "-", str(sum(job.num_tokens for job in scheduler.running)), waiting or "-"]
         )
         if idle == patience:
-            rows.append(["...", "nothing, and so on for ever", "", "", ""])
+            rows.append(["...", "nothing, and so on without end", "", "", ""])
             break
     return table(rows, ["step", "plan: tokens", "running, with its tokens", "in memory", "waiting, with its tokens"])
 
 
 def _steps_of(scheduler: Any, jobs: Sequence[Job]) -> Iterator[dict[str, int]]:
-    """Drive a scheduler of jobs: its plan of each step, for as long as somebody waits or runs."""
+    """Drive a scheduler of jobs: its plan of each step, as long as a job waits or runs."""
     for job in jobs:
         scheduler.add(job)
     while scheduler.waiting or scheduler.running:

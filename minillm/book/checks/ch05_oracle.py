@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minillm.book.checks import Case
-from minillm.book.checks.ch05_rules import World, as_planned, scene, sound
+from minillm.book.checks.ch05_rules import World, as_planned, scene
 from minillm.engine.policies import FCFS
 from minillm.engine.request import Request, RequestStatus
 from minillm.engine.scheduler import Scheduler
@@ -22,41 +22,8 @@ from minillm.sampling.params import SamplingParams
 STOP = 5  # the token that ends a made-up request
 
 
-def taken(params: SamplingParams, eos_id: int | None, num_outputs: int, new_token_ids: Sequence[int]) -> tuple:
-    """What is kept of new tokens, and why the request ends: the rules of the statement, the first that applies."""
-    for index, token in enumerate(new_token_ids):
-        number = num_outputs + index + 1
-        kept = list(new_token_ids[: index + 1])
-        if number >= params.min_tokens and token == eos_id and not params.ignore_eos:
-            return kept, "stop", None
-        if number >= params.min_tokens and token in params.stop_token_ids:
-            return kept, "stop", token
-        if number == params.max_tokens:
-            return kept, "length", None
-    return list(new_token_ids), None, None
-
-
-def admitted(waiting: Sequence[tuple[str, int]], budget: int, free_slots: int, min_chunk: int) -> list[tuple[str, int]]:
-    """Who is admitted with how many tokens: whole, or in two parts of at least `min_chunk`, or passed over."""
-    admits: list[tuple[str, int]] = []
-    for name, num_tokens in waiting:
-        left = budget - sum(count for _, count in admits)
-        count = num_tokens if num_tokens <= left else min(left, num_tokens - min_chunk)
-        if len(admits) < free_slots and (count == num_tokens or count >= min_chunk):
-            admits.append((name, count))
-    return admits
-
-
-def peak_by_walking(requests: Sequence[tuple[int, int]]) -> int:
-    """The most tokens in memory, found by walking through the steps."""
-    longest = max((left for _, left in requests), default=0)
-    return max(
-        (sum(held + step for held, left in requests if left >= step) for step in range(1, longest + 1)), default=0
-    )
-
-
 class ShortestFirst(FCFS):
-    """Preempted requests, then the shortest prompt; ties to who came first."""
+    """Preempted requests, then the shortest prompt; ties to the one nearest to the front."""
 
     def peek(self) -> Request | None:
         head = super().peek()
@@ -72,7 +39,7 @@ class ShortestFirst(FCFS):
 
 @dataclass
 class Ask:
-    """A request to be: when it arrives, and when its user hangs up (None: never), in steps."""
+    """A request to be: the step in which it arrives, and the one in which it is aborted (None: never)."""
 
     name: str
     prompt: int
@@ -110,8 +77,8 @@ def drive(
         order = [request.request_id for request in reference.scheduler.running]
         expected.rows.sort(key=lambda row, order=order: order.index(row.request_id))
         output = call(case, student.scheduler.schedule, f"in {told}")
-        sound(case, student, output, told, budget, seqs)
-        as_planned(case, output, expected, ran, told)
+        as_planned(case, student, output, expected, ran, told, budget, seqs)
+        _alike(case, student, reference, f"in {told}")
         preempted += len(expected.preempted)
         _hang_up(case, asks, "aborted_inside", step, reference, student)
         right_pairs = reference.scheduler.update(expected, _said(expected, size, reference.requests))
@@ -120,7 +87,7 @@ def drive(
     case.equal(
         theirs.pool.num_free,
         blocks,
-        "the number of free blocks when everybody has finished",
+        "the number of free blocks when all requests have finished",
         hint="Every block goes back: kv_cache.free(request).",
     )
     return preempted
@@ -161,6 +128,7 @@ def _updated(
     case: Case, student: World, output: SchedulerOutput, expected: list, asks: dict[str, Ask], told: str
 ) -> None:
     added = call(case, student.scheduler.update, f"in {told}", output, _said(output, asks, student.requests))
+    case.is_a(added, list, f"what update() returns in {told}\n  it", of=tuple)
     pairs, wanted = ([(request.request_id, token_id) for request, token_id in one] for one in (added, expected))
     case.equal(
         pairs,
@@ -183,7 +151,7 @@ def _alike(case: Case, student: World, reference: World, told: str) -> None:
         sorted(student.scheduler.requests),
         sorted(reference.scheduler.requests),
         f"the keys of `requests` {told}\n  the list",
-        hint="`requests` has everybody who has not finished.",
+        hint="`requests` has every request that has not finished.",
     )
     owners, right = (sorted(world.kv_cache.tables) for world in (student, reference))
     case.equal(
@@ -202,25 +170,25 @@ def _alike(case: Case, student: World, reference: World, told: str) -> None:
 
 _RAISED = {
     "schedule": (
-        "A newcomer's call of allocate_slots gets `computed` too; who was preempted, perhaps the one that asked, "
-        "has no blocks and no place in `running`."
+        "For a waiting request, pass `computed` to allocate_slots, too; a preempted request, "
+        "perhaps the one that asked, has no blocks and no place in `running`."
     ),
-    "update": "A request may have been aborted between schedule and update: skip it if it is finished.",
+    "update": "A request may have been aborted between schedule and update: skip its row.",
     "finish": "A request is in `running` or in `waiting` when it ends; one that has finished already stays as it is.",
 }
 _ASPECTS = {
     "num_computed_tokens": (
         "update() moves it on to the end of the row, a preemption sets it to 0; "
-        "whoever joins starts at computed.num_tokens."
+        "a request that joins starts at computed.num_tokens."
     ),
     "output_token_ids": "request.append(token_id), once for every token that was sampled.",
-    "status": "WAITING, RUNNING, PREEMPTED, FINISHED: whoever moves a request sets its status.",
+    "status": "WAITING, RUNNING, PREEMPTED, FINISHED: the method that moves a request sets its status.",
     "finish_reason": "request.append says why it ends; finish(request, reason) keeps the reason it is given.",
 }
 _PLACES = {
-    "running": "In the order in which they were admitted; without those that finished or were preempted.",
+    "running": "In the order in which they joined, without those that finished or were preempted.",
     "waiting": (
-        "In the order in which they came; who is preempted goes to the front; who is admitted, or aborted, leaves."
+        "In order of arrival; a preempted request goes to the front; a request that joins, or is aborted, leaves."
     ),
 }
 

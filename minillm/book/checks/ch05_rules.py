@@ -21,126 +21,73 @@ class World:
     requests: dict[str, Request] = field(default_factory=dict)
 
 
-def sound(case: Case, world: World, output: SchedulerOutput, told: str, budget: int, seqs: int) -> None:
-    """What must hold of a step under any policy."""
-    case.true(
-        isinstance(output, SchedulerOutput),
-        f"schedule() returned a {type(output).__name__}, not a SchedulerOutput, in {told}",
-    )
-    names = [row.request_id for row in output.rows]
-    case.true(
-        len(set(names)) == len(names), f"a request has two rows in {told}: {names}", hint="One row a request and step."
-    )
-    total = sum(row.num_tokens for row in output.rows)
+_FIELDS = {
+    "request_id": "One row for each request, in the order in which they got tokens; a row names its request by its id.",
+    "start": "A row goes on where the computed tokens end.",
+    "samples": "A token is sampled only where the row reaches the last token of the request.",
+    "block_ids": "kv_cache.tables[request.request_id], after allocate_slots has been called for this row.",
+}
+
+
+def as_planned(
+    case: Case, world: World, output: SchedulerOutput, expected: SchedulerOutput, ran: Sequence[str], told: str,
+    budget: int, seqs: int,
+) -> None:  # fmt: skip
+    """The student's step is the one that the statement's rules ask for: first the limits, then who, then the rows."""
+    case.is_a(output, SchedulerOutput, f"what schedule() returned in {told}\n  it")
+    case.equal(output.moves, SchedulerOutput().moves, f"moves in {told}\n  moves", hint="Leave moves as it is.")
+    total, running = sum(row.num_tokens for row in output.rows), world.scheduler.running
     case.true(
         total <= budget,
         f"{total} tokens are planned in {told}",
         hint="Every row takes its tokens from the budget, a waiting request's and a running one's alike.",
     )
-    running = world.scheduler.running
     case.true(
         len(running) <= seqs,
         f"{len(running)} requests run in {told}",
         hint="A request may join while fewer than max_num_seqs run.",
     )
-    for row in output.rows:
-        name = row.request_id
-        case.true(
-            isinstance(name, str),
-            f"a row's request_id is a {type(name).__name__} in {told}",
-            hint="A row is plain data: it names its request by request.request_id.",
-        )
-        request = next((one for one in running if one.request_id == name), None)
-        case.true(
-            request is not None,
-            f"{name} has a row, but is not in `running`, in {told}",
-            hint="A row is for a request that runs now, not for one that was preempted, aborted or finished.",
-        )
-        case.true(
-            request.status is RequestStatus.RUNNING,
-            f"{name} has a row with the status {request.status.name} in {told}",
-            hint="Who is admitted becomes RUNNING.",
-        )
-        case.equal(
-            row.start,
-            request.num_computed_tokens,
-            f"start of {name}'s row in {told}\n  start",
-            hint="A row goes on where the computed tokens end.",
-        )
-        case.true(
-            row.num_tokens > 0,
-            f"{name}'s row brings {row.num_tokens} tokens in {told}",
-            hint="A request that gets nothing has no row.",
-        )
-        case.true(
-            row.start + row.num_tokens <= request.num_tokens,
-            f"{name}'s row ends at {row.start + row.num_tokens}, it has {request.num_tokens} tokens, in {told}",
-        )
-        wanted = int(row.start + row.num_tokens == request.num_tokens)
-        case.equal(
-            row.samples,
-            wanted,
-            (
-                f"samples of {name}'s row, which computes {row.start} to {row.start + row.num_tokens - 1} of "
-                f"{request.num_tokens} tokens, in {told}\n  samples"
-            ),
-            hint="A next token is wanted only where the row reaches the last token there is.",
-        )
-        table = world.kv_cache.tables.get(name)
-        case.true(
-            table is not None,
-            f"{name} has a row but owns no blocks in {told}",
-            hint="allocate_slots comes before the row; a newcomer's call gets `computed` as well.",
-        )
-        case.equal(
-            list(row.block_ids),
-            list(table),
-            f"block_ids of {name}'s row in {told}\n  block_ids",
-            hint="kv_cache.tables[request.request_id]",
-        )
-        case.true(
-            len(table) * world.kv_cache.block_size >= row.start + row.num_tokens,
-            f"{name} has {len(table)} blocks for {row.start + row.num_tokens} tokens in {told}",
-            hint="allocate_slots(request, num_new_tokens) gets as many tokens as the row has.",
-        )
-
-
-def as_planned(case: Case, output: SchedulerOutput, expected: SchedulerOutput, ran: Sequence[str], told: str) -> None:
-    """The student's step is the one that the statement's rules ask for."""
-    gone, should = (list(out.preempted) for out in (output, expected))
     case.equal(
-        gone,
-        should,
+        output.preempted,
+        list(expected.preempted),
         f"the list of preempted requests in {told}\n  preempted",
         hint=(
-            "Only where allocate_slots says False for a running request, and as often as it does: "
-            "the last of `running` goes, and its request_id into the list."
+            "Preempt only while allocate_slots returns False for a running request: "
+            "the last of `running` goes, its blocks are freed, and its request_id is appended to the list."
         ),
     )
     got, plan = ([(row.request_id, row.num_tokens) for row in out.rows] for out in (output, expected))
-    if gone and len(got) > len(plan):
-        newcomers = sorted(set(dict(got)) - set(dict(plan)))
+    if output.preempted and len(got) > len(plan):
+        joined = [name for name, _ in got if name not in dict(plan)]
         case.fail(
-            f"{gone} preempted and {newcomers} admitted in {told}",
-            hint="While anybody is preempted, nobody is admitted: the memory would go in circles.",
+            f"{output.preempted} preempted and {joined} admitted in {told}",
+            hint="In a step that preempts, no request joins: it would be preempted again in the next step.",
         )
     first = [pair for pair in plan if pair[0] in ran]
     if got[: len(first)] != first:
         hint = (
-            "Running requests first, in the order in which they were admitted; "
-            "each gets what it lacks, or what is left of the budget."
+            "Running requests first, in the order in which they joined; "
+            "each gets the tokens that are not computed yet, or what is left of the budget."
         )
     else:
         hint = (
-            "Who joins: a preempted one at the head of the queue, else the shortest prompt, "
-            "ties to who came first; it gets what it lacks, or what is left of the budget. "
-            "Who does not fit into memory ends it, nobody overtakes."
+            "The next to join: a preempted request at the front of the queue, else the shortest prompt, "
+            "ties to the one nearest to the front; it gets the tokens that are not computed yet, "
+            "or what is left of the budget. If it does not fit into memory, no other request overtakes it."
         )
+    if world.kv_cache.enable_prefix_caching:
+        hint += " Here prompts share a prefix: update() calls cache_blocks, and computed.num_tokens are cached."
     case.equal(got, plan, f"the list of (request, tokens) in {told}\n  the list", hint=hint)
+    tables = [list(world.kv_cache.tables[name]) for name, _ in plan]
+    for name, hint in _FIELDS.items():
+        mine, right = ([getattr(row, name) for row in out.rows] for out in (output, expected))
+        if name == "block_ids":
+            mine, right = [list(table) for table in mine], tables
+        case.equal(mine, right, f"the {name} of the rows in {told}\n  the {name}", hint=hint)
 
 
 def scene(world: World) -> str:
-    """Where everybody stands, in one line."""
+    """The state of all requests, in one line."""
     scheduler, pool = world.scheduler, world.kv_cache.pool
     running = ", ".join(
         f"{r.request_id} ({r.num_tokens - r.num_computed_tokens} to compute)" for r in scheduler.running
@@ -149,7 +96,4 @@ def scene(world: World) -> str:
         f"{r.request_id} ({'preempted, ' * (r.status is RequestStatus.PREEMPTED)}{r.num_tokens} tokens)"
         for r in scheduler.waiting
     )
-    return (
-        f"running {running or 'nobody'}; waiting {waiting or 'nobody'}; "
-        f"{pool.num_free} of {pool.num_blocks} blocks free"
-    )
+    return f"running {running or 'none'}; waiting {waiting or 'none'}; {pool.num_free} of {pool.num_blocks} blocks free"

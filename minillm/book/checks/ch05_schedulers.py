@@ -15,7 +15,7 @@ _POLICIES = tuple(
 )
 check_scheduler = Checker(
     "scheduler",
-    hint="Running requests first; then, if nobody was preempted, those that wait.",
+    hint="Running requests first; then, if none was preempted, the waiting ones.",
     forbid=("minillm.engine.scheduler.Scheduler", *_POLICIES),
 )
 check_repair_scheduler = Checker(
@@ -87,7 +87,7 @@ def _finish_twice(case: Case) -> None:
         request.finish_reason,
         "abort",
         "finish_reason after finish(request, 'abort') and then finish(request, 'length')",
-        hint="Who has finished has finished: the second call changes nothing.",
+        hint="The request has finished: the second call changes nothing.",
     )
 
 
@@ -123,7 +123,7 @@ def _repair_example(case: Case) -> None:
 @check_repair_scheduler.part("edges")
 def _repair_edges(case: Case) -> None:
     _repairs(case, [("A", 3, 2)], memory=5, seqs=1, budget=3)
-    _repairs(case, [("A", 8, 3), ("B", 6, 1), ("C", 8, 4)], memory=60, seqs=2, budget=8)  # nobody is preempted
+    _repairs(case, [("A", 8, 3), ("B", 6, 1), ("C", 8, 4)], memory=60, seqs=2, budget=8)  # none is preempted
     # B does not fit beside A, C may not overtake it
     _repairs(case, [("A", 5, 4), ("B", 8, 4), ("C", 2, 2)], memory=60, seqs=3, budget=10)
     # B comes back with three times its budget
@@ -131,6 +131,10 @@ def _repair_edges(case: Case) -> None:
     _repairs(case, [("A", 4, 12), ("B", 4, 12), ("C", 4, 12)], memory=20, seqs=3, budget=12)
     _repairs(case, [("A", 4, 12), ("B", 4, 12), ("C", 4, 12), ("D", 3, 5)], memory=21, seqs=4, budget=5)
     _repairs(case, [("A", 7, 6), ("B", 3, 16), ("C", 8, 4)], memory=22, seqs=3, budget=8)
+    _repairs(case, [("A", 4, 4), ("B", 4, 4)], memory=8, seqs=2, budget=8)  # both fit exactly
+    scheduler = case.run(case.student, 24, 4, 8)
+    for job in (Job("A", 9, 1), Job("B", 8, 17)):
+        case.raises(ValueError, scheduler.add, job, hint="`add` stays as it is: this job can never be served.")
 
 
 @check_repair_scheduler.part("random")
@@ -157,20 +161,20 @@ def _repairs(case: Case, rows: Sequence[tuple[str, int, int]], memory: int, seqs
         case.true(
             sum(got.values()) <= budget,
             f"{sum(got.values())} tokens are planned in {where}: {got}",
-            hint=f"The budget holds in every step; what does not fit comes in the next one. {stands}",
+            hint=f"The budget holds in every step; the other tokens are computed in the next one. {stands}",
         )
         case.true(
             all(count > 0 for count in got.values()),
             f"a job of the plan gets no token in {where}: {got}",
-            hint="Nobody joins without a token.",
+            hint="No job joins without a token.",
         )
         case.equal(
             got,
             plan,
             f"the plan of {where}\n  the plan",
             hint=(
-                "Running jobs first, each what it lacks; new jobs whole or not at all; "
-                f"one that was preempted may be cut. {stands}"
+                "Running jobs first, each with the tokens that are not computed yet; new jobs whole or not at all; "
+                f"a preempted job may be cut. {stands}"
             ),
         )
         case.run(scheduler.update, got, may_change=True)
@@ -181,7 +185,7 @@ def _repairs(case: Case, rows: Sequence[tuple[str, int, int]], memory: int, seqs
                 [job.name for job in right],
                 f"`{what}` after {where}\n  {what}",
                 hint=(
-                    "Nobody joins without a token, nobody is lost, and a job leaves when num_tokens is "
+                    "No job joins without a token, no job is lost, and a job leaves when num_tokens is "
                     "num_prompt_tokens + max_tokens."
                 ),
             )
@@ -193,11 +197,11 @@ def _repairs(case: Case, rows: Sequence[tuple[str, int, int]], memory: int, seqs
                     f"{what} of {right.name} after {where}\n  {what}",
                     hint=(
                         "A job has one more token where all those that it had are computed, and only there; "
-                        f"a victim loses them. {stands}"
+                        f"a preempted job loses its computed tokens. {stands}"
                     ),
                 )
         stands = (
             "Computed before it: "
             f"{', '.join(f'{job.name} {job.num_computed_tokens} of {job.num_tokens}' for job in [*running, *waiting])}."
         )
-    case.true(not scheduler.running and not scheduler.waiting, f"all are done, but somebody still waits or runs {told}")
+    case.true(not scheduler.running and not scheduler.waiting, f"all jobs are done, but one still waits or runs {told}")

@@ -1,34 +1,29 @@
 """Checks of chapter 06: slots, a pool that gives out the lowest id, copy on write, victims. Built in chapter 06.
 
-The references, and the trials that drive a student's object beside them, are in `ch06_oracle` and `ch06_victims`.
-`ch06_slots` has the slots.
+What drives a student's object beside a reference is in `ch06_pool` and `ch06_forks`; `ch06_slots` and `ch06_victims`
+have the two functions.
 """
 
 from __future__ import annotations
 
 from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch06_oracle import ForkTrial, bounded
+from minillm.book.checks.ch06_forks import ForkTrial
 from minillm.book.checks.ch06_pool import PoolTrial
 from minillm.book.checks.ch06_slots import check_slot_mapping
-from minillm.book.checks.ch06_victims import Running, best_by_groups, best_of_all, freed_by, random_running
+from minillm.book.checks.ch06_victims import Running, check_choose_victims
+from minillm.book.checks.patience import bounded, within
 
 __all__ = ["Running", "check_choose_victims", "check_forked_tables", "check_lowest_pool", "check_slot_mapping"]
 
 _PACKAGE = ("minillm.kv_cache.block_pool.BlockPool", "minillm.kv_cache.manager.KVCacheManager")
 
+
+# 2 · the lowest free block
+
 check_lowest_pool = Checker(
     "lowest_pool",
     hint="A block is free when it has no owner, and of the free ones the lowest ids go first.",
     forbid=_PACKAGE,
-)
-check_forked_tables = Checker(
-    "forked_tables",
-    hint="Who is about to write into a block that has another owner writes into a copy of it.",
-    forbid=_PACKAGE[1:],
-)
-check_choose_victims = Checker(
-    "choose_victims",
-    hint="A block is free when every request that holds it has gone. Cheapest first, then the fewest, then the latest.",
 )
 
 
@@ -59,7 +54,7 @@ def _pool_edges(case: Case) -> None:
     trial.free([4, 2])  # the second of them is free already: the first stays owned
     trial.free([4, 4])  # one owner, freed twice in one call
     trial.free([6])
-    trial.touch([1, 2])  # nobody owns block 2
+    trial.touch([1, 2])  # block 2 has no owner
     trial.touch([3, 9])
     trial.touch([1, 3, 0, 3]), trial.touch([4, 1], once=True)
     trial.free([3, 1, 4, 3]), trial.free([1], once=True)
@@ -69,22 +64,28 @@ def _pool_edges(case: Case) -> None:
     trial.allocate(5)
     one = PoolTrial(case, 1)
     one.allocate(1), one.free([1]), one.free([1]), one.allocate(1)
-    _pool_cost(case, 50_000)
+    _pool_cost(case, 100_000)
 
 
 def _pool_cost(case: Case, num_blocks: int) -> None:
-    pool, told = (
-        case.run(case.student, num_blocks),
-        "A loop over the pool: find a structure that gives the lowest in a few steps (a heap).",
-    )
-    case.run(pool.allocate, num_blocks)
-    case.run(pool.free, range(num_blocks // 2, 0, -1))
+    """One block costs a few steps in a large pool. Lines of Python are counted; a loop inside `min` takes time."""
+    told = "A loop over the pool: find a structure that gives the lowest in a few steps (a heap)."
+    pool, owned = case.run(case.student, num_blocks), num_blocks // 2
+    case.run(pool.allocate, owned)
+    lowest = owned + 1
     for _ in range(3):
-        [block] = bounded(case, 1_000, told, pool.allocate, 1)
-        bounded(case, 1_000, told, pool.touch, [block])
-        bounded(case, 1_000, told, pool.free, [block, num_blocks])
-        pool.touch([num_blocks - 1]), pool.free([block, num_blocks - 1])
-        num_blocks -= 1
+        got = bounded(case, 1_000, told, pool.allocate, 1)
+        bounded(case, 1_000, told, pool.touch, [lowest])
+        bounded(case, 1_000, told, pool.free, [lowest, lowest])
+        case.equal(got, [lowest], f"allocate(1) where blocks 1 to {owned:,} of {num_blocks:,} have owners")
+    wrong = None
+    with within(case, f"5,000 times allocate, touch and free of one block of {num_blocks:,}", told, seconds=1):
+        for _ in range(5_000):
+            [block] = pool.allocate(1)
+            pool.touch([block]), pool.free([block, block])
+            wrong = block if block != lowest else wrong
+    case.equal(wrong, None, f"a block that allocate(1) gave while {lowest} was the lowest free one,")
+    case.equal(pool.num_free, num_blocks - owned, "num_free after them")
 
 
 @check_lowest_pool.part("random")
@@ -105,6 +106,15 @@ def _pool_random(case: Case) -> None:
                 case.rng.choice((trial.free, trial.touch))(blocks)
 
 
+# 3 · copy on write
+
+check_forked_tables = Checker(
+    "forked_tables",
+    hint="Before a sequence writes into a block that has another owner, it gets a copy of it.",
+    forbid=_PACKAGE[1:],
+)
+
+
 @check_forked_tables.part("example")
 def _forks_example(case: Case) -> None:
     trial = ForkTrial(case, 8, 4)
@@ -121,7 +131,7 @@ def _forks_example(case: Case) -> None:
 @check_forked_tables.part("edges")
 def _forks_edges(case: Case) -> None:
     trial = ForkTrial(case, 9, 4)
-    trial.append("a", 8)  # to the brim: nobody writes into a shared block
+    trial.append("a", 8)  # to the brim: no sequence writes into a shared block
     trial.step()
     trial.fork("a", "b"), trial.fork("b", "c")
     trial.append("a", 1), trial.append("b", 5)
@@ -151,6 +161,7 @@ def _forks_edges(case: Case) -> None:
     trial.free("a"), trial.append("b", 1)
     trial.step()
     _reused(case)
+    _freed_in_its_step(case)
 
 
 def _reused(case: Case) -> None:
@@ -162,6 +173,16 @@ def _reused(case: Case) -> None:
     trial.free("b")
     trial.append("c", 1)
     trial.append("d", 1)
+    trial.step()
+
+
+def _freed_in_its_step(case: Case) -> None:
+    """b goes after its copy was planned: the copy is made all the same, and a, the only owner left, needs none."""
+    trial = ForkTrial(case, 6, 4)
+    trial.append("a", 2), trial.step()
+    trial.fork("a", "b")
+    trial.append("b", 1), trial.free("b")
+    trial.append("a", 1), trial.append("x", 4)
     trial.step()
 
 
@@ -181,85 +202,9 @@ def _forks_random(case: Case) -> None:
             for name in live:
                 if case.rng.random() < 0.8:
                     trial.append(name, case.rng.choice((1, 1, 1, 2, 5)))
-                elif name in trial.texts and case.rng.random() < 0.5:
+                    gone = case.rng.random() < 0.15
+                else:
+                    gone = case.rng.random() < 0.5
+                if gone and name in trial.texts:
                     trial.free(name)
             trial.step()
-
-
-@check_choose_victims.part("example")
-def _victims_example(case: Case) -> None:
-    running = [
-        Running("a", "a", [1, 2, 3], 44),
-        Running("b0", "b", [4, 5, 6], 40),
-        Running("b1", "b", [4, 5, 7], 41),
-        Running("c", "c", [8], 9),
-    ]
-    for k in range(1, 10):
-        _victims(case, running, k, best_of_all(running, k))
-
-
-@check_choose_victims.part("edges")
-def _victims_edges(case: Case) -> None:
-    def judge(*requests: tuple, k: int) -> None:
-        running = [Running(*request) for request in requests]
-        _victims(case, running, k, best_of_all(running, k))
-
-    a, b = ("a", "a", [1, 2], 10), ("b", "b", [3, 4], 10)
-    judge(k=0), judge(k=1), judge(a, b, k=0), judge(a, b, k=5)
-    judge(a, b, k=2)  # the same cost, the same number: the later one
-    judge(a, ("b", "b", [3], 5), ("c", "c", [4], 5), k=2)  # the same cost: one rather than two
-    judge(("a", "a", [1], 3), ("b", "b", [2], 3), ("c", "c", [3], 3), ("d", "d", [4, 5], 9), k=2)
-    judge(("a", "a", [0, 0, 1], 4), ("b", "b", [2, 3, 0], 5), k=2)  # the null block is nobody's
-    judge(("a0", "a", [1, 2, 3, 4], 5), ("a1", "a", [1, 2, 3, 5], 5), ("b", "b", [6, 7], 12), k=2)
-    judge(("a0", "a", [1, 2], 5), ("a1", "a", [1, 2], 5), ("b", "b", [6], 11), k=1)  # alone, neither frees anything
-    # More than asked for, and cheaper.
-    judge(("a", "a", [1, 2, 3, 4, 5], 8), ("b", "b", [6], 5), ("c", "c", [7], 5), k=2)
-    judge(("a", "a", [1], 0), ("b", "b", [2], 0), k=1)
-    judge(("b1", "b", [1, 4], 6), ("a", "a", [2, 3], 7), ("b0", "b", [1, 5], 1), k=3)  # a group need not stand together
-
-
-@check_choose_victims.part("random")
-def _victims_random(case: Case) -> None:
-    for _ in range(40):
-        running = random_running(case, case.randint(1, 9))
-        k = case.randint(0, len(freed_by(running, range(len(running)))) + 2)
-        _victims(case, running, k, best_of_all(running, k))
-    for _ in range(2):
-        running = random_running(case, 36)
-        k = case.randint(20, 40)
-        _victims(case, running, k, best_by_groups(running, k))
-
-
-def _victims(case: Case, running: list[Running], k: int, expected: list[int] | None) -> None:
-    told = (
-        "Trying every subset takes forever here. Only requests of one group share blocks: "
-        "solve each group, then put the groups together."
-    )
-    got = bounded(case, 3_000_000, told, case.student, running, k)
-    names, hint = [one.name for one in running], None
-    wanted = None if expected is None else [names[i] for i in expected]
-    if got != wanted and isinstance(got, (list, tuple)) and set(got) <= set(names) and expected is not None:
-        places = sorted(names.index(name) for name in set(got))
-        freed, cost, least = (
-            len(freed_by(running, places)),
-            sum(running[i].cost for i in places),
-            sum(running[i].cost for i in expected),
-        )
-        if freed < k:
-            hint = (
-                f"Blocks that {list(got)} free: {freed}. One that another request holds stays, "
-                "one with several owners counts once, 0 is no block."
-            )
-        elif cost > least:
-            hint = (
-                f"{list(got)} cost {cost} and free {freed} blocks; {wanted} cost {least} and free "
-                f"{len(freed_by(running, expected))}."
-            )
-        elif len(places) > len(expected):
-            hint = f"Both cost {cost}: the smaller number of victims counts then."
-        elif places != expected:
-            hint = f"Both cost {cost}, and both are {len(places)}: the later arrivals go. Compare from the last one on."
-        else:
-            hint = "These are the right ones: each once, in the order of `running`."
-    hint = f"{hint or case.hint}\n            running: {running}" if len(running) < 8 else hint
-    case.equal(got, wanted, f"the list of victims for k={k}", hint=hint)

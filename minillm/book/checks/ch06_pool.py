@@ -83,7 +83,8 @@ class PoolTrial:
 
     def _compare(self, when: str, refused: bool = False, hint: str | None = None) -> None:
         hint = "A call that raises ValueError must leave the pool as it was." if refused else hint
-        self.case.equal(list(self.pool.ref_cnt), self.refs, f"ref_cnt {when}", hint=hint)
+        self.case.equal(self.pool.num_blocks, self.num_blocks, f"num_blocks {when}", hint=hint)
+        self.case.equal(self.pool.ref_cnt, self.refs, f"ref_cnt {when}", hint=hint)
         self.case.equal(self.pool.num_free, len(self.free_ids), f"num_free {when}", hint=hint)
 
     def _guess(self, got: Any, free: list[int], count: int) -> str | None:

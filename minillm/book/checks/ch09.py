@@ -10,7 +10,7 @@ import math
 from itertools import pairwise
 
 from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch09_drives import BASES, POLICIES, Pair, drive, name_of, named, serve
+from minillm.book.checks.ch09_drives import BASES, POLICIES, Pair, Veiled, drive, name_of, named, serve
 from minillm.book.checks.ch09_fair import check_fair_queue
 from minillm.book.checks.ch09_oracle import (
     BOUND,
@@ -22,24 +22,27 @@ from minillm.book.checks.ch09_oracle import (
     small_trace,
     steps_of,
 )
+from minillm.book.checks.ch09_priorities import check_make_way
+from minillm.book.checks.compare import kind_of
 from minillm.engine.workload import to_requests
 
-__all__ = ["check_ageing_key", "check_beat_it", "check_fair_queue", "check_patient_queue", "race"]
+__all__ = ["check_ageing_key", "check_beat_it", "check_fair_queue", "check_make_way", "check_patient_queue", "race"]
 
-check_ageing_key = Checker(
-    "ageing_key", hint="Multiply the urgency out: which term is the same for everybody who waits?"
-)
+check_ageing_key = Checker("ageing_key", hint="Expand the expression: which term is the same for all waiting requests?")
 check_patient_queue = Checker(
     "patient_queue",
     forbid=POLICIES,
     allow=BASES,
     hint=(
-        "Put back first; then whoever was overtaken `patience` times; then the shortest. "
-        "A pop overtakes those added before."
+        "Put back first; then the first one overtaken `patience` times; then the shortest. "
+        "A pop overtakes the requests added before."
     ),
 )
 check_beat_it = Checker(
-    "beat_it", forbid=POLICIES, allow=BASES, hint="Help whoever is in danger, and only then; else the shortest."
+    "beat_it",
+    forbid=POLICIES,
+    allow=BASES,
+    hint="Serve a request early only if its wait comes close to the bound; else the shortest.",
 )
 
 
@@ -63,7 +66,7 @@ def _key_example(case: Case) -> None:
         small[1],
         8.0,
         "safe, of a cost of 100",
-        hint="(100 - 20) / 10: a newcomer of cost 20 that comes 8 s later is exactly as urgent.",
+        hint="(100 - 20) / 10: a request of cost 20 that arrives 8 s later has the same key.",
     )
     case.close(large[1], 18.0, "safe, of a cost of 200")
 
@@ -89,7 +92,7 @@ def _key_edges(case: Case) -> None:
     case.equal(_key(case, (12, 2, 5.0, 0), knobs)[1], 0.0, "safe, of a cheapest request of priority 0")
     case.close(_key(case, (12, 2, 5.0, 3), knobs)[1], 6.0, "safe, of a cheapest request of priority 3")
     still = dict(ageing=0.0, grace=2.0, cheapest=20)
-    with case.hinting("Here ageing is 0: waiting earns nothing, so neither arrival nor priority count."):
+    with case.hinting("Here ageing is 0: waiting earns nothing, so neither arrival nor priority counts."):
         dear, cheap = _key(case, (40, 15, 0.0, 0), still), _key(case, (12, 2, 50.0, 4), still)
         _in_order(case, [(20.0, cheap, "cost 20, came at 50 s, priority 4"), (100.0, dear, "cost 100, came at 0")])
         case.equal(dear[1], math.inf, "safe, of a cost of 100")
@@ -128,7 +131,9 @@ def _key_random(case: Case) -> None:
 
 def _key(case: Case, request: tuple, knobs: dict) -> tuple[float, float]:
     got = case.call(*request, *knobs.values())
-    case.true(isinstance(got, tuple) and len(got) == 2, f"the result is {got!r}, not a pair", hint="(key, safe)")
+    case.true(type(got) is tuple and len(got) == 2, f"the result is {got!r}, not a pair", hint="(key, safe)")
+    for name, value in zip(("key", "safe"), got):
+        case.true(type(value) in (int, float), f"{name} must be a float; got {kind_of(value)}")
     return got
 
 
@@ -141,7 +146,7 @@ def _in_order(case: Case, told: list, hint: str | None = None) -> None:
                 near,
                 (
                     f"the keys of ({words}) and ({other_words}) are {key:g} and {other:g}; "
-                    "both are as urgent at any time, so they must be equal"
+                    "both requests have the same value at any time, so the keys must be equal"
                 ),
                 hint=hint,
             )
@@ -150,7 +155,7 @@ def _in_order(case: Case, told: list, hint: str | None = None) -> None:
                 key < other and not near,
                 (
                     f"the key of ({words}) is {key:g} and that of ({other_words}) is {other:g}; "
-                    f"the first is more urgent by {less - urgent:g} at any time"
+                    f"the value of the first is smaller by {less - urgent:g} at any time"
                 ),
                 hint=hint,
             )
@@ -172,12 +177,12 @@ def _patient_example(case: Case) -> None:
 
 @check_patient_queue.part("edges")
 def _patient_edges(case: Case) -> None:
-    with case.hinting("patience=0: nobody is ever overtaken, so it is first come, first served."):
+    with case.hinting("patience=0: no request is ever overtaken, so it is first come, first served."):
         pair = _patient(case, 0)
         for name, prompt in (("a", 30), ("b", 10), ("c", 20)):
             pair.tell("add", ask(name, prompt))
         pair.pops("a b c")
-    with case.hinting("peek alone overtakes nobody, however often it is asked."):
+    with case.hinting("A peek overtakes no request, however often it is called."):
         pair = _patient(case, 1)
         for name, prompt in (("long", 50), ("a", 10), ("b", 20)):
             pair.tell("add", ask(name, prompt))
@@ -189,7 +194,12 @@ def _patient_edges(case: Case) -> None:
         for name, prompt, most in (("a", 10, 30), ("b", 30, 5), ("c", 20, 15), ("d", 5, 35)):
             pair.tell("add", ask(name, prompt, most))
         pair.pops("b c a d")
-    with case.hinting("Whoever was put back goes first, by arrival; that overtakes nobody."):
+    with case.hinting("Requests are added in another order than they arrived; rules 2 and 3 go by the order of add."):
+        pair = _patient(case, 1)
+        for name, prompt, at in (("first", 40, 9.0), ("second", 40, 3.0), ("short", 5, 6.0), ("as short", 5, 1.0)):
+            pair.tell("add", ask(name, prompt, at=at))
+        pair.pops("short first second")
+    with case.hinting("A request that was put back goes first, by arrival; that overtakes no request."):
         pair = _patient(case, 1)
         pair.tell("add", ask("long", 50, at=3.0))
         pair.tell("put_back", ask("late", 90, at=2.0))
@@ -200,7 +210,9 @@ def _patient_edges(case: Case) -> None:
         pair.pops("early")
         pair.pop(), pair.pop()
         pair.pops("short long")
-    with case.hinting("A request that was aborted while it waited counts for nothing, and is never shown."):
+    with case.hinting(
+        "A request that was aborted while it waited is never returned, and the queue behaves as if it were not there."
+    ):
         pair = _patient(case, 1)
         waiting = [
             ask(name, prompt) for name, prompt in (("gone", 5), ("long", 60), ("also gone", 7), ("a", 20), ("b", 10))
@@ -230,7 +242,7 @@ def race(queue: type, seed: int = 0) -> tuple[float, ...]:
     """Mean E2E with first come, first served, with `sjf` and with `queue(clock, bound)`;
     then the three longest TTFTs."""
     (fcfs_mean, fcfs_longest), (sjf_mean, sjf_longest) = given_queues(seed)
-    mean, longest = run_race(lambda clock: queue(clock, BOUND * fcfs_longest), seed)
+    mean, longest = run_race(lambda clock: Veiled(queue(lambda: clock(), BOUND * fcfs_longest)), seed)
     return fcfs_mean, sjf_mean, mean, fcfs_longest, sjf_longest, longest
 
 
@@ -239,10 +251,10 @@ def _wins(case: Case, seed: int) -> None:
     case.true(
         longest <= BOUND * fcfs_longest,
         (
-            f"on the trace {seed} somebody waits {longest:.2f} s for the first token, "
+            f"on the trace {seed} a request waits {longest:.2f} s for the first token, "
             f"allowed are {BOUND * fcfs_longest:.2f}"
         ),
-        hint="Begin to help those in danger sooner: several may be in danger at a time.",
+        hint="Choose the oldest request earlier: several may come close to the bound at a time.",
     )
     case.true(
         mean < sjf_mean,
@@ -264,7 +276,7 @@ def _beat_example(case: Case) -> None:
 def _beat_edges(case: Case) -> None:
     for seed in range(3):
         engine = small_engine(None)
-        engine.scheduler.waiting = policy = case.run(case.student, engine.clock, 2.0)
+        engine.scheduler.waiting = policy = Veiled(case.run(case.student, lambda engine=engine: engine.clock(), 2.0))
         aborted = ["3", "7", "11"]
         requests = to_requests(small_trace(seed))
         serve = functools.partial(
@@ -277,11 +289,11 @@ def _beat_edges(case: Case) -> None:
             [name_of(one) for one in policy],
             [],
             "what __iter__ shows at the end",
-            hint="All have finished; nobody waits.",
+            hint="All have finished; none waits.",
         )
         case.true(
             sum(one.num_preemptions for one in requests) > 0,
-            "nobody was preempted",
+            "no request was preempted",
             hint="The trace has too little memory for that.",
         )
 

@@ -16,7 +16,63 @@ POLICIES = tuple(
     f"minillm.engine.policies.{name}"
     for name in ("FCFS", "ByKey", "sjf", "priority", "Fair", "LongestPrefixMatch", "make_policy")
 )
+LISTED = (
+    "request_id", "arrival_time", "user", "priority", "num_prompt_tokens", "max_tokens", "num_computed_tokens",
+    "max_computed_tokens", "is_finished",
+)  # fmt: skip
 BASES = ("minillm.engine.policies.KeepsNoAccount",)  # what a student's queue may derive from
+
+
+class Listed:
+    """A request as a student's queue sees it: what the exercises list can be read, and nothing can be changed."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: Request):
+        object.__setattr__(self, "_request", request)
+
+    def __getattr__(self, name: str):
+        if name in LISTED:
+            return getattr(self._request, name)
+        raise AttributeError(f"a queue may not read {name!r} of a request; it may read {', '.join(LISTED)}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a queue must not change a request, and {name!r} was set")
+
+    def __repr__(self) -> str:
+        return f"<request {self._request.request_id}>"
+
+
+class Veiled:
+    """A student's queue for the scheduler: a policy of requests, around a queue of `Listed` ones."""
+
+    def __init__(self, queue):
+        self.queue, self._listed = queue, {}
+
+    def __getattr__(self, name: str):
+        """A method of the queue, which takes and returns requests."""
+        method = getattr(self.queue, name)
+
+        @functools.wraps(method)
+        def veiled(*args):
+            return self._request(method(*map(self._seen, args)))
+
+        return veiled
+
+    def order(self, running: list[Request]):
+        seen = [self._seen(request) for request in running]
+        result = self.queue.order(seen)
+        running[:] = [self._request(one) for one in seen]
+        return result
+
+    def __iter__(self):
+        return (self._request(one) for one in self.queue)
+
+    def _seen(self, value):
+        return self._listed.setdefault(id(value), Listed(value)) if isinstance(value, Request) else value
+
+    def _request(self, value):
+        return value._request if type(value) is Listed else value
 
 
 class Pair:
@@ -24,7 +80,7 @@ class Pair:
 
     def __init__(self, case: Case, reference, *args):
         self.case, self.reference = case, reference
-        self.mine = case.run(case.student, *args)
+        self.mine = Veiled(case.run(case.student, *args))
 
     def tell(self, name: str, *args) -> None:
         self.case.run(getattr(self.mine, name), *args, may_change=True)
@@ -60,7 +116,7 @@ class Pair:
             got,
             sorted(name_of(one) for one in self.reference),
             "the list of those that wait, by __iter__,",
-            hint=f"{self.case.hint} All that wait and are not finished, each once.",
+            hint=f"{self.case.hint} All waiting requests that are not finished, each once.",
         )
 
     def order(self, running: list[Request], hint: str) -> None:
@@ -93,7 +149,7 @@ def drive(
                     f"r{turn}",
                     case.randint(1, 30),
                     case.randint(1, 9),
-                    at=float(turn // 2),
+                    at=float(case.randint(0, turn + 1)),
                     user=case.rng.choice(users),
                 )
             )
@@ -122,11 +178,12 @@ def serve(
 ) -> None:
     """The real scheduler with both queues: the same steps, and the same counters where there are any."""
     runs = []
-    for make in (reference, functools.partial(case.run, case.student, *args)):
+    for make in (reference, lambda: Veiled(case.run(case.student, *args))):
         policy = make()
         engine = small_engine(policy)
         counters = functools.partial(
-            lambda p, step: {k: round(v, 6) for k, v in getattr(p, "counters", {}).items()}, policy
+            lambda p, step: {k: round(v, 6) for k, v in getattr(p, "counters", {}).items()},
+            policy if make is reference else policy.queue,
         )
         steps = functools.partial(
             steps_of,

@@ -49,10 +49,10 @@ def _fair_edges(case: Case) -> None:
         pair.pops("b1"), _charged(case, pair, bob, 12, "Twelve tokens of a prompt.")
         pair.tell("add", ask("c1", 30, user="cem"))
         _counters(case, pair, "cem is new; ann is at 20 and bob at 12, and both are present. eve, at 0, is not.")
-        pair.tell("add", ask("b2", 30, user="bob")), _counters(case, pair, "bob is present: nobody is lifted.")
+        pair.tell("add", ask("b2", 30, user="bob")), _counters(case, pair, "bob is present, so he is not lifted.")
         pair.abort(ann), pair.tell("add", ask("a2", 30, user="ann"))
         _counters(case, pair, "ann returns with 20, more than the smallest counter: a counter never falls.")
-    with case.hinting("Nobody is present: the floor is the counter of the user whose last request left most recently."):
+    with case.hinting("No request is present: the floor is the counter of the user of the request that left last."):
         pair = _fair(case, {})
         ann, bob = ask("a1", 50, user="ann"), ask("b1", 50, user="bob")
         pair.tell("add", bob), pair.pops("b1"), _charged(case, pair, bob, 40, "Forty tokens.")
@@ -61,7 +61,7 @@ def _fair_edges(case: Case) -> None:
         pair.abort(ann), pair.abort(bob)
         pair.tell("add", ask("c1", 5, user="cem")), _counters(case, pair, "bob left last, at 40; ann had left before.")
     with case.hinting(
-        "What lies below max_computed_tokens was paid for before the preemption. The new tokens begin there."
+        "Tokens below max_computed_tokens were charged before the preemption. The new tokens begin there."
     ):
         pair = _fair(case, {"ann": 4.0}, 3.0)
         ann = ask("a1", 8, 20, user="ann")
@@ -87,6 +87,8 @@ def _fair_edges(case: Case) -> None:
         pair.tell("add", hit), pair.pops("a2")
         hit.num_computed_tokens = 16
         _charged(case, pair, hit, 4, "16 tokens came from the prefix cache; the other 4 of the prompt are new.")
+        hit.num_computed_tokens, hit.max_computed_tokens = 22, 3
+        _charged(case, pair, hit, 2, "The new tokens begin at 22, the larger of the two, so they are output tokens.")
     with case.hinting(
         "A user's own requests: the one that was put back last, then in the order of add. Ties between users: "
         "arrival_time of the next, then the name."
@@ -101,7 +103,7 @@ def _fair_edges(case: Case) -> None:
 
 
 def _fair_absent(case: Case) -> None:
-    with case.hinting("An aborted request is never shown; leave counts it out, and so does nothing else."):
+    with case.hinting("An aborted request is never returned; it is present until leave."):
         pair = _fair(case, {})
         waiting = [ask(name, user=name[0], at=float(i)) for i, name in enumerate(("a1", "a2", "b1"))]
         for one in waiting:
@@ -126,7 +128,7 @@ def _fair_absent(case: Case) -> None:
 @check_fair_queue.part("random")
 def _fair_random(case: Case) -> None:
     for _ in range(15):
-        pair = _fair(case, {"a": 2.0, "b": 4.0}, float(case.randint(1, 4)))
+        pair = _fair(case, {"a": 2.0, "b": 4.0}, case.randint(2, 10) / 2)
         drive(
             case,
             pair,
@@ -139,7 +141,7 @@ def _fair_random(case: Case) -> None:
     for round_ in range(3):
         shares, seed = {"a": 1.0, "b": 2.0}, case.randint(0, 10**6)
         aborted = case.rng.sample(range(20), 4)
-        serve(case, functools.partial(FairShares, shares, 2.0), (shares, 2.0), seed, ("a", "b", "c"), aborted, round_)
+        serve(case, functools.partial(FairShares, shares, 2.5), (shares, 2.5), seed, ("a", "b", "c"), aborted, round_)
 
 
 def _fair(case: Case, shares: dict[str, float], output_weight: float = 2.0) -> Pair:
@@ -147,7 +149,7 @@ def _fair(case: Case, shares: dict[str, float], output_weight: float = 2.0) -> P
 
 
 def _counters(case: Case, pair: Pair, hint: str) -> None:
-    case.close(dict(pair.mine.counters), pair.reference.counters, "the counters", hint=hint)
+    case.close(dict(pair.mine.queue.counters), pair.reference.counters, "the counters", hint=hint)
 
 
 def _charged(case: Case, pair: Pair, request: Request, tokens: int, hint: str) -> None:

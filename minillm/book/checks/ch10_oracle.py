@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from minillm.book.checks.case import Case
+from minillm.book.checks.kernels import innermost, not_written, own_line
 from minillm.book.traffic import Access, OutOfBounds, Traffic, record_torch_traffic, record_traffic
 from minillm.kernels.language import MODE
 
@@ -164,13 +163,6 @@ class OutsideLaunches(record_torch_traffic):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-def innermost(error: Exception) -> Exception:
-    """What was raised in the kernel, without the interpreter's wrapping."""
-    while type(error).__name__ == "InterpreterError" and isinstance(error.__cause__, Exception):
-        error = error.__cause__
-    return error
-
-
 def advice(error: Exception) -> str:
     """What is behind some of the interpreter's stranger messages."""
     if "is_ptr" in str(error):
@@ -178,29 +170,6 @@ def advice(error: Exception) -> str:
     if "object is not iterable" in str(error) or "is not subscriptable" in str(error):
         return "A pointer has no elements: tl.load(x + 2 * index, mask), not x[2 * index]"
     return ""
-
-
-def not_written(error: Exception) -> bool:
-    """Whether this is the NotImplementedError of a stub, and not one of Triton's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return isinstance(error, NotImplementedError) and (not frames or not frames[-1].filename.startswith(_others()))
-
-
-def _others() -> tuple[str, ...]:
-    """Where the code lies that is not the student's: installed packages, Python's own library, this package."""
-    return tuple(str(Path(file).parents[up]) for file, up in ((np.__file__, 1), (traceback.__file__, 0), (__file__, 2)))
-
-
-def own_line(error: BaseException) -> str:
-    """The last line of the student's own code that an error came through,
-    before the interpreter wrapped it and since."""
-    frames = []
-    while error is not None:
-        frames += traceback.extract_tb(error.__traceback__)
-        error = error.__cause__
-    own = [frame for frame in frames if not frame.filename.startswith(_others())]
-    line = own[-1].line.strip() if own and own[-1].line else ""
-    return f"It happened in {own[-1].name}, line {own[-1].lineno} of the cell{line and ': '}{line}" if own else ""
 
 
 def extent(tensor: Tensor) -> int:

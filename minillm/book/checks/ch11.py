@@ -1,30 +1,33 @@
-"""Checks of chapter 11: tile traffic, a snake through the tiles, split-K, a last tile, a fused epilogue.
+"""Checks of chapter 11: tile traffic, a snake, split-K, a last tile, a fused epilogue, turns dealt out.
 Built in chapter 11.
 
 The references are in `ch11_oracle`; `ch11_launches` runs kernels in the interpreter and looks at what each program
-touched. `ch11_kernels` has the last three.
+touched. `ch11_kernels` has the next three, `ch11_streams` the last.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
-from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch06_oracle import bounded
+from minillm.book.checks import Case, Checker, Draw, FunctionChecker
 from minillm.book.checks.ch11_kernels import check_fused_epilogue, check_last_tile, check_split_k
-from minillm.book.checks.ch11_launches import (
-    whole_numbers_only,
-)
+from minillm.book.checks.ch11_launches import whole_numbers_only
 from minillm.book.checks.ch11_oracle import (
     Tile,
-    chosen_tile,
+    best_tile,
     multiply_adds,
     row_by_row,
+    shared_bytes,
     snake,
     strips_loaded,
     tiled_product,
     walked_bytes,
 )
+from minillm.book.checks.ch11_streams import check_stream_k
+from minillm.book.checks.patience import bounded
 from minillm.book.traffic import record_traffic
 from minillm.kernels.language import MODE
 
@@ -33,141 +36,134 @@ __all__ = [
     "check_last_tile",
     "check_snake_order",
     "check_split_k",
+    "check_stream_k",
     "check_tile_traffic",
     "row_by_row",
     "strips_loaded",
 ]
 
 
-check_tile_traffic = Checker(
-    "tile_traffic",
-    hint="A is read once for every column of tiles, B once for every row of tiles; a masked lane reads nothing.",
-)
 check_snake_order = Checker(
     "snake_order", hint="Group after group; even groups go down, odd ones up; rows go to and fro."
 )
 
 
-@check_tile_traffic.part("example")
-def _traffic_example(case: Case) -> None:
-    _chooses(case, 100, 60, 40, 2, [(32, 32, 16)], 2, 10_000)
-    _chooses(case, 100, 60, 40, 2, [(16, 16, 16), (32, 32, 16), (64, 64, 16), (16, 64, 32)], 2, 6_000)
+# --- 1: the best tile
 
 
-@check_tile_traffic.part("edges")
-def _traffic_edges(case: Case) -> None:
-    for m, n, k, tile in (
-        (33, 50, 20, (16, 32, 16)),
-        (16, 17, 64, (16, 16, 32)),
-        (1, 40, 5, (32, 16, 16)),
-        (64, 1, 31, (32, 16, 16)),
-    ):
-        _interpreted(case, m, n, k, tile)
-    _chooses(case, 64, 64, 64, 2, [], 1, 10**6)
-    _chooses(case, 64, 64, 64, 4, [(32, 32, 16)], 2, 8_191)  # a byte short
-    _chooses(case, 64, 64, 64, 4, [(32, 32, 16)], 2, 8_192)
-    _chooses(case, 64, 64, 64, 4, [(32, 32, 16)], 3, 8_192)
-    _chooses(case, 64, 64, 64, 2, [(64, 16, 16), (16, 64, 16)], 1, 10**6)  # equal in both: the first
-    _chooses(case, 64, 64, 64, 2, [(16, 64, 16), (64, 16, 16)], 1, 10**6)
-    # The same bytes: fewer masked lanes.
-    _chooses(case, 60, 60, 60, 2, [(128, 128, 16), (64, 64, 32), (64, 64, 16)], 1, 10**6)
-    _chooses(case, 60, 60, 40, 2, [(64, 64, 32), (64, 64, 16)], 1, 10**6)  # K is padded too
-    _chooses(case, 1, 4096, 4096, 2, [(64, 64, 16), (16, 64, 16), (16, 128, 16)], 2, 10**6)  # decode at batch 1
+def _random_tiles(draw: Draw) -> tuple:
+    m, n, k = (draw.randint(1, draw.rng.choice((20, 300))) for _ in range(3))
+    tiles = [tuple(draw.rng.choice((16, 32, 64, 128)) for _ in range(3)) for _ in range(draw.randint(1, 9))]
+    limit = draw.rng.choice((2_000, 10_000, 49_152, 101_376))
+    return m, n, k, draw.rng.choice((1, 2, 4)), tiles, draw.randint(1, 5), limit
 
 
-@check_tile_traffic.part("random")
-def _traffic_random(case: Case) -> None:
-    sizes = (16, 32, 64, 128)
-    for _ in range(120):
-        m, n, k = (case.randint(1, case.rng.choice((20, 300))) for _ in range(3))
-        tiles = [tuple(case.rng.choice(sizes) for _ in range(3)) for _ in range(case.randint(1, 9))]
-        _chooses(
-            case,
-            m,
-            n,
-            k,
-            case.rng.choice((1, 2, 4)),
-            tiles,
-            case.randint(1, 5),
-            case.rng.choice((2_000, 10_000, 49_152, 101_376)),
-        )
-    _interpreted(case, case.randint(1, 70), case.randint(1, 70), case.randint(1, 70), (32, 16, 32))
-
-
-def _chooses(
-    case: Case, m: int, n: int, k: int, itemsize: int, tiles: list[Tile], num_stages: int, shared_limit: int
-) -> None:
-    expected = chosen_tile(m, n, k, itemsize, tiles, num_stages, shared_limit)
-    with case.hinting(
-        f"{case.hint} No argument may change: tiles.sort() sorts the caller's list, sorted(tiles) makes a new one."
-    ):
-        got = case.call(m, n, k, itemsize, tiles, num_stages, shared_limit)
-    told = f"for m={m}, n={n}, k={k}, itemsize={itemsize}, num_stages={num_stages}, shared_limit={shared_limit:,}"
-    if expected is None:
-        need = [num_stages * (bm + bn) * bk * itemsize for bm, bn, bk in tiles]
-        case.true(
-            got is None,
-            f"the result is {got!r} {told}; expected None",
-            hint=f"No tile fits: they need {need} bytes of shared memory." if need else "There is no tile to choose.",
-        )
-        return
-    case.true(
-        isinstance(got, tuple) and len(got) == 2 and got[0] in tiles,
-        f"the result is {got!r} {told}; expected (tile, bytes_loaded), with a tile of the list as it stands there",
-        hint=(
-            f"One of the tiles fits into shared memory: {expected[0]} needs "
-            f"{num_stages * (expected[0][0] + expected[0][1]) * expected[0][2] * itemsize:,} bytes."
-        ),
+def _costs(got: object, expected: object, m: int, n: int, k: int, itemsize: int, tiles: list[Tile], *rest: int) -> str:
+    """What the tiles in question need, load and do."""
+    stages, limit = rest
+    asked = [tile for tile in (got and got[0], expected and expected[0]) if tile in tiles] or tiles
+    told = (
+        f"{tile} needs {shared_bytes(tile, itemsize, stages):,} bytes of shared memory, loads "
+        f"{walked_bytes(m, n, k, tile, itemsize):,} and does {multiply_adds(m, n, k, tile):,} multiply-adds"
+        for tile in dict.fromkeys(asked)
     )
-    mine, right = got[0], expected[0]
-    case.is_a(got[1], int, f"bytes_loaded {told}", hint="Bytes are whole numbers: divide with //, not with /.")
-    case.equal(
-        got[1],
-        walked_bytes(m, n, k, mine, itemsize),
-        f"bytes_loaded with the tile {mine} {told}\n  bytes_loaded",
-        hint=(
-            f"The grid has {-(-m // mine[0])} rows and {-(-n // mine[1])} columns of tiles. "
-            "At the edges masked lanes load nothing; each program loads all of K."
-        ),
-    )
-    if mine != right:
-        need = num_stages * (mine[0] + mine[1]) * mine[2] * itemsize
-        case.true(
-            need <= shared_limit,
-            f"the tile is {mine} {told}, and it needs {need:,} bytes of shared memory",
-            hint="num_stages times a tile of A and a tile of B, each element `itemsize` bytes.",
-        )
-        facts = "; ".join(
-            (
-                f"{t} loads {walked_bytes(m, n, k, t, itemsize):,} bytes and does {multiply_adds(m, n, k, t):,} "
-                "multiply-adds"
-            )
-            for t in (right, mine)
-        )
-        case.fail(
-            f"the tile is {mine} {told}; expected {right}",
-            hint=f"Fewest bytes, then fewest multiply-adds, masked lanes included, then the first: {facts}.",
-        )
-    case.equal(tiles.index(mine), tiles.index(right))
+    return f"Of {limit:,} bytes of shared memory: {'; '.join(told)}." if asked else "There is no tile to choose."
 
 
-def _interpreted(case: Case, m: int, n: int, k: int, tile: Tile) -> None:
+def _interpreted(case: Case, got: object, m: int, n: int, k: int, itemsize: int, tiles: list[Tile], *rest: int) -> None:
     """The count of a kernel that runs, where the interpreter is there to run it."""
-    _chooses(case, m, n, k, 4, [tile], 1, 10**9)
-    if MODE != "interpreted":
+    if MODE != "interpreted" or rest != (1, 10**9):
         return
+    [tile] = tiles
     a, b, out = torch.ones(m, k), torch.ones(k, n), torch.zeros(m, n)
-    grid = (-(-m // tile[0]), -(-n // tile[1]))
     with record_traffic() as traffic:
-        tiled_product[grid](a, b, out, m, n, k, TILE_M=tile[0], TILE_N=tile[1], TILE_K=tile[2])
-    case.equal(
-        case.call(m, n, k, 4, [tile], 1, 10**9)[1],
-        traffic.bytes_loaded,
-        (
-            f"bytes_loaded, where the interpreter counted a kernel with m={m}, n={n}, "
-            f"k={k} and the tile {tile}\n  bytes_loaded"
+        tiled_product[-(-m // tile[0]), -(-n // tile[1])](
+            a, b, out, m, n, k, TILE_M=tile[0], TILE_N=tile[1], TILE_K=tile[2]
+        )
+    case.equal(got[1], traffic.bytes_loaded, "bytes_loaded, where the interpreter counted a kernel with this tile,")
+
+
+def _loaded(rows: Callable[[int, int], int], a: str = "columns", factor: int = 1) -> Callable[..., int]:
+    """Mistaken counts of bytes: how many times A and B are loaded."""
+
+    def count(m: int, n: int, k: int, tile: Tile, itemsize: int) -> int:
+        times = {"rows": rows(m, tile[0]), "columns": rows(n, tile[1]), "once": 1}
+        b = {"rows": "columns", "columns": "rows", "once": "once"}[a]
+        return (itemsize if factor else 1) * (m * k * times[a] + k * n * times[b])
+
+    return count
+
+
+_up = lambda size, side: -(-size // side)
+
+
+def _padded(m: int, n: int, k: int, tile: Tile, itemsize: int) -> int:
+    return itemsize * _up(m, tile[0]) * _up(n, tile[1]) * _up(k, tile[2]) * tile[2] * (tile[0] + tile[1])
+
+
+check_tile_traffic = FunctionChecker(
+    "tile_traffic",
+    best_tile,
+    returns=lambda *given: "the result" if best_tile(*given) is None else ("the tile", "bytes_loaded"),
+    examples=[
+        (100, 60, 40, 2, [(32, 32, 16)], 2, 10_000),
+        (100, 60, 40, 2, [(16, 16, 16), (32, 32, 16), (64, 64, 16), (16, 64, 32)], 2, 6_000),
+    ],
+    edges=[
+        (33, 50, 20, 4, [(16, 32, 16)], 1, 10**9),
+        (16, 17, 64, 4, [(16, 16, 32)], 1, 10**9),
+        (1, 40, 5, 4, [(32, 16, 16)], 1, 10**9),
+        (64, 1, 31, 4, [(32, 16, 16)], 1, 10**9),
+        (61, 37, 50, 4, [(32, 16, 32)], 1, 10**9),
+        (64, 64, 64, 2, [], 1, 10**6),
+        (64, 64, 64, 4, [(32, 32, 16)], 2, 3_000),
+        (64, 64, 64, 4, [(32, 32, 16)], 2, 8_191),  # a byte short
+        (64, 64, 64, 4, [(32, 32, 16)], 2, 8_192),
+        (64, 64, 64, 4, [(32, 32, 16)], 3, 8_192),
+        (64, 64, 64, 2, [(64, 16, 16), (16, 64, 16)], 1, 10**6),  # equal in both: the first
+        (64, 64, 64, 2, [(16, 64, 16), (64, 16, 16)], 1, 10**6),
+        (60, 60, 40, 2, [(64, 64, 32), (64, 64, 16)], 1, 10**6),  # K is padded too
+        (60, 60, 60, 2, [(128, 128, 16), (64, 64, 32), (64, 64, 16)], 1, 10**6),  # fewer masked lanes
+        (1, 4096, 4096, 2, [(64, 64, 16), (16, 64, 16), (16, 128, 16)], 2, 10**6),  # decode at batch 1
+    ],
+    random=_random_tiles,
+    trials=120,
+    explain=_costs,
+    also=_interpreted,
+    hint="A is read once for every column of tiles, B once for every row of tiles; sorted(tiles) makes a new list.",
+    misconceptions={
+        "At the edges masked lanes load nothing; each program loads all of K.": partial(best_tile, loads=_padded),
+        "A is read once for every column of tiles, B once for every row.": partial(
+            best_tile, loads=_loaded(_up, "rows")
         ),
-    )
+        "Nothing is kept from one program to the next: each matrix is loaded several times.": partial(
+            best_tile, loads=_loaded(_up, "once")
+        ),
+        "The grid covers all of C: round up.": partial(best_tile, loads=_loaded(lambda size, side: size // side)),
+        "Bytes are asked for, not elements.": partial(best_tile, loads=_loaded(_up, factor=0)),
+        "A tile fits if it takes at most shared_limit bytes: exactly full is full.": partial(best_tile, spare=1),
+        "num_stages times a tile of A and a tile of B lie in shared memory.": partial(
+            best_tile, needs=lambda tile, itemsize, stages: shared_bytes(tile, itemsize, 1)
+        ),
+        "The tile of C does not lie in shared memory.": partial(
+            best_tile,
+            needs=lambda tile, itemsize, stages: shared_bytes(tile, itemsize, stages) + tile[0] * tile[1] * itemsize,
+        ),
+        "An element in shared memory takes `itemsize` bytes.": partial(
+            best_tile, needs=lambda tile, itemsize, stages: shared_bytes(tile, 1, stages)
+        ),
+        "Multiply-adds count K rounded up to whole tiles, too.": partial(
+            best_tile, work=lambda m, n, k, tile: multiply_adds(m, n, tile[2], tile)
+        ),
+        "Of those that load the fewest bytes, the one with the fewest multiply-adds.": partial(
+            best_tile, work=lambda m, n, k, tile: 0
+        ),
+        "Of those that are equal in both, the first of the list.": partial(best_tile, order=-1),
+    },
+)
+
+
+# --- 2: a snake through the tiles
 
 
 @check_snake_order.part("example")

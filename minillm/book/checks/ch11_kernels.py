@@ -5,20 +5,10 @@ from __future__ import annotations
 import torch
 
 from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch11_launches import (
-    Matrix,
-    judge_programs,
-    launch,
-    only_values,
-    whole_numbers,
-)
-from minillm.book.checks.ch11_oracle import (
-    offsets,
-    parts,
-    silu_of_gate_times_up,
-    slices,
-)
+from minillm.book.checks.ch11_launches import Matrix, judge_programs, whole_numbers
+from minillm.book.checks.ch11_oracle import offsets, parts, silu_of_gate_times_up, slices
 from minillm.book.checks.ch11_sums import judge_sum
+from minillm.book.checks.kernels import launch, only_values
 
 TILE = 16  # of the kernels: the smallest that tl.dot takes
 _MATMUL = (

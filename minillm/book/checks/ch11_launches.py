@@ -7,10 +7,9 @@ is an error of `record_traffic`; a lane that runs from the end of a row into the
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import textwrap
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,78 +17,12 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from minillm.book.checks import Case
-from minillm.book.checks.ch10_oracle import innermost, not_written, own_line
 from minillm.book.checks.ch11_oracle import Part
-from minillm.book.traffic import OutOfBounds, record_torch_traffic, record_traffic
-from minillm.kernels.language import MODE
+from minillm.book.checks.kernels import by_program, elements_of
 
 Program = tuple[int, int, int]
-
-
-class _Poisoned(TorchFunctionMode):
-    """Fresh memory is NaN: what was never stored is seen."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        fresh = func in (torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty)
-        return made.fill_(float("nan")) if fresh and made.is_floating_point() else made
-
-
-def launch(case: Case, *args: Any) -> tuple[Any, Any]:
-    """(what the launcher returned, the traffic of its kernels); fails where it raises or changes an argument."""
-    if MODE != "interpreted":
-        case.fail(
-            f"this exercise is judged in Triton's interpreter, and here kernels are {MODE}",
-            hint=(
-                "Restart the notebook and run its first cell before anything else: it sets TRITON_INTERPRET=1. "
-                "Triton needs Linux."
-            ),
-        )
-    seen, outside = [], []
-
-    @functools.wraps(case.student)
-    def counted(*args):
-        with record_traffic(poison=True) as traffic, record_torch_traffic() as by_torch, _Poisoned():
-            seen.extend((traffic, by_torch))
-            try:
-                return case.student(*args)
-            except Exception as error:
-                raised = innermost(error)  # the interpreter wraps what a kernel raises
-                # Triton's own: the interpreter lacks something
-                unknown = isinstance(raised, NotImplementedError) and not not_written(raised)
-                if not unknown and not isinstance(raised, OutOfBounds):
-                    raise raised from error
-                outside.append((raised, error))
-
-    got = case.run(counted, *args)
-    if outside:
-        raised, error = outside[0]
-        if not isinstance(raised, OutOfBounds):
-            case.fail(
-                f"{case.student.__name__} uses what Triton's interpreter cannot do: {raised}",
-                cause=raised,
-                hint=f"{own_line(error)}. Load by addresses and masks, as the chapter does.",
-            )
-        case.fail(
-            f"{raised}",
-            cause=raised,
-            hint="A lane outside of the matrix needs a mask: that of tl.load, not a tl.where afterwards. "
-            "If its row and its column are inside, the address was made for another shape.",
-        )
-    traffic, by_torch = seen
-    ops = [name for name, _, _ in by_torch.ops if name not in ("fill_", "copy_")]  # ours, and the interpreter's
-    case.true(
-        not ops,
-        f"a torch operation read or wrote numbers: {ops[0] if ops else ''}",
-        hint=(
-            "All numbers are the kernels' work. Allocate with torch.empty: "
-            "every element is stored later, and zeros would be one more pass."
-        ),
-    )
-    return got, traffic
 
 
 @dataclass(frozen=True)
@@ -150,15 +83,6 @@ def judge_programs(
             )
 
 
-def by_program(traffic: Any, index: int) -> dict[Program, list]:
-    """The accesses of one launch, program by program, in order."""
-    found = defaultdict(list)
-    for access in traffic.accesses:
-        if access.launch_index == index:
-            found[tuple(access.program)].append(access)
-    return found
-
-
 def nobody_strays(
     case: Case, touched: dict[Program, list], matrices: Iterable[Matrix], stored: set[str], told: str
 ) -> None:
@@ -216,35 +140,6 @@ def same_elements(
     )
 
 
-def only_values(
-    case: Case, got: Any, expected: Tensor, told: str, *, exact: bool = True, hint: str | None = None
-) -> None:
-    """The output's type, shape and values."""
-    case.is_a(got, expected.dtype, f"the output {told}")
-    poison = (
-        "NaN is an element that nobody stored, or a masked lane that came into a sum: "
-        "what it holds is undefined unless tl.load has an `other`, 0.0. "
-    )
-    hint = (poison if isinstance(got, Tensor) and got.isnan().any() else "") + (
-        hint
-        or "Tiles go into tl.dot as they were loaded. All sums are in float32, and rounded to the output's dtype once."
-    )
-    same = isinstance(got, Tensor) and got.shape == expected.shape
-    if not exact and same and torch.allclose(got, expected, rtol=3e-2, atol=3e-2):
-        hint = (
-            "Nearly: some number was rounded too early. Tiles go into tl.dot as they were loaded; "
-            "sums stay in float32 to the end."
-        )
-    tolerance = (
-        {}
-        if exact
-        else {"atol": 2e-3, "rtol": 2e-3}
-        if expected.dtype == torch.float16
-        else {"atol": 1e-4, "rtol": 1e-5}
-    )
-    (case.equal if exact else case.close)(got, expected, f"the output {told}\n  the output", hint=hint, **tolerance)
-
-
 def whole_numbers(case: Case, *shape: int, dtype: torch.dtype = torch.float32, most: int = 4) -> Tensor:
     """Small whole numbers: their products have one answer, whatever the order of the sum."""
     return case.randint(-most, most + 1, *shape).to(dtype)
@@ -269,11 +164,6 @@ def whole_numbers_only(case: Case) -> None:
             f"{case.student.__name__} calls divmod",
             hint=f"// and % instead. {hint}",
         )
-
-
-def elements_of(accesses: list, kind: str, name: str) -> numpy.ndarray:
-    found = [numpy.asarray(a.elements).reshape(-1) for a in accesses if a.kind == kind and a.tensor == name]
-    return numpy.concatenate(found).astype(numpy.int64) if found else numpy.zeros(0, numpy.int64)
 
 
 def _nearest(stored: numpy.ndarray, work: dict[Any, Part], writes: Matrix) -> tuple[Any, Part]:

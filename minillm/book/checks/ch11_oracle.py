@@ -4,7 +4,7 @@ Built in chapter 11."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -35,16 +35,22 @@ def multiply_adds(m: int, n: int, k: int, tile: Tile) -> int:
     return size
 
 
-def chosen_tile(
-    m: int, n: int, k: int, itemsize: int, tiles: Sequence[Tile], num_stages: int, shared_limit: int
-) -> tuple[Tile, int] | None:
-    """The first tile that nothing beats, by trying all of them."""
-    best = None
-    for tile in tiles:
-        if num_stages * (tile[0] + tile[1]) * tile[2] * itemsize <= shared_limit:
-            cost = (walked_bytes(m, n, k, tile, itemsize), multiply_adds(m, n, k, tile))
-            best = (cost, tile) if best is None or cost < best[0] else best
-    return None if best is None else (best[1], best[0][0])
+def shared_bytes(tile: Tile, itemsize: int, num_stages: int) -> int:
+    return num_stages * (tile[0] + tile[1]) * tile[2] * itemsize
+
+
+def best_tile(
+    m: int, n: int, k: int, itemsize: int, tiles: Sequence[Tile], num_stages: int, shared_limit: int,
+    *, loads: Callable[..., int] = walked_bytes, work: Callable[..., int] = multiply_adds,
+    needs: Callable[..., int] = shared_bytes, spare: int = 0, order: int = 1,
+) -> tuple[Tile, int] | None:  # fmt: skip
+    """The first tile that nothing beats, by trying all of them. The keywords are mistakes."""
+    fitting = [tile for tile in tiles if needs(tile, itemsize, num_stages) + spare <= shared_limit]
+    ranked = [(loads(m, n, k, tile, itemsize), work(m, n, k, tile)) for tile in fitting][::order]
+    if not fitting:
+        return None
+    place = ranked.index(min(ranked))
+    return fitting[::order][place], ranked[place][0]
 
 
 @triton.jit

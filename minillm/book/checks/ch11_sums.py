@@ -8,7 +8,8 @@ from typing import Any
 import numpy
 
 from minillm.book.checks import Case
-from minillm.book.checks.ch11_launches import Matrix, by_program, elements_of, nobody_strays, same_elements
+from minillm.book.checks.ch11_launches import Matrix, nobody_strays, same_elements
+from minillm.book.checks.kernels import by_program, elements_of
 
 
 def judge_sum(case: Case, traffic: Any, index: int, shape: tuple[int, int, int], itemsize: int, told: str) -> None:

@@ -1,8 +1,9 @@
-"""Checks of chapter 12: states merged, tiles planned, a repaired kernel, a sink and a window, soft-capping.
+"""Checks of chapter 12: states merged, tiles planned, a repaired kernel, a sink and a window, soft-capping,
+rescaling only when it must be.
 Built in chapter 12.
 
 `ch12_merges` and `ch12_plans` judge the first two, `ch12_launches` what each program of a kernel touched;
-references: `ch12_oracle`. `ch12_kernels` has the next two, `ch12_capped` the last.
+references: `ch12_oracle`. `ch12_kernels` has the next two, `ch12_capped` the fifth, `ch12_lazy` the last.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from minillm.book.checks.ch12_kernels import (
     check_document_kernel,
     check_sink_window,
 )
+from minillm.book.checks.ch12_lazy import check_attend_lazily
 from minillm.book.checks.ch12_merges import merges
 from minillm.book.checks.ch12_oracle import attention, documents_of, levelled
 from minillm.book.checks.ch12_plans import Plan, plans, plans_far
 
 __all__ = [
+    "check_attend_lazily",
     "check_capped",
     "check_document_kernel",
     "check_merge_states",

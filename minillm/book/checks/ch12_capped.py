@@ -15,8 +15,9 @@ from minillm.book.checks.ch12_kernels import (
     judge_values,
     span,
 )
-from minillm.book.checks.ch12_launches import Need, attend, rows_of
+from minillm.book.checks.ch12_launches import Need, rows_of
 from minillm.book.checks.ch12_oracle import capped_attention, levelled
+from minillm.book.checks.kernels import attend
 
 check_capped = Checker(
     "capped",

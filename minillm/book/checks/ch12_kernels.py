@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch12_launches import Need, attend, judge_programs, rows_of
+from minillm.book.checks.ch12_launches import Need, judge_programs, rows_of
 from minillm.book.checks.ch12_oracle import attention, documents_of, levelled, sink_mask
+from minillm.book.checks.kernels import attend
 
 TILE_M, TILE_N = 32, 16  # of the kernels: queries of a program, keys of a step
 FLASH = tuple(

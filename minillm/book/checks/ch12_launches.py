@@ -1,23 +1,21 @@
 """Runs an attention kernel in Triton's interpreter and judges what each of its programs touched. Built in chapter 12.
 
-The launch itself, with fresh memory as NaN, is that of `ch11_launches`. A program is known by the outputs it stores.
+The launch itself, with fresh memory as NaN, is that of `kernels`. A program is known by the outputs it stores.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
-from torch import Tensor
 
 from minillm.book.checks import Case
-from minillm.book.checks.ch11_launches import by_program, elements_of, launch, only_values
+from minillm.book.checks.kernels import by_program, elements_of
 
-__all__ = ["Need", "attend", "judge_programs", "only_values", "rows_of"]
+__all__ = ["Need", "judge_programs", "rows_of"]
 
 
 @dataclass(frozen=True)
@@ -32,17 +30,6 @@ class Need:
 def rows_of(rows: Sequence[int], width: int) -> numpy.ndarray:
     """The elements of these rows of a matrix whose rows have `width`."""
     return (numpy.array(rows, dtype=numpy.int64)[:, None] * width + numpy.arange(width)[None, :]).reshape(-1)
-
-
-def attend(case: Case, *args: Any) -> tuple[Tensor, Any]:
-    """(the output, the traffic) of the student's launcher, whose kernels are its own."""
-    borrowed = _borrowed(case.student)
-    case.true(
-        not borrowed, f"this uses the package's {borrowed}, in a kernel", hint="That is the part to write yourself."
-    )
-    with numpy.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # "All-NaN slice encountered": the comparison says it better
-        return launch(case, *args)
 
 
 def judge_programs(
@@ -164,23 +151,3 @@ def _rows(elements: numpy.ndarray, width: int) -> str:
     runs = numpy.split(rows, numpy.flatnonzero(numpy.diff(rows) > 1) + 1)
     told = [f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
     return f"row{'s' * (len(rows) > 1)} {', '.join(told[:4])}{', ...' if len(told) > 4 else ''}"
-
-
-def _borrowed(student: Any) -> str | None:
-    """The dotted name of the first kernel or helper of the package that the student's kernels name;
-    None where all is their own."""
-    waiting, seen = [student], set()
-    while waiting:
-        function = waiting.pop()
-        plain = getattr(function, "fn", function)  # a kernel holds its Python function
-        code = getattr(plain, "__code__", None)
-        if code is None or id(plain) in seen:
-            continue
-        seen.add(id(plain))
-        if (plain.__module__ or "").split(".")[0] == "minillm":
-            return f"{plain.__module__}.{plain.__name__}"
-        named = [plain.__globals__.get(name) for name in code.co_names]
-        waiting += [
-            value for value in named if hasattr(value, "fn") or getattr(value, "__globals__", None) is plain.__globals__
-        ]
-    return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minillm.book.checks import Case
-from minillm.book.checks.ch06_oracle import bounded
+from minillm.book.checks.patience import bounded
 
 WHOLE, MASKED, SKIPPED = "whole", "masked", "skipped"
 

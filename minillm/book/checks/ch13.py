@@ -1,19 +1,29 @@
 """Checks of chapter 13: a prefix merged in, the number of splits, a gather over pages, addresses. Built in chapter 13.
 
 The references are in `ch13_oracle`; `ch13_launches` looks at what the programs of a gather touched.
-`ch13_places` has the last two.
+`ch13_places` has a gather and addresses, `ch13_latent` decoding over latents.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch13_oracle import Costs, mistaken_times, split_time, state_of
+from minillm.book.checks import Case, Checker, Draw, FunctionChecker
+from minillm.book.checks.ch13_latent import check_latent_decode
+from minillm.book.checks.ch13_oracle import Costs, best_splits, last_end, merge_time, programs_of, state_of
 from minillm.book.checks.ch13_places import check_gather_window, check_slot_places
 
-__all__ = ["Costs", "check_best_splits", "check_gather_window", "check_merge_prefix", "check_slot_places"]
+__all__ = [
+    "Costs",
+    "check_best_splits",
+    "check_gather_window",
+    "check_latent_decode",
+    "check_merge_prefix",
+    "check_slot_places",
+]
 
 _PAGED = tuple(
     f"minillm.kernels.paged_decode.{name}"
@@ -23,13 +33,6 @@ _PAGED = tuple(
 check_merge_prefix = Checker(
     "merge_prefix",
     hint="A part weighs exp(its log - the log of both); the log of both is log(exp(a) + exp(b)).",
-    forbid=_PAGED,
-)
-check_best_splits = Checker(
-    "best_splits",
-    hint=(
-        "Let the programs start one after the other, each at the place that is free first; try every number of splits."
-    ),
     forbid=_PAGED,
 )
 
@@ -156,78 +159,69 @@ def _blame(
     return None
 
 
-@check_best_splits.part("example")
-def _splits_example(case: Case) -> None:
-    costs = Costs(start=2, tile=3, launch=5, part=1)
-    _chooses(case, [640], 2, 8, 64, 6, costs)
-    _chooses(case, [700, 64, 300], 1, 4, 64, 8, costs)
+def _random_splits(draw: Draw) -> tuple:
+    lengths = [draw.rng.choice((0, draw.randint(1, 200), draw.randint(1, 3000))) for _ in range(draw.randint(1, 6))]
+    costs = Costs(draw.randint(0, 20), draw.randint(1, 20), draw.randint(0, 60), draw.randint(0, 6))
+    tile_n, most = draw.rng.choice((16, 64, 128)), draw.randint(1, 14)
+    return lengths, draw.randint(1, 5), draw.randint(1, 24), tile_n, most, costs
 
 
-@check_best_splits.part("edges")
-def _splits_edges(case: Case) -> None:
-    _chooses(case, [640], 2, 8, 64, 1, Costs(2, 3, 5, 1))  # splitting is not allowed
-    _chooses(case, [0, 0], 2, 4, 64, 4, Costs(2, 3, 5, 1))  # padding only
-    _chooses(case, [0, 650, 1], 2, 4, 64, 8, Costs(2, 3, 0, 0))
-    _chooses(case, [640], 1, 10, 64, 20, Costs(0, 1, 0, 0))  # 10 splits are as good as 20
-    _chooses(case, [1024], 1, 16, 64, 16, Costs(1, 4, 0, 0))
-    _chooses(case, [1024], 1, 16, 64, 16, Costs(1, 4, 40, 0))  # merging costs more than it brings
-    _chooses(case, [1024], 1, 16, 64, 16, Costs(0, 4, 0, 5))
-    _chooses(case, [640], 1, 16, 64, 12, Costs(9, 1, 0, 0))
-    _chooses(case, [704], 3, 7, 64, 12, Costs(3, 10, 4, 1))  # 11 tiles: not every number of splits gives shorter ones
-    _chooses(case, [6400, 64, 64, 64, 64, 64], 1, 3, 64, 9, Costs(1, 5, 6, 1))
-    _chooses(case, [64, 64, 64, 64, 6400], 1, 3, 64, 9, Costs(1, 5, 6, 1))  # the longest starts last
-    _chooses(case, [1], 8, 132, 128, 4, Costs(100, 50, 10, 1))
+def _times(got: tuple, expected: tuple, *given: object) -> str:
+    *before, most, costs = given
+    tried = sorted({1, expected[0], most, *(n for n in got[:1] if type(n) is int and 1 <= n <= most)})
+    alone = {n: last_end(programs_of(before[0], before[1], before[3], n, costs), before[2]) for n in tried}
+    told = " ".join(f"{n}: {time + merge_time(n, costs)}" for n, time in alone.items())
+    return f"Every number up to max_splits={most} must be tried. Splits and their times: {told}."
 
 
-@check_best_splits.part("random")
-def _splits_random(case: Case) -> None:
-    for _ in range(40):
-        seq_lens = [
-            case.rng.choice((0, case.randint(1, 200), case.randint(1, 3000))) for _ in range(case.randint(1, 6))
-        ]
-        costs = Costs(case.randint(0, 20), case.randint(1, 20), case.randint(0, 60), case.randint(0, 6))
-        _chooses(
-            case,
-            seq_lens,
-            case.randint(1, 5),
-            case.randint(1, 24),
-            case.rng.choice((16, 64, 128)),
-            case.randint(1, 14),
-            costs,
-        )
-
-
-def _chooses(
-    case: Case, seq_lens: list[int], num_kv_heads: int, places: int, tile_n: int, max_splits: int, costs: Costs
-) -> None:
-    arguments = seq_lens, num_kv_heads, places, tile_n
-    got = case.call(*arguments, max_splits, costs)
-    told = f"for seq_lens={seq_lens}, num_kv_heads={num_kv_heads}, places={places}, tile_n={tile_n}, {costs}"
-    case.true(isinstance(got, tuple) and len(got) == 2, f"the result is {got!r}, not (num_splits, time)")
-    for value, name in zip(got, ("num_splits", "time")):
-        case.is_a(value, int, name)
-    case.true(1 <= got[0] <= max_splits, f"num_splits is {got[0]} {told}; expected 1 to {max_splits}")
-    times = [split_time(*arguments, splits, costs) for splits in range(1, max_splits + 1)]
-    mine = times[got[0] - 1]
-    if got[1] != mine:
-        fits = [hint for hint, time in mistaken_times(*arguments, got[0], costs).items() if time == got[1]]
-        case.fail(
-            f"time is {got[1]} {told}, with num_splits={got[0]}; expected {mine}, with so many splits",
-            hint=fits[0] if fits else None,
-        )
-    right = times.index(min(times)) + 1
-    near = " ".join(f"{splits}: {times[splits - 1]}" for splits in sorted({1, right, got[0], max_splits}))
-    case.true(
-        got[1] == min(times),
-        f"num_splits is {got[0]} {told}, which takes {mine}; expected {right}, which takes {min(times)}",
-        hint=(
-            f"The time neither falls nor rises all the way, so every number up to max_splits={max_splits} must be "
-            f"tried. Splits and their times: {near}."
+_ONE = Costs(2, 3, 5, 1)
+check_best_splits = FunctionChecker(
+    "best_splits",
+    best_splits,
+    returns=("num_splits", "time"),
+    examples=[([640], 2, 8, 64, 6, _ONE), ([700, 64, 300], 1, 4, 64, 8, _ONE)],
+    edges=[
+        ([640], 2, 8, 64, 1, _ONE),  # splitting is not allowed
+        ([0, 0], 2, 4, 64, 4, _ONE),  # padding only
+        ([0, 650, 1], 2, 4, 64, 8, Costs(2, 3, 0, 0)),
+        ([640], 1, 10, 64, 20, Costs(0, 1, 0, 0)),  # 10 splits are as good as 20
+        ([1024], 1, 16, 64, 16, Costs(1, 4, 0, 0)),
+        ([1024], 1, 16, 64, 16, Costs(1, 4, 40, 0)),  # merging costs more than it brings
+        ([1024], 1, 16, 64, 16, Costs(0, 4, 0, 5)),
+        ([640], 1, 16, 64, 12, Costs(9, 1, 0, 0)),
+        ([704], 3, 7, 64, 12, Costs(3, 10, 4, 1)),  # 11 tiles: not every number of splits gives shorter ones
+        ([6400, 64, 64, 64, 64, 64], 1, 3, 64, 9, Costs(1, 5, 6, 1)),
+        ([64, 64, 64, 64, 6400], 1, 3, 64, 9, Costs(1, 5, 6, 1)),  # the longest starts last
+        ([1], 8, 132, 128, 4, Costs(100, 50, 10, 1)),
+    ],
+    random=_random_splits,
+    explain=_times,
+    misconceptions={
+        "They take the same time: then fewer splits are better.": partial(best_splits, chosen=-1),
+        "One split leaves nothing to merge: no second kernel.": partial(
+            best_splits, merge=lambda splits, costs: costs.launch + splits * costs.part
         ),
-    )
-    case.equal(
-        got[0],
-        right,
-        f"num_splits {told}\n  num_splits",
-        hint=f"They take the same time, {mine}: then fewer splits are better.",
-    )
+        "With more than one split there is a second kernel: its launch, and a part of it for each split.": partial(
+            best_splits, merge=lambda splits, costs: 0
+        ),
+        "The second kernel costs its launch once, whatever it merges.": partial(
+            best_splits, merge=lambda splits, costs: splits * costs.part if splits > 1 else 0
+        ),
+        "Programs start in their order, not the longest first.": partial(
+            best_splits, end=lambda times, places: last_end(sorted(times, reverse=True), places)
+        ),
+        "A place takes the next program as soon as it is free: there are no waves.": partial(
+            best_splits, end=lambda times, places: -(-len(times) // places) * max(times)
+        ),
+        "Only as many programs run at a time as there are places.": partial(
+            best_splits, end=lambda times, places: max(times)
+        ),
+        "A split takes ceil(tiles / num_splits) tiles while there are any; the last ones may get fewer, or none.":
+            partial(best_splits, even=True),
+        "A program without tiles is started all the same, and costs its start.": partial(best_splits, idle=False),
+        "This is the work of all, shared out evenly. A program is not divided among places.": partial(
+            best_splits, end=lambda times, places: sum(times) // places
+        ),
+    },
+    forbid=_PAGED,
+)  # fmt: skip

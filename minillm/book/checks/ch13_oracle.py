@@ -3,7 +3,7 @@ Built in chapter 13."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy
@@ -28,15 +28,20 @@ def state_of(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return scores.softmax(1) @ values, scores.logsumexp(1)
 
 
-def programs_of(seq_lens: Sequence[int], num_kv_heads: int, tile_n: int, num_splits: int, costs: Costs) -> list[int]:
-    """The time of each program, in the order in which they start."""
+def programs_of(
+    seq_lens: Sequence[int], num_kv_heads: int, tile_n: int, num_splits: int, costs: Costs,
+    *, even: bool = False, idle: bool = True,
+) -> list[int]:  # fmt: skip
+    """The time of each program, in the order in which they start. The keywords are mistakes."""
+    order = [(split, length) for split in range(num_splits) for length in seq_lens]
     times = []
-    for split in range(num_splits):
-        for length in seq_lens:
-            tiles = -(-length // tile_n)
-            each = -(-tiles // num_splits)
-            own = len(range(tiles)[split * each : (split + 1) * each])
-            times += [costs.start + own * costs.tile] * num_kv_heads
+    for split, length in order:
+        tiles = -(-length // tile_n)
+        each = -(-tiles // num_splits)
+        own = len(range(tiles)[split * each : (split + 1) * each])
+        if even:
+            own = tiles // num_splits + (split < tiles % num_splits)
+        times += [costs.start + own * costs.tile] * (num_kv_heads if own or idle else 0)
     return times
 
 
@@ -52,55 +57,17 @@ def merge_time(num_splits: int, costs: Costs) -> int:
     return costs.launch + num_splits * costs.part if num_splits > 1 else 0
 
 
-def split_time(
-    seq_lens: Sequence[int], num_kv_heads: int, places: int, tile_n: int, num_splits: int, costs: Costs
-) -> int:
-    """Nanoseconds of a decode with so many splits."""
-    return last_end(programs_of(seq_lens, num_kv_heads, tile_n, num_splits, costs), places) + merge_time(
-        num_splits, costs
-    )
-
-
-def mistaken_times(
-    seq_lens: Sequence[int], num_kv_heads: int, places: int, tile_n: int, num_splits: int, costs: Costs
-) -> dict[str, int]:
-    """Hint -> the time that this mistake gives."""
-    times = programs_of(seq_lens, num_kv_heads, tile_n, num_splits, costs)
-    merge, right = merge_time(num_splits, costs), last_end(times, places)
-    by_sequence = [
-        times[(split * len(seq_lens) + seq) * num_kv_heads]
-        for seq in range(len(seq_lens))
-        for split in range(num_splits)
-        for _ in range(num_kv_heads)
+def best_splits(
+    seq_lens: Sequence[int], num_kv_heads: int, places: int, tile_n: int, max_splits: int, costs: Costs,
+    *, end: Callable[[Sequence[int], int], int] = last_end, merge: Callable[[int, Costs], int] = merge_time,
+    chosen: int = 0, **mistakes: bool,
+) -> tuple[int, int]:  # fmt: skip
+    """The number of splits, and the nanoseconds that a decode takes then. The keywords are mistakes."""
+    times = [
+        end(programs_of(seq_lens, num_kv_heads, tile_n, splits, costs, **mistakes), places) + merge(splits, costs)
+        for splits in range(1, max_splits + 1)
     ]
-    longest = -(-max(-(-length // tile_n) for length in seq_lens) // num_splits)
-    working = [time for time in times if time > costs.start]
-    even = []
-    for split in range(num_splits):
-        for length in seq_lens:
-            tiles = -(-length // tile_n)
-            even += [costs.start + (tiles // num_splits + (split < tiles % num_splits)) * costs.tile] * num_kv_heads
-    waves = -(-len(times) // places)
-    return {
-        "One split leaves nothing to merge: no second kernel.": right + costs.launch + num_splits * costs.part,
-        "With more than one split there is a second kernel: its launch, and a part of it for each split.": right,
-        "The second kernel costs its launch once, whatever it merges.": right + num_splits * costs.part,
-        (
-            "Places do not wait for each other: whoever is done takes the next program. "
-            "Waves as long as their longest program would take longer."
-        ): waves * (costs.start + longest * costs.tile) + merge,
-        "Only as many programs run at a time as there are places.": max(times) + merge,
-        "Programs start in their order: all of split 0 first, then all of split 1.": last_end(by_sequence, places)
-        + merge,
-        "Programs start in their order, not the longest first.": last_end(sorted(times, reverse=True), places) + merge,
-        (
-            "A split takes ceil(tiles / num_splits) tiles as long as there are any; "
-            "the last one gets what is left, and those after it nothing."
-        ): last_end(even, places) + merge,
-        "A program without tiles is started all the same, and costs its start.": last_end(working, places) + merge,
-        "This is the work of all, shared out evenly. A program is not divided among places.": sum(times) // places
-        + merge,
-    }
+    return [splits for splits, time in enumerate(times, 1) if time == min(times)][chosen], min(times)
 
 
 def kept(length: int, window: int) -> range:

@@ -1,13 +1,13 @@
-"""Checks of chapter 14: buckets, static buffers, a trace explained, serving ahead. Built in chapter 14.
+"""Checks of chapter 14: buckets, static buffers, a trace explained, serving ahead, graphs cut.
+Built in chapter 14.
 
 The references are in `ch14_oracle`; `ch14_buffers` fills a student's buffers, with copies that land late.
-`ch14_trace` has the trace.
+`ch14_trace` has the trace, `ch14_pieces` the cut into graphs.
 """
 
 from __future__ import annotations
 
 from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch06_oracle import bounded
 from minillm.book.checks.ch14_buffers import Trial
 from minillm.book.checks.ch14_oracle import (
     Ask,
@@ -21,7 +21,9 @@ from minillm.book.checks.ch14_oracle import (
     made_up_trace,
     serve_by_the_rules,
 )
+from minillm.book.checks.ch14_pieces import check_cut_pieces
 from minillm.book.checks.ch14_trace import check_explain_trace
+from minillm.book.checks.patience import bounded
 
 __all__ = [
     "Ask",
@@ -30,6 +32,7 @@ __all__ = [
     "Row",
     "bill",
     "check_choose_buckets",
+    "check_cut_pieces",
     "check_explain_trace",
     "check_serve_ahead",
     "check_static_input",

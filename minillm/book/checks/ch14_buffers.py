@@ -88,7 +88,7 @@ class Trial:
         self.steps.append([row._replace(blocks=list(row.blocks)) for row in rows])
         self.lists.append([row.blocks for row in rows])
         with self.watch:
-            case.run(self.mine.fill, rows, _Copy(self))
+            case.run(self.mine.fill, rows, _Copy(self), lend=True)
         self._tell()
         told = f"step {len(self.steps) - 1}, with {len(rows)} rows in buffers of {self.size}"
         case.equal(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch06_oracle import bounded
 from minillm.book.checks.ch14_oracle import (
     Bar,
     Reading,
@@ -11,6 +10,7 @@ from minillm.book.checks.ch14_oracle import (
     one_ahead,
     read_trace,
 )
+from minillm.book.checks.patience import bounded
 
 check_explain_trace = Checker(
     "explain_trace", hint="Cut the time at every start and end: between two cuts nothing changes."

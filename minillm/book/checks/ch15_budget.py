@@ -28,7 +28,8 @@ def _options_edges(case: Case) -> None:
     _chooses(case, [[Option(2, 5), Option(7, 8)], [Option(1, 9), Option(9, 0)]], 3)  # exactly the smallest
     _chooses(case, [[Option(3, 8), Option(1, 1)], [Option(2, 2), Option(6, 6)]], 7)  # more bytes can be worse
     _chooses(case, [[Option(6, 4), Option(5, 5), Option(1, 9)], [Option(6, 4), Option(5, 5), Option(1, 9)]], 11)
-    for matrices, budget in (([[Option(5, 0)], [Option(4, 0), Option(3, 9)]], 7), ([[Option(1, 0)]], 0)):
+    too_little = ([[Option(5, 0)], [Option(4, 0), Option(3, 9)]], 7), ([[Option(1, 0)]], 0), ([[Option(0, 0)]], -1)
+    for matrices, budget in too_little:
         case.raises(ValueError, case.student, matrices, budget, hint="Not even the smallest options fit.")
 
 
@@ -61,7 +62,7 @@ def _chooses(case: Case, matrices: list[list[Option]], budget: int) -> None:
     )
     for place, options in zip(got, matrices):
         case.true(
-            isinstance(place, int) and 0 <= place < len(options),
+            type(place) is int and 0 <= place < len(options),
             f"the result {told} holds {place!r}, which is not a place in a list of {len(options)} options",
         )
     size, error = (

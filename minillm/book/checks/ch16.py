@@ -1,237 +1,258 @@
-"""Checks of chapter 16: a static scale, a column of GPTQ, AWQ's search, SmoothQuant's alpha, folding.
-Built in chapter 16.
+"""Checks of chapter 16: a static scale, a column of GPTQ, AWQ's search. Built in chapter 16.
 
-`ch16_scales` has the first and the last two.
+`ch16_scales` has alpha and folding, `ch16_rotations` rotations.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from minillm.book.checks import Case, Checker
+from minillm.book.checks import Draw, FunctionChecker
 from minillm.book.checks.ch16_oracle import (
-    error_of,
+    errors_of,
+    half_away,
+    half_up,
     mlp,
-    scaled_and_rounded,
+    one_after_the_other,
     searched,
     settled,
+    static_codes,
 )
-from minillm.book.checks.ch16_scales import QUANTIZATION, check_fold_mlp, check_shared_alpha, check_static_int8
+from minillm.book.checks.ch16_rotations import check_rotate_blocks, check_rotate_layer, half_layer
+from minillm.book.checks.ch16_scales import PACKAGE, check_fold_mlp, check_shared_alpha, doubles
 
-__all__ = ["check_fold_mlp", "check_search_grid", "check_settle", "check_shared_alpha", "check_static_int8", "mlp"]
+__all__ = [
+    "check_fold_mlp",
+    "check_rotate_blocks",
+    "check_rotate_layer",
+    "check_search_grid",
+    "check_settle",
+    "check_shared_alpha",
+    "check_static_int8",
+    "half_layer",
+    "mlp",
+]
 
-check_settle = Checker(
-    "settle",
-    hint="Round the column, divide its error by inverse[j, j], subtract row j of the inverse as often from the others.",
-    forbid=(f"{QUANTIZATION}.gptq.gptq", f"{QUANTIZATION}.gptq.inverse_cholesky"),
+_TIES = "Ties go to the even number, as with torch.round: 0.5 becomes 0, and 1.5 becomes 2."
+_TIES_AWAY = "Ties go to the even number, not away from zero: 0.5 becomes 0, and -0.5 too."
+
+
+# 1 · a static scale
+
+
+def _static_edges(draw: Draw) -> Iterator[tuple]:
+    x = torch.tensor([[127.0, -127.0], [127.4, -127.4], [127.6, 0.0], [0.0, -300.0], [0.5, 1.5], [-0.5, 2.5]])
+    yield torch.tensor([[-127.0, 1.0]]), x, 0  # the largest magnitude is negative
+    yield torch.tensor([[-127.0, 1.0]]), x, 1
+    yield torch.tensor([[5.0, 5.0, 5.0, 1.0]]), draw.randn(4, 4), 2  # equal ones count one by one
+    yield torch.tensor([[5.0, -5.0, 1.0]]), draw.randn(4, 4), 1
+    yield torch.zeros(3, 2), x, 0  # a scale of 1
+    yield draw.randn(6, 3), torch.zeros(0, 3), 2
+    yield draw.randn(4, 3), 1e6 * draw.randn(5, 3), 0  # far outside: no code may wrap
+
+
+def _static_random(draw: Draw) -> tuple:
+    size = draw.randint(1, 20)
+    calibration = draw.randn(draw.randint(1, 30), size) * 10.0 ** draw.randint(-2, 3)
+    x = draw.randn(draw.randint(1, 12), size) * calibration.abs().max()
+    return calibration, x, draw.randint(0, calibration.numel())
+
+
+check_static_int8 = FunctionChecker(
+    "static_int8",
+    static_codes,
+    hint="Sort the magnitudes of the calibration text, leave out the largest `spare`, divide by 127.",
+    examples=[
+        (torch.tensor([[1.0, -12.7, 3.0], [100.0, 2.0, -5.0]]), torch.tensor([[1.0, -0.26, 12.6], [13.0, 0.0, 2.0]]), 1)
+    ],
+    edges=_static_edges,
+    random=_static_random,
+    returns=("codes", "scale", "cut_off"),
+    rtol=1e-5,
+    misconceptions={
+        "Magnitudes count: -127 is larger than 1.": partial(
+            static_codes, order=lambda seen: seen.flatten().sort(descending=True).values
+        ),
+        "Equal magnitudes count one by one.": partial(static_codes, order=lambda seen: seen.abs().unique().flip(0)),
+        "One too many was left out: with spare=0 the largest itself counts.": lambda seen, x, spare: static_codes(
+            seen, x, spare + 1
+        ),
+        "The scale comes from `calibration`, not from `x`.": lambda seen, x, spare: static_codes(x, x, spare),
+        "With all magnitudes 0 the scale is 1.": partial(static_codes, of_zero=0.0),
+        "No code is -128: the grid is symmetric.": partial(
+            static_codes, code=lambda places: places.clamp(-128, 127).to(torch.int8)
+        ),
+        "Beyond the grid a number is cut off at 127 or -127; as an int8 it would wrap around.": partial(
+            static_codes, code=lambda places: (places.long() % 256).to(torch.uint8).view(torch.int8)
+        ),
+        "A token is cut off if, rounded, one of its numbers lies beyond ±127; exactly 127 is not.": partial(
+            static_codes, beyond=lambda exact: exact.round().abs() >= 127
+        ),
+        "cut_off looks at the rounded numbers: 127.4 becomes 127, which is inside.": partial(
+            static_codes, beyond=lambda exact: exact.abs() > 127
+        ),
+        "cut_off looks at the numbers before they are cut off; afterwards none is beyond.": partial(
+            static_codes, beyond=lambda exact: exact.abs() > torch.inf
+        ),
+        _TIES: partial(static_codes, rounded=half_up),
+        _TIES_AWAY: partial(static_codes, rounded=half_away),
+        "Round first: .to(torch.int8) drops what stands behind the point.": partial(static_codes, rounded=torch.trunc),
+    },
+    forbid=(f"{PACKAGE}.activations.quantize_activations",),
 )
-check_search_grid = Checker(
-    "search_grid",
-    hint="For every pair: scale, round, scale back, and the sum of (d @ hessian) * d.",
-    forbid=(f"{QUANTIZATION}.awq.search_scales", f"{QUANTIZATION}.awq.round_clipped"),
-)
 
 
-@check_settle.part("example")
-def _settle_example(case: Case) -> None:
-    hessian = torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=torch.float64)
-    _settles(case, torch.tensor([[0.4, 0.4]], dtype=torch.float64), hessian, 0, torch.ones(1, dtype=torch.float64), 3)
-    _settles(case, torch.tensor([[0.4, 0.4]], dtype=torch.float64), hessian, 1, torch.ones(1, dtype=torch.float64), 3)
+# 2 · one column of GPTQ
 
 
-@check_settle.part("edges")
-def _settle_edges(case: Case) -> None:
-    one = torch.ones(3, dtype=torch.float64)
-    # The last column of all.
-    _settles(case, case.randn(3, 1).double(), torch.tensor([[2.0]], dtype=torch.float64), 0, one, 3)
-    _settles(case, case.randn(3, 4).double(), torch.diag(torch.arange(1.0, 5.0)).double(), 2, one, 1)  # nothing moves
-    _settles(
-        case, torch.tensor([[0.5, 9.0], [1.5, 0.0], [-2.5, 1.0]], dtype=torch.float64), _hessian(case, 2), 0, one, 7
-    )  # ties to even
-    _settles(case, 50 * case.randn(3, 5).double(), _hessian(case, 5), 4, one, 3)  # cut off, and the error is large
-    _settles(
-        case, case.randn(3, 5).double(), _hessian(case, 5), 1, torch.tensor([0.1, 1.0, 3.0], dtype=torch.float64), 7
-    )
-
-
-@check_settle.part("random")
-def _settle_random(case: Case) -> None:
-    for _ in range(20):
-        out, size = case.randint(1, 6), case.randint(2, 12)
-        scales = 0.2 + case.randn(out).double().abs()
-        _settles(
-            case,
-            case.randn(out, size).double(),
-            _hessian(case, size),
-            case.randint(0, size),
-            scales,
-            case.rng.choice((1, 3, 7)),
-        )
-    size = 9  # all columns, in a random order, each from what the one before left
-    weight, hessian, scales = (
-        case.randn(4, size).double(),
-        _hessian(case, size),
-        torch.full((4,), 0.5, dtype=torch.float64),
-    )
-    inverse, expected = torch.linalg.inv(hessian), (weight, torch.linalg.inv(hessian))
-    while weight.shape[1]:
-        column = case.randint(0, weight.shape[1])
-        _, *expected = settled(*expected, column, scales, 3)
-        _, weight, inverse = case.call(weight, inverse, column, scales, 3)
-        case.close(weight, expected[0], f"the weights with {weight.shape[1]} columns left", atol=1e-6, rtol=1e-6)
-
-
-def _hessian(case: Case, size: int) -> Tensor:
-    x = case.randn(40, size).double() + case.randn(40, 1).double()
+def _hessian(draw: Draw, size: int) -> Tensor:
+    x = draw.randn(40, size).double() + draw.randn(40, 1).double()
     return x.T @ x
 
 
-def _settles(case: Case, weight: Tensor, hessian: Tensor, column: int, scales: Tensor, largest: int) -> None:
-    inverse = torch.linalg.inv(hessian)
-    got = case.call(weight, inverse, column, scales, largest)
-    told = f"for {weight.shape[1]} columns, column={column}, largest={largest}"
-    case.true(isinstance(got, tuple) and len(got) == 3, f"the result {told} is not a tuple (codes, weight, inverse)")
-    codes, rest, smaller = settled(weight, inverse, column, scales, largest)
-    case.is_a(got[0], torch.int8, "codes")
-    case.equal(
-        got[0].long(),
-        codes.long(),
-        f"codes {told}\n  codes",
-        hint="w / scale to the nearest whole number, ties to even, cut off at ±largest.",
-    )
-    case.equal(
-        list(got[1].shape),
-        list(rest.shape),
-        f"the shape of the weights {told}",
-        hint="The settled column is gone; the others keep their order.",
-    )
-    case.close(
-        got[1],
-        rest,
-        f"the weights that are left, {told}",
-        atol=1e-8,
-        rtol=1e-8,
-        hint=_settle_hint(got[1], weight, inverse, column, codes * scales),
-    )
-    keep = [j for j in range(weight.shape[1]) if j != column]
-    plain = (
-        len(keep)
-        and torch.allclose(got[2], inverse[keep][:, keep])
-        and not torch.allclose(smaller, inverse[keep][:, keep])
-    )
-    hint = (
-        "A row and a column of the inverse are not the inverse of what is left: subtract the outer product first."
-        if plain
-        else None
-    )
-    case.close(got[2], smaller, f"the inverse that is left, {told}", atol=1e-8, rtol=1e-6, hint=hint)
+def _settle_edges(draw: Draw) -> Iterator[tuple]:
+    one, invert = torch.ones(3, dtype=torch.float64), torch.linalg.inv
+    yield draw.randn(3, 1).double(), doubles([0.5]), 0, one, 3  # the last column of all
+    yield draw.randn(3, 4).double(), torch.diag(1 / torch.arange(1.0, 5.0)).double(), 2, one, 1  # nothing moves
+    yield doubles([0.5, 9.0], [1.5, 0.0], [-2.5, 1.0]), invert(_hessian(draw, 2)), 0, one, 7  # ties to even
+    yield 50 * draw.randn(3, 5).double(), invert(_hessian(draw, 5)), 4, one, 3  # cut off, and the error is large
+    yield draw.randn(3, 5).double(), invert(_hessian(draw, 5)), 1, doubles(0.1, 1.0, 3.0), 7
 
 
-def _settle_hint(got: Tensor, weight: Tensor, inverse: Tensor, column: int, rounded: Tensor) -> str | None:
-    error, row = (weight[:, column] - rounded)[:, None], inverse[column]
-    keep = [j for j in range(weight.shape[1]) if j != column]
-    mistakes = {
-        "The others do not move at all.": weight,
-        "They move in the wrong direction: the column moved by -error, so subtract.": weight
-        + error / row[column] * row,
-        "Divide the error by inverse[column, column].": weight - error * row,
-        (
-            "That is the square root's row, as with Cholesky; with the inverse itself divide by inverse[column, "
-            "column], once."
-        ): weight - error / row[column].sqrt() * row,
-        "Row 0 of the inverse belongs to column 0; take that of the column you settled.": weight
-        - error / inverse[0, 0] * inverse[0],
-    }
-    return next((hint for hint, value in mistakes.items() if torch.allclose(got, value[:, keep])), None)
+def _settle_random(draw: Draw) -> tuple:
+    """Some columns are settled already, in a random order, each from what the one before it left."""
+    out, size, largest = draw.randint(1, 7), draw.randint(2, 13), draw.rng.choice((1, 3, 7))
+    weight, inverse = draw.randn(out, size).double(), torch.linalg.inv(_hessian(draw, size))
+    scales = 0.2 + draw.randn(out).double().abs()
+    for _ in range(draw.rng.choice((0, 0, draw.randint(0, size)))):
+        _, weight, inverse = settled(weight, inverse, draw.randint(0, weight.shape[1]), scales, largest)
+    return weight, inverse, draw.randint(0, weight.shape[1]), scales, largest
 
 
-@check_search_grid.part("example")
-def _search_example(case: Case) -> None:
-    weight = torch.tensor([[0.9, 0.1, -0.3, 1.0], [0.2, -0.7, 0.5, -1.2]], dtype=torch.float64)
-    _searches(
-        case,
-        weight,
-        torch.diag(torch.tensor([100.0, 1.0, 1.0, 0.5])).double(),
-        torch.tensor([10.0, 1.0, 1.0, 0.7]).double(),
-        3,
-        [0.0, 0.25, 0.5],
-        [1.0, 0.8],
-    )
+_HALF = doubles([0.4, 0.4]), torch.linalg.inv(doubles([1.0, 0.9], [0.9, 1.0]))
 
-
-@check_search_grid.part("edges")
-def _search_edges(case: Case) -> None:
-    weight, hessian = case.randn(4, 6).double(), _hessian(case, 6)
-    even = torch.full((6,), 3.0, dtype=torch.float64)
-    _searches(case, weight, hessian, even, 4, [0.9, 0.0, 0.5], [1.0])  # alpha changes nothing: the smallest
-    # No error anywhere: 0.25 and 0.9.
-    _searches(case, torch.zeros(2, 6).double(), hessian, even, 4, [0.5, 0.25], [0.7, 0.9])
-    _searches(case, weight, hessian, torch.zeros(6).double(), 3, [0.5, 0.0], [0.9, 1.0])  # no input was ever seen
-    magnitude = torch.tensor([0.0, 1.0, 5.0, 0.0, 2.0, 30.0], dtype=torch.float64)
-    _searches(case, weight, hessian, magnitude, 3, [1.0], [0.75])  # inputs that are always 0
-    _searches(case, weight, torch.diag(magnitude), magnitude, 2, [0.0, 0.5, 1.0], [1.0, 0.5])
-    _searches(
-        case,
-        torch.cat([weight, torch.zeros(1, 6).double()]),
-        hessian,
-        case.randn(6).abs().double(),
-        3,
-        [0.0, 0.3],
-        [1.0],
-    )
-
-
-@check_search_grid.part("random")
-def _search_random(case: Case) -> None:
-    for _ in range(20):  # two bits and few outputs: the best alpha depends on the range
-        x = case.randn(32, 8).double() * 4.0 ** case.randn(8).double()
-        _searches(case, case.randn(2, 8).double(), x.T @ x, x.abs().mean(0), 2, [0.0, 0.25, 0.5, 0.75], [1.0, 0.8, 0.6])
-    for _ in range(25):
-        out, size = case.randint(1, 8), case.randint(2, 24)
-        spread = 10.0 ** case.randn(size).double()
-        x = case.randn(64, size).double() * spread
-        alphas = [round(case.rng.random(), 2) for _ in range(case.randint(1, 6))]
-        shrinks = [round(0.4 + 0.6 * case.rng.random(), 2) for _ in range(case.randint(1, 5))]
-        _searches(case, case.randn(out, size).double(), x.T @ x, x.abs().mean(0), case.randint(2, 6), alphas, shrinks)
-
-
-def _searches(
-    case: Case, weight: Tensor, hessian: Tensor, magnitude: Tensor, bits: int, alphas: list[float], shrinks: list[float]
-) -> None:
-    got = case.call(weight, hessian, magnitude, bits, alphas, shrinks)
-    told = f"for {list(weight.shape)}, bits={bits}, alphas={alphas}, shrinks={shrinks}"
-    case.true(isinstance(got, tuple) and len(got) == 3, f"the result {told} is not a tuple (alpha, shrink, error)")
-    errors = searched(weight, hessian, magnitude, bits, alphas, shrinks)
-    alpha, shrink, error = float(got[0]), float(got[1]), float(got[2])
-    case.true((alpha, shrink) in errors, f"alpha={alpha}, shrink={shrink} is not a candidate {told}")
-    least = min(errors.values())
-    true_error = errors[alpha, shrink]
-    tolerance = 1e-9 * max(1.0, least)
-    if not math.isclose(error, true_error, rel_tol=1e-6, abs_tol=1e-9):
-        unscaled = error_of(
-            weight, scaled_and_rounded(weight, magnitude, bits, alpha, shrink), torch.diag(hessian.diagonal())
-        )
-        hint = (
-            "Inputs vary together: it is d H dᵀ, not only its diagonal."
-            if math.isclose(error, unscaled, rel_tol=1e-6)
-            else None
-        )
-        case.fail(
-            f"the error of alpha={alpha}, shrink={shrink} is {true_error:.6g}, not {error:.6g}, {told}",
-            hint=hint or "d = weight - rounded / scales: back in the units of the weight.",
-        )
-    case.true(
-        true_error <= least + tolerance,
-        (
-            f"alpha={alpha}, shrink={shrink} has the error {true_error:.6g}, "
-            f"and a better pair exists ({least:.6g}), {told}"
+check_settle = FunctionChecker(
+    "settle",
+    settled,
+    hint="Round the column, divide its error by inverse[j, j], subtract row j of the inverse as often from the others.",
+    examples=[(*_HALF, column, torch.ones(1, dtype=torch.float64), 3) for column in (0, 1)],
+    edges=_settle_edges,
+    random=_settle_random,
+    trials=30,
+    returns=("codes", "weight", "inverse"),
+    atol=1e-8,
+    rtol=1e-7,
+    misconceptions={
+        "The others do not move at all.": partial(
+            settled, moves=lambda error, inverse, j: torch.zeros_like(inverse[0])
         ),
-    )
-    tied = [pair for pair, value in errors.items() if value <= least + tolerance]
-    first = min(tied, key=lambda pair: (pair[0], -pair[1]))
-    case.equal(
-        (alpha, shrink), first, f"the pair {told}", hint="Equal errors: the smaller alpha, then the larger shrink."
-    )
+        "They move in the wrong direction: the column moved by -error, so subtract.": partial(
+            settled, moves=lambda error, inverse, j: -torch.outer(error / inverse[j, j], inverse[j])
+        ),
+        "Divide the error by inverse[column, column].": partial(
+            settled, moves=lambda error, inverse, j: torch.outer(error, inverse[j])
+        ),
+        "That is the square root's row, as with Cholesky; with the inverse itself divide by inverse[column, column], "
+        "once.": partial(
+            settled, moves=lambda error, inverse, j: torch.outer(error / inverse[j, j].sqrt(), inverse[j])
+        ),
+        "Row 0 of the inverse belongs to column 0; take that of the column you settled.": partial(
+            settled, moves=lambda error, inverse, j: torch.outer(error / inverse[0, 0], inverse[0])
+        ),
+        "A row and a column of the inverse are not the inverse of what is left: subtract the outer product first.": (
+            partial(settled, without=False)
+        ),
+        "Codes are cut off at ±largest.": partial(settled, cut=False),
+        "Codes go from -largest to largest; the chapter's go one further down.": partial(
+            settled, lowest=lambda largest: -largest - 1
+        ),
+        "What a column is cut off at the end of the grid is error like any other.": partial(
+            settled, cut_is_error=False
+        ),
+        "The columns that remain keep their order.": partial(
+            settled, order=lambda rest, column: (rest[:column] + rest[-1:] + rest[column:-1])[: len(rest)]
+        ),
+        _TIES: partial(settled, rounded=half_up),
+        _TIES_AWAY: partial(settled, rounded=half_away),
+    },
+    forbid=(f"{PACKAGE}.gptq.gptq", f"{PACKAGE}.gptq.inverse_cholesky"),
+)
+
+
+# 3 · AWQ's search
+
+
+def _search_edges(draw: Draw) -> Iterator[tuple]:
+    weight, hessian = draw.randn(4, 6).double(), _hessian(draw, 6)
+    even = torch.full((6,), 3.0, dtype=torch.float64)
+    yield weight, hessian, even, 4, [0.9, 0.0, 0.5], [1.0]  # alpha changes nothing: the smallest
+    yield torch.zeros(2, 6).double(), hessian, even, 4, [0.5, 0.25], [0.7, 0.9]  # no error anywhere: 0.25 and 0.9
+    yield weight, hessian, torch.zeros(6).double(), 3, [0.5, 0.0], [0.9, 1.0]  # no input was ever seen
+    magnitude = doubles(0.0, 1.0, 5.0, 0.0, 2.0, 30.0)
+    yield weight, hessian, magnitude, 3, [1.0], [0.75]  # inputs that are always 0
+    yield weight, torch.diag(magnitude), magnitude, 2, [0.0, 0.5, 1.0], [1.0, 0.5]
+    with_zeros = torch.cat([weight, torch.zeros(1, 6).double()])
+    yield with_zeros, hessian, draw.randn(6).abs().double(), 3, [0.0, 0.3], [1.0]
+    v = doubles(1.0, 1.0, 2.0, 4.0)  # numbers halfway between two codes
+    yield doubles([3.0, 0.5, 1.5, -0.5]), torch.outer(v, v) + torch.eye(4), even[:4], 3, [0.0], [1.0]
+
+
+def _search_random(draw: Draw) -> tuple:
+    if draw.rng.random() < 0.45:  # two bits and few outputs: the best alpha depends on the range
+        x = draw.randn(32, 8).double() * 4.0 ** draw.randn(8).double()
+        return draw.randn(2, 8).double(), x.T @ x, x.abs().mean(0), 2, [0.0, 0.25, 0.5, 0.75], [1.0, 0.8, 0.6]
+    out, size = draw.randint(1, 8), draw.randint(2, 24)
+    x = draw.randn(64, size).double() * 10.0 ** draw.randn(size).double()
+    alphas = [round(draw.rng.random(), 2) for _ in range(draw.randint(1, 6))]
+    shrinks = [round(0.4 + 0.6 * draw.rng.random(), 2) for _ in range(draw.randint(1, 5))]
+    return draw.randn(out, size).double(), x.T @ x, x.abs().mean(0), draw.randint(2, 6), alphas, shrinks
+
+
+def _explain_search(got, expected, weight, hessian, magnitude, bits, alphas, shrinks) -> str | None:
+    errors = errors_of(weight, hessian, magnitude, bits, alphas, shrinks)
+    pair = got[0], got[1]
+    if pair not in errors:
+        return f"alpha and shrink are elements of alphas={alphas} and shrinks={shrinks}."
+    if pair == expected[:2]:
+        return f"The pair is right; its error is {errors[pair]:.6g}. d = weight - step * code / s, in weight's units."
+    return f"alpha={pair[0]}, shrink={pair[1]} has the error {errors[pair]:.6g}; a better pair has {expected[2]:.6g}."
+
+
+check_search_grid = FunctionChecker(
+    "search_grid",
+    searched,
+    hint="For every pair: scale, round, scale back, and the sum of (d @ hessian) * d.",
+    examples=[
+        (
+            doubles([0.9, 0.1, -0.3, 1.0], [0.2, -0.7, 0.5, -1.2]),
+            torch.diag(doubles(100.0, 1.0, 1.0, 0.5)),
+            doubles(10.0, 1.0, 1.0, 0.7),
+            3,
+            [0.0, 0.25, 0.5],
+            [1.0, 0.8],
+        )
+    ],
+    edges=_search_edges,
+    random=_search_random,
+    trials=45,
+    returns=("alpha", "shrink", "error"),
+    atol=1e-9,
+    rtol=1e-6,
+    misconceptions={
+        "Inputs vary together: it is d H dᵀ, not only its diagonal.": partial(searched, diagonal=True),
+        "Equal errors: the smaller alpha.": partial(searched, first=lambda pair: (-pair[0], -pair[1])),
+        "Equal errors: the smaller alpha, then the larger shrink.": partial(searched, first=lambda pair: pair),
+        "d = weight - rounded / scales: back in the units of the weight.": partial(searched, back=False),
+        "0 to the power alpha is 0: an input that was never seen has the scale 1.": partial(searched, unseen=False),
+        "The best alpha depends on the range: search both together.": one_after_the_other,
+        "L is 2 ** (bits - 1) - 1.": partial(searched, largest=lambda bits: 2 ** (bits - 1)),
+        _TIES: partial(searched, rounded=half_up),
+        _TIES_AWAY: partial(searched, rounded=half_away),
+    },
+    explain=_explain_search,
+    forbid=(f"{PACKAGE}.awq.search_scales", f"{PACKAGE}.awq.round_clipped"),
+)

@@ -1,25 +1,30 @@
 """Checks of chapter 17: a grid for each token, pinned spans, a plan for tiers, heavy hitters. Built in chapter 17.
 
-`ch17_memory` has the last two.
+`ch17_memory` has the last two, `ch17_sinks` 4-bit keys, softmaxes with a sink, and gated linear attention.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
+from torch import Tensor
 
 from minillm.book.checks import Case, Checker
 from minillm.book.checks.ch17_memory import check_heavy_hitters, check_place
+from minillm.book.checks.ch17_sinks import check_gated_chunks, check_merge_with_sink, check_pack_keys
 
-__all__ = ["check_heavy_hitters", "check_place", "check_span_policy", "check_token_grid"]
+__all__ = [
+    "check_gated_chunks",
+    "check_heavy_hitters",
+    "check_merge_with_sink",
+    "check_pack_keys",
+    "check_place",
+    "check_span_policy",
+    "check_token_grid",
+]
 
-check_token_grid = Checker(
-    "token_grid",
-    hint=(
-        "A vector is the last axis: low = its smallest number, step = (largest - smallest) / 255, "
-        "code = round((x - low) / step)."
-    ),
-    forbid=("minillm.kv_cache.quantized.quantize_vectors",),
-)
 check_span_policy = Checker(
     "span_policy",
     hint="The query at t sees p if p <= t and (p is pinned or p > t - window).",
@@ -30,46 +35,67 @@ check_span_policy = Checker(
 # --- 1: a grid with two ends
 
 
-def _grid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    x = x.float()
-    lows, highs = x.amin(-1), x.amax(-1)
-    steps = torch.where(highs == lows, torch.ones_like(lows), (highs - lows) / 255)
-    return ((x - lows[..., None]) / steps[..., None]).round(), steps, lows
+def grid(
+    x: Tensor,
+    *,
+    gaps: int = 255,
+    nearest: Callable[[Tensor], Tensor] = torch.round,
+    axes: tuple[int, ...] = (-1,),
+    low: Callable[[Tensor, tuple[int, ...]], Tensor] = lambda x, axes: x.amin(axes, keepdim=True),
+    dtype: torch.dtype | None = torch.float32,
+    one: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, steps and lows. The keywords are mistakes."""
+    x = x.to(dtype or x.dtype)
+    lows = low(x, axes)
+    steps = (x.amax(axes, keepdim=True) - lows) / gaps
+    steps = torch.where(steps == 0, torch.full_like(steps, one), steps)
+    codes = nearest((x - lows) / steps).nan_to_num(0).to(torch.uint8)
+    return codes, *(part.float().expand(*x.shape[:2], 1)[..., 0] for part in (steps, lows))
 
 
-def _judge_grid(case: Case, x: torch.Tensor, what: str) -> None:
-    got = case.call(x)
-    case.true(
-        isinstance(got, tuple) and len(got) == 3 and all(isinstance(part, torch.Tensor) for part in got),
-        f"token_grid must return three tensors (codes, steps, lows), not {type(got).__name__}",
-    )
-    (codes, steps, lows), (true_codes, true_steps, true_lows) = got, _grid(x)
-    case.true(codes.dtype is torch.uint8, f"the codes must be torch.uint8; they are {codes.dtype}")
-    case.true(
-        codes.shape == x.shape, f"the codes of x {list(x.shape)} must have its shape; they have {list(codes.shape)}"
-    )
-    for name, part in (("steps", steps), ("lows", lows)):
-        case.true(part.dtype is torch.float32, f"the {name} must be torch.float32; they are {part.dtype}")
-        case.true(
-            part.shape == x.shape[:-1],
-            f"the {name} must be [tokens, heads], one for each vector: {list(x.shape[:-1])}, not {list(part.shape)}",
-        )
-    case.close(lows, true_lows, f"the lows of {what}", atol=0, rtol=1e-6)
-    hint = None
-    if torch.allclose(steps * 255 / 256, true_steps * 255 / 256 * 255 / 256, rtol=1e-4):
-        hint = "255 steps between 256 codes: a ruler with 256 marks has 255 gaps."
-    if bool((x.float().amax(-1) == x.float().amin(-1)).any()):
-        hint = "Where all numbers of a vector are equal its step is 1: no division by 0."
-    elif hint is None and x.dtype is not torch.float32:
-        hint = f"Compute in float32: x.float() comes before anything else; x is {x.dtype}."
-    case.close(steps, true_steps, f"the steps of {what}", atol=0, rtol=1e-5, hint=hint)
-    off = (codes.float() - true_codes).abs()
-    hint = None
-    if bool((codes.float() == (x.float() - true_lows[..., None]).div(true_steps[..., None]).floor()).all()):
-        hint = "To the nearest whole number: .to(torch.uint8) alone cuts off what is behind the point."
-    near_tie = ((x.float() - true_lows[..., None]) / true_steps[..., None] - true_codes).abs() > 0.499
-    allowed = torch.where((off == 1) & near_tie, codes.float(), true_codes)  # at a tie, float32 may fall to either side
-    case.equal(codes.int(), allowed.int(), f"the codes of {what}", hint=hint)
+def _mistaken(**mistake: object) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
+    wrong = partial(grid, **mistake)
+    wrong.__qualname__ = "token_grid"
+    return wrong
+
+
+check_token_grid = Checker(
+    "token_grid",
+    hint="A vector is the last axis: low = its smallest number, step = (largest - smallest) / 255.",
+    misconceptions={
+        "255 steps between 256 codes: a ruler with 256 marks has 255 gaps.": _mistaken(gaps=256),
+        "Where the step would be 0 it is 1, so that no number is divided by 0.": _mistaken(one=0.0),
+        "To the nearest whole number: .to(torch.uint8) alone cuts off what is behind the point.": _mistaken(
+            nearest=torch.floor
+        ),
+        "Ties go to the even code, as torch.round does.": _mistaken(nearest=lambda x: torch.floor(x + 0.5)),
+        "Every token and head has a grid of its own.": _mistaken(axes=(-2, -1)),
+        "A later token must not change the grid of an earlier one.": _mistaken(axes=(0, -1)),
+        "The grid begins at the smallest number, not at minus the largest magnitude.": _mistaken(
+            low=lambda x, axes: -x.abs().amax(axes, keepdim=True)
+        ),
+        "Compute in float32: x.float() comes before anything else.": _mistaken(dtype=None),
+    },
+    forbid=("minillm.kv_cache.quantized.quantize_vectors",),
+)
+
+
+def _judge_grid(case: Case, x: Tensor, what: str) -> None:
+    got, right = case.call(x), grid(x)
+    case.is_a(got, tuple, "the result")
+    case.true(len(got) == 3, f"the result has {len(got)} elements, not codes, steps and lows")
+    for name, one, other in zip(("codes", "steps", "lows"), got, right):
+        case.is_a(one, other.dtype, name)
+        case.equal(list(one.shape), list(other.shape), f"the shape of the {name} of {what}")
+    case.close(got[2], right[2], f"the lows of {what}", atol=0, rtol=1e-6)
+    case.close(got[1], right[1], f"the steps of {what}", atol=0, rtol=1e-5)
+    places = (x.float() - right[2][..., None]) / right[1][..., None]
+    near_tie = (places - right[0]).abs() > 0.499
+    exact = places == places.floor() + 0.5  # a tie in whole steps is decided by the statement
+    off = (got[0].float() - right[0].float()).abs()
+    allowed = torch.where((off == 1) & near_tie & ~exact, got[0], right[0])  # float32 may fall to either side
+    case.equal(got[0].int(), allowed.int(), f"the codes of {what}")
 
 
 @check_token_grid.part("example")
@@ -81,39 +107,24 @@ def _grid_example(case: Case) -> None:
 @check_token_grid.part("edges")
 def _grid_edges(case: Case) -> None:
     _judge_grid(case, torch.zeros(2, 1, 4), "vectors of zeros")
-    _judge_grid(
-        case, torch.tensor([[[3.5, 3.5, 3.5]], [[1.0, 2.0, 4.0]]]), "a vector of equal numbers beside another one"
-    )
+    _judge_grid(case, torch.tensor([[[3.5] * 3], [[1.0, 2.0, 4.0]]]), "equal numbers beside another vector")
     _judge_grid(case, torch.tensor([[[-7.0]], [[2.0]]]), "vectors of one number")
     _judge_grid(case, torch.tensor([[[100.0, 101.0, 103.0]]]), "a vector far from 0")
     _judge_grid(case, torch.tensor([[[-9.0, -8.0, -1.0]]]), "a vector without a positive number")
+    _judge_grid(case, torch.tensor([[[1e-20, 2e-20, 4e-20], [0.0, 1.0, 3.0]]]), "a vector of very small numbers")
+    _judge_grid(case, torch.tensor([[[0.0, 1e-44, 2e-44]]]), "a vector whose step is too small for float32")
     half = torch.tensor([[[1.0, 1.25, 3.0], [1000.0, 1001.0, 1004.0]]], dtype=torch.float16)
-    _judge_grid(case, half, "float16 vectors, which are computed in float32")
-    ties = torch.arange(0, 255.5, 0.5)[None, None]  # step 1: every second number lies between two codes
-    codes = case.call(ties)[0]
-    case.equal(
-        codes[0, 0, :8].tolist(),
-        [0, 0, 1, 2, 2, 2, 3, 4],
-        "the codes of 0, 0.5, 1, 1.5, … with step 1",
-        hint="Ties go to the even code, as torch.round does.",
-    )
-    one, two = case.randn(1, 2, 8), case.randn(1, 2, 8) * 100
-    alone, together = case.call(one)[0], case.call(torch.cat([one, two]))[0][:1]
-    case.equal(
-        alone.tolist(),
-        together.tolist(),
-        "the codes of a token after a larger one came",
-        hint="A later token changed the grid of an earlier one.",
-    )
+    _judge_grid(case, half, "float16 vectors")
+    _judge_grid(case, case.randn(2, 2, 9).bfloat16(), "bfloat16 vectors")
+    _judge_grid(case, torch.arange(0, 255.5, 0.5)[None, None], "0, 0.5, 1, 1.5, … with step 1")
+    _judge_grid(case, torch.cat([case.randn(1, 2, 8), case.randn(1, 2, 8) * 100]), "a small token before a large one")
 
 
 @check_token_grid.part("random")
 def _grid_random(case: Case) -> None:
     for _ in range(20):
-        x = case.randn(case.randint(1, 6), case.randint(1, 4), case.randint(2, 40)) * case.randint(
-            1, 20
-        ) + case.randint(-5, 6)
-        _judge_grid(case, x, f"random vectors {list(x.shape)}")
+        shape = case.randint(1, 6), case.randint(1, 4), case.randint(2, 40)
+        _judge_grid(case, case.randn(*shape) * case.randint(1, 20) + case.randint(-5, 6), f"vectors {list(shape)}")
 
 
 # --- 2: pinned spans
@@ -210,6 +221,15 @@ def _span_edges(case: Case) -> None:
     _judge_policy(case, 3, 2, [(30, 40)], [([3, 4, 5, 6], 11)], [11])  # pinned in the future
     _judge_policy(case, 4, 100, [(0, 4)], [([5, 6, 7], 10)], [11])  # a window longer than the text
     _judge_policy(case, 4, 4, [(0, 1)], [([5, 6, 7, 8, 9, 10], 17)], [17])  # pages for positions to come
+    _judge_policy(case, 16, 5, [(0, 3), (40, 42)], [([1] * 40, 600)], [600])  # a long text
+    policy = case.run(case.student, 4, 4, [(0, 1)])
+    case.run(case.student, 2, 9, [])
+    case.equal(
+        case.run(policy.free_pages, [5, 6, 7], 12),
+        [1],
+        "free_pages([5, 6, 7], 12) of a policy that was made before another one",
+        hint="Two objects share nothing.",
+    )
 
 
 @check_span_policy.part("random")

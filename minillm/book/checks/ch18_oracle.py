@@ -4,27 +4,66 @@ Built in chapter 18."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 VOCABULARY = 50
 
 
-def tokens_per_step(chances: Sequence[float], length: int) -> float:
-    """The target's own token, and each guess with the chance that it and all before it are right."""
-    return 1.0 + float(sum(np.cumprod(chances[:length])))
+class Steps:
+    """The time of a step, for the numbers of tokens that can come."""
+
+    def __init__(self, costs: dict[int, float]) -> None:
+        self.costs = costs
+
+    def __call__(self, num_tokens: int) -> float:
+        if num_tokens not in self.costs:
+            raise ValueError(
+                f"step_ms was called with {num_tokens} tokens; here a step has {', '.join(map(str, self.costs))}"
+            )
+        return self.costs[num_tokens]
+
+    def __repr__(self) -> str:
+        return f"<step_ms {self.costs}>"
 
 
-def time_per_token(
-    chances: Sequence[float], draft_ms: float, step_ms: Callable[[int], float], batch: int, length: int
-) -> float:
-    return (length * draft_ms + step_ms(batch * (length + 1))) / (batch * tokens_per_step(chances, length))
+def best_length(
+    chances: Sequence[float],
+    draft_ms: float,
+    step_ms: Callable[[int], float],
+    batch: int,
+    *,
+    tried: Sequence[int] = (),
+    better: Callable[[float, float], bool] = lambda ms, best: ms < best,
+    decimals: int = 9,
+    patient: bool = True,
+    shortest: int = 0,
+    own: float = 1.0,
+    chance: Callable[[float, float], float] = lambda before, chance: before * chance,
+    passes: Callable[[int, int], int] = lambda length, batch: length,
+    requests: Callable[[int], int] = lambda batch: batch,
+) -> tuple[int, float]:
+    """The length of the least time per token, and that time. The keywords from `better` on are mistakes."""
+    best, accepted = None, 1.0
+    tokens = own
+    for length in range(len(chances) + 1):
+        if length:
+            accepted = chance(accepted, chances[length - 1])
+            tokens += accepted
+        if length < min(shortest, len(chances)) or (tried and length not in tried):
+            continue
+        ms = (passes(length, batch) * draft_ms + step_ms(batch * (length + 1))) / (requests(batch) * tokens)
+        if best is None or better(round(ms, decimals), round(best[1], decimals)):
+            best = length, ms
+        elif not patient:
+            break
+    return best
 
 
 def second_chance(
     p: np.ndarray,
-    guesses: Sequence[int],
+    drafted: Sequence[int],
     qs: np.ndarray,
     chances: Sequence[float],
     last: float,
@@ -34,60 +73,68 @@ def second_chance(
     rest_from_p: bool = False,
     accept_p: bool = False,
     at_least: bool = False,
+    strictly: bool = True,
+    ends_at_one: bool = False,
+    last_id: bool = False,
+    nothing: str = "stays",
+    most: int = 10**9,
 ) -> tuple[int, int | None]:
-    """The token and which guess it was. The keywords are mistakes, for hints."""
+    """The token and which draft token it was. The keywords are mistakes."""
     rest = p
-    for index, (guess, q, chance) in enumerate(zip(guesses, qs, chances)):
-        if chance * q[guess] < (p if accept_p else rest)[guess]:
-            return int(guess), index
+    for index, (token, q, chance) in enumerate(zip(drafted[:most], qs, chances)):
+        border, value = (p if accept_p else rest)[token], chance * q[token]
+        if value < border or (value == border and not strictly):
+            return int(token), index
         gap = np.maximum((rest if update else p) - q, 0.0)
         if gap.sum() > 0:
             rest = gap / gap.sum() if normalise else gap
-    if rest_from_p:
-        rest = p
-    running = np.cumsum(rest / rest.sum())
+        elif nothing == "p":
+            rest = p
+    rest = p if rest_from_p else rest if normalise else rest / rest.sum()
+    running = np.cumsum(rest)
+    running = running / running[-1] if ends_at_one else running
     above = np.flatnonzero(running >= last if at_least else running > last)
-    return int(above[0] if len(above) else np.flatnonzero(rest)[-1]), None
+    if len(above):
+        return int(above[0]), None
+    return len(rest) - 1 if last_id else int(np.flatnonzero(rest)[-1]), None
 
 
 class Votes:
-    """What followed each n-gram, how often. Slow on purpose: it looks at the whole text for every guess."""
+    """What followed each n-gram, how often. Slow on purpose: it looks at the whole text for every draft token.
+    The keywords are mistakes."""
 
     def __init__(
         self,
         min_n: int,
         max_n: int,
         *,
-        sizes: str = "longest",
+        longest: bool = True,
         unsure: str = "stop",
         more_than: float = 0.5,
         guesses_vote: bool = False,
+        follows: bool = True,
+        borders: bool = False,
     ):
-        self.sizes = range(max_n, min_n - 1, -1) if sizes == "longest" else range(min_n, max_n + 1)
+        self.sizes = range(max_n, min_n - 1, -1) if longest else range(min_n, max_n + 1)
         self.unsure, self.more_than, self.guesses_vote = unsure, more_than, guesses_vote
+        self.follows, self.borders = follows, borders
         self.text: list[int] = []
+        self.calls: list[int] = []  # where the tokens of each call begin
 
     def extend(self, token_ids: Sequence[int]) -> None:
+        self.calls.append(len(self.text))
         self.text += token_ids
 
     def propose(self, count: int) -> list[int]:
         guesses: list[int] = []
-        while (
-            len(guesses) < count
-            and (guess := self._guess(self.text + guesses, self.text + guesses if self.guesses_vote else self.text))
-            is not None
-        ):
+        while len(guesses) < count and (guess := self._guess(self.text + guesses * self.follows)) is not None:
             guesses.append(guess)
+        self.text += guesses * self.guesses_vote
         return guesses
 
-    def _guess(self, text: list[int], voting: list[int]) -> int | None:
+    def _guess(self, text: list[int]) -> int | None:
         for n in self.sizes:
-            end = text[-n:]
-            votes = (
-                Counter(voting[i + n] for i in range(len(voting) - n) if voting[i : i + n] == end)
-                if len(text) >= n
-                else Counter()
-            )
+            votes = Counter(self._followers(text[-n:])) if len(text) >= n else Counter()
             if votes:
                 [(favourite, most)] = votes.most_common(1)
                 if most > self.more_than * votes.total():
@@ -96,11 +143,17 @@ class Votes:
                     return None
         return None
 
+    def _followers(self, gram: list[int]) -> Iterator[int]:
+        for place in range(len(self.text) - len(gram)):
+            end = place + len(gram)
+            if self.text[place:end] == gram and not (self.borders and any(place < c <= end for c in self.calls)):
+                yield self.text[end]
+
 
 class ToyModel:
     """A draft model for experiments, with a cache of one slot a token.
 
-    `read(token_ids, start)` writes them into the slots from `start` on, and returns the token that it would say behind
+    `read(token_ids, start)` writes them into the slots from `start` on, and returns the token that it predicts after
     each of them, looking at everything in the cache up to there. As in a real cache, a slot that was never written
     holds something all the same (here a 0), and one that was written stays as it is until it is written again.
     """
@@ -123,7 +176,7 @@ class ToyModel:
 
 
 def says(text: Sequence[int]) -> int:
-    """What a ToyModel says behind a text: depends on every token and its place."""
+    """What a ToyModel predicts after a text: depends on every token and its place."""
     return sum((7 * place + 3) * (token + 1) for place, token in enumerate(text)) * 31 // 8 % VOCABULARY
 
 
@@ -138,7 +191,7 @@ def trace_of(drafter: type, agrees: Sequence[int] = (3, 3, 3, 2, 3), count: int 
     """Run a drafter beside a target that wants what the model honestly says, for so many tokens in each step."""
     model, text = ToyModel(), [4, 8, 15, 16, 23]
     one = drafter(model)
-    print(f"{'text':>4}  {'it reads':<50}{'it guesses':<15}{'accepted':<10}the model, asked afresh")
+    print(f"{'text':>4}  {'it reads':<50}{'it drafts':<15}{'accepted':<10}the model, with an empty cache")
     for number in agrees:
         model.reads.clear()
         guesses, honest = one.propose(list(text), count), honest_draft(text, count)

@@ -1,9 +1,9 @@
-"""What the checks of chapter 19 expect: references written for plainness. Built in chapter 19."""
+"""What the checks of chapter 19 expect of automata and templates: references, with switches for known mistakes.
+Built in chapter 19."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 Moves = list[dict[int, int]]
@@ -17,50 +17,102 @@ class Slot(NamedTuple):
     high: int
 
 
-def alive_states(targets: list[set[int]], may_end: set[int]) -> set[int]:
+def alive_states(targets: list[Iterable[int]], may_end: set[int]) -> set[int]:
     """From which states one that may end can be reached. targets: state -> states that one step leads to."""
+    sources: list[list[int]] = [[] for _ in targets]
+    for state, reached in enumerate(targets):
+        for target in reached:
+            sources[target].append(state)
+    alive, queue = set(may_end), list(may_end)
+    while queue:
+        new = [state for state in sources[queue.pop()] if state not in alive]
+        alive.update(new)
+        queue += new
+    return alive
+
+
+def alive_by_rounds(targets: list[Iterable[int]], may_end: set[int]) -> set[int]:
+    """The same, slowly: all states are looked at again until nothing new turns up."""
     alive, grown = set(may_end), True
     while grown:
-        more = {state for state, reached in enumerate(targets) if state not in alive and reached & alive}
+        more = {state for state, reached in enumerate(targets) if state not in alive and not alive.isdisjoint(reached)}
         alive |= more
         grown = bool(more)
     return alive
 
 
+def lengths(
+    moves: Moves, may_end: set[int], text: bytes, *, dead: bool = True, empty: bool = True, alive=alive_states
+) -> tuple[int, int]:
+    """(valid, viable); dead=False forgets that a state may be dead, empty=False the empty beginning."""
+    good = alive([row.values() for row in moves], may_end) if dead else set(range(len(moves)))
+    valid, viable, state = -1, -1, 0
+    for count in range(len(text) + 1):
+        if state not in good:
+            break
+        viable = count
+        valid = count if state in may_end and (empty or count) else valid
+        state = moves[state].get(text[count]) if count < len(text) else None
+    return valid, viable
+
+
 def walk(moves: Moves, state: int | None, data: bytes) -> int | None:
     for byte in data:
-        state = None if state is None else moves[state].get(byte)
+        state = moves[state].get(byte)
+        if state is None:
+            return None
     return state
 
 
-def lengths(moves: Moves, may_end: set[int], text: bytes, dead: bool = True) -> tuple[int, int]:
-    """(valid, viable); dead=False forgets that a state may be dead."""
-    alive = alive_states([set(row.values()) for row in moves], may_end) if dead else set(range(len(moves)))
-    ends = [walk(moves, 0, text[:n]) for n in range(len(text) + 1)]
-    valid = [n for n, state in enumerate(ends) if state in may_end]
-    viable = [n for n, state in enumerate(ends) if state in alive]
-    return max(valid, default=-1), max(viable, default=-1)
+def lists(
+    moves: Moves,
+    may_end: set[int],
+    vocabulary: list[bytes],
+    end: int,
+    *,
+    by: str = "tokens",
+    empty: bool = False,
+    spelled_end: bool = False,
+    anywhere: bool = False,
+) -> list[list[int]]:
+    """The ids that are allowed in each state.
 
-
-def lists(moves: Moves, may_end: set[int], vocabulary: list[bytes], end: int, by: str = "tokens") -> list[list[int]]:
-    """The reference; `by` "bytes" asks whether an end can be reached byte by byte, "nothing" does not ask."""
+    by: how a token's target must reach an end: by "tokens", by "bytes", by "one" token at most, or it need "not".
+    empty: tokens without bytes lead somewhere. spelled_end: the end token's bytes are walked. anywhere: it may come
+    in any state.
+    """
+    tokens = [(t, data) for t, data in enumerate(vocabulary) if (data or empty) and (t != end or spelled_end)]
     leads = [
-        {
-            token: target
-            for token, data in enumerate(vocabulary)
-            if data and token != end and (target := walk(moves, state, data)) is not None
-        }
+        {token: target for token, data in tokens if (target := walk(moves, state, data)) is not None}
         for state in range(len(moves))
     ]
-    alive = set(range(len(moves)))
-    if by != "nothing":
-        alive = alive_states(
-            [set((row if by == "bytes" else leads[state]).values()) for state, row in enumerate(moves)], may_end
-        )
+    steps = [row.values() for row in (moves if by == "bytes" else leads)]
+    good = alive_states(steps, may_end) if by != "not" else set(range(len(moves)))
+    if by == "one":
+        good = set(may_end) | {state for state, reached in enumerate(steps) if not may_end.isdisjoint(reached)}
     return [
-        sorted([token for token, target in leads[state].items() if target in alive] + [end] * (state in may_end))
+        sorted(
+            {token for token, target in leads[state].items() if target in good}
+            | ({end} if anywhere or state in may_end else set())
+        )
         for state in range(len(moves))
     ]
+
+
+def lists_again(moves: Moves, may_end: set[int], vocabulary: list[bytes], end: int) -> list[list[int]]:
+    """The same, slowly: every round walks every token again."""
+
+    def leads(state: int) -> dict[int, int]:
+        tokens = ((t, walk(moves, state, data)) for t, data in enumerate(vocabulary) if data and t != end)
+        return {token: target for token, target in tokens if target is not None}
+
+    alive, grown = set(may_end), True
+    while grown:
+        more = {state for state in range(len(moves)) if not alive.isdisjoint(leads(state).values())} - alive
+        alive |= more
+        grown = bool(more)
+    allowed = [[token for token, target in leads(state).items() if target in alive] for state in range(len(moves))]
+    return [sorted(found + [end] * (state in may_end)) for state, found in enumerate(allowed)]
 
 
 class Places:
@@ -92,61 +144,3 @@ class Places:
             if any(place == part and count >= least for place, count in places):
                 places = places | {(part + 1, 0)}
         return places
-
-
-def gains_of(after: Callable, prompt: tuple, neutral: tuple, choices: list[tuple]) -> list[float]:
-    asked, anyway = (
-        [sum(after(start + choice[:k])[token] for k, token in enumerate(choice)) for choice in choices]
-        for start in (prompt, neutral)
-    )
-    return [one if one == -math.inf else one - other for one, other in zip(asked, anyway)]
-
-
-def needed(prompt: tuple, neutral: tuple, choices: list[tuple]) -> set[tuple]:
-    """The ids after which the model must be asked."""
-    return {start + choice[:k] for start in (prompt, neutral) for choice in choices for k in range(len(choice))}
-
-
-def jumped(
-    said: list[int],
-    forced: bytes,
-    vocabulary: list[bytes],
-    encode: Callable,
-    may_follow: set[int],
-    most_back: int,
-    look: str = "all",
-) -> tuple[int, list[int]]:
-    """The reference; `look` "last" holds back the last token only, "none" holds back nothing."""
-    text = b"".join(vocabulary[token] for token in said)
-    if not forced:
-        return len(said), []
-    ids = encode(text + forced)
-    keep = next((n for n, (old, new) in enumerate(zip(said, ids)) if old != new), min(len(said), len(ids)))
-    if len(said) - keep > most_back:
-        keep, ids = len(said), said + encode(forced)
-    begin = {"all": keep, "last": max(keep, len(ids) - 1), "none": len(ids)}[look]
-    cut = next((n for n in range(begin, len(ids)) if any(_beyond(ids[n:], vocabulary, may_follow))), len(ids))
-    ids = ids[:cut]
-    if sum(len(vocabulary[token]) for token in ids) < len(text):
-        return len(said), []
-    return keep, ids[keep:]
-
-
-def _beyond(ids: list[int], vocabulary: list[bytes], may_follow: set[int]) -> Iterator[bool]:
-    rest = b"".join(vocabulary[token] for token in ids)
-    for data in vocabulary:
-        yield data[: len(rest)] == rest and len(data) > len(rest) and data[len(rest)] in may_follow
-
-
-def longest_match(vocabulary: list[bytes]) -> Callable[[bytes], list[int]]:
-    """A tokenizer: always the longest token that fits, of equals the first."""
-    order = sorted(range(len(vocabulary)), key=lambda token: (-len(vocabulary[token]), token))
-
-    def encode(text: bytes) -> list[int]:
-        ids, place = [], 0
-        while place < len(text):
-            ids.append(next(token for token in order if text.startswith(vocabulary[token], place)))
-            place += len(vocabulary[ids[-1]])
-        return ids
-
-    return encode

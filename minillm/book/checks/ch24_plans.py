@@ -1,163 +1,232 @@
-"""Checks of chapter 24: a fleet that survives a loss, buying or renting, the cheapest probes. Built in chapter 24."""
+"""Checks of chapter 24: a fleet that survives a loss, buying or renting. Built in chapter 24."""
 
 from __future__ import annotations
 
-from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch24_oracle import Machine, capacity_of, fleets, least_costs, ledger, stays_cheaper
-from minillm.book.checks.patience import within
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
-check_cheapest_fleet = Checker(
-    "cheapest_fleet", hint="After the loss of the largest machine, the rest must still hold the peak.")  # fmt: skip
-check_stays_cheaper = Checker("stays_cheaper", hint="A later purchase can put the two sums back in order.")
-check_find_saturation = Checker(
-    "find_saturation", hint="A probe that fails costs more, so probe nearer to the rate that is known to hold.",
-    forbid=("minillm.bench.load.search.find_rate",))  # fmt: skip
+from minillm.book.checks import Draw, FunctionChecker
+
+Machine = tuple[int, Sequence[tuple[int, bool]]]  # cents an hour; probes: rate, whether the promise held
+
+
+# 3 · the cheapest fleet
+
+
+def capacity_of(probes: Sequence[tuple[int, bool]]) -> int:
+    """The largest rate at which the promise held, and held at every smaller rate that was probed; 0 if none."""
+    return max((rate for rate, _ in probes if all(held for other, held in probes if other <= rate)), default=0)
+
+
+def largest_that_held(probes: Sequence[tuple[int, bool]]) -> int:
+    return max((rate for rate, held in probes if held), default=0)
+
+
+def held_in_order(probes: Sequence[tuple[int, bool]]) -> int:
+    return max((rate for rate, held in itertools.takewhile(lambda probe: probe[1], probes)), default=0)
+
+
+def cheapest(
+    machines: dict[str, Machine],
+    peak: int,
+    *,
+    capacity: Callable[[Sequence[tuple[int, bool]]], int] = capacity_of,
+    lost: Callable[[list[int]], int] = max,
+    mixed: bool = True,
+    spare: int = 2,
+    fewest: int = 1,
+    first: int = -1,
+    absent: bool = False,
+    none: dict | None = None,
+) -> dict[str, int] | None:
+    """The best of all fleets: cheapest, then the fewest machines, then more of those that are listed first.
+
+    lost: the size that is lost of those in the fleet. spare: how many more than the peak needs are tried.
+    fewest, first: -1 turns a tie-break round. absent: machines of which there is none are listed.
+    """
+    if peak < 1:
+        raise ValueError(f"peak={peak}")
+    sizes = {name: capacity(probes) for name, (_, probes) in machines.items()}
+    choices = [range(-(-peak // size) + spare) if size else range(1) for size in sizes.values()]
+    found = []
+    for counts in itertools.product(*choices):
+        present = [size for size, count in zip(sizes.values(), counts) if count]
+        if not present or (not mixed and len(present) > 1):
+            continue
+        if sum(size * count for size, count in zip(sizes.values(), counts)) - lost(present) >= peak:
+            price = sum(cents * count for (cents, _), count in zip(machines.values(), counts))
+            found.append(((price, fewest * sum(counts), [first * count for count in counts]), counts))
+    if not found:
+        if none is None:
+            raise ValueError("no fleet")
+        return none
+    return {name: count for name, count in zip(machines, min(found)[1]) if count or absent}
+
+
+def _explain_fleet(got: Any, expected: Any, machines: dict[str, Machine], peak: int) -> str:
+    sizes = {name: capacity_of(probes) for name, (_, probes) in machines.items()}
+    told = f"Capacities: {sizes}; peak {peak}."
+    if not isinstance(got, dict) or not set(got) <= set(machines):
+        return told
+    left = sum(sizes[name] * count for name, count in got.items()) - max((sizes[name] for name in got), default=0)
+    paid, price = (sum(machines[name][0] * count for name, count in fleet.items()) for fleet in (got, expected))
+    if left < peak:
+        return f"{told} After the loss of its largest machine {got} holds {left}."
+    if paid != price:
+        return f"{told} {got} costs {paid} cents an hour; {expected} holds the peak for {price}."
+    return f"{told} Of equal prices the fewest machines, then more of those that are listed first."
+
 
 GOOD, SMALL = (300, [(5, True), (10, True), (20, True)]), (100, [(2, True), (6, True), (8, False)])
+_LUCKY, _BROKEN = (90, [(30, True), (10, True), (20, False)]), (1, [(1, False), (50, True)])
+_MIXED = {"large": (200, [(20, True)]), "small": (90, [(6, True)])}
+_TWINS = {"first": (100, [(10, True)]), "second": (100, [(10, True)])}
 
 
-@check_cheapest_fleet.part("example")
-def _fleet_example(case: Case) -> None:
-    _fleet(case, {"large": GOOD}, 20, "one kind of machine: one for the peak, one to lose")
-    _fleet(case, {"large": GOOD, "small": SMALL}, 30, "two kinds may be mixed")
+def _random_fleet(draw: Draw) -> tuple:
+    machines = {}
+    for name in "ABC"[: draw.randint(1, 4)]:
+        rates = sorted(draw.rng.sample(range(3, 30), draw.randint(1, 5)))
+        probes = [(rate, draw.rng.random() < 0.85) for rate in rates]
+        draw.rng.shuffle(probes)
+        machines[name] = (draw.randint(1, 12) * 20, probes)
+    return machines, draw.randint(1, 60)
 
 
-@check_cheapest_fleet.part("edges")
-def _fleet_edges(case: Case) -> None:
-    _fleet(case, {"large": GOOD}, 1, "a tiny peak still needs two machines")
-    _fleet(case, {"large": GOOD}, 21, "a little more than one machine holds")
-    _fleet(case, {"large": GOOD}, 40, "exactly two machines, and one to lose")
-    _fleet(case, {"small": SMALL, "large": GOOD}, 18, "losing the large machine costs more than losing a small one")
-    lucky = (90, [(30, True), (10, True), (20, False)])
-    _fleet(case, {"lucky": lucky}, 15, "a probe at 30 held after one at 20 had failed: it counts for nothing")
-    _fleet(case, {"broken": (1, [(1, False), (50, True)]), "large": GOOD}, 20, "a machine whose least probe fails")
-    _fleet(case, {"unprobed": (1, []), "large": GOOD}, 20, "a machine that was never probed holds nothing")
-    mixed = {"large": (200, [(20, True)]), "small": (90, [(6, True)])}
-    _fleet(case, mixed, 26, "two large machines and a small one cost less than any fleet of one kind")
-    pair = {"one": (100, [(5, True)]), "two": (150, [(10, True)])}
-    _fleet(case, pair, 10, "two fleets with the same price: the one with fewer machines")
-    twins = {"first": (100, [(10, True)]), "second": (100, [(10, True)])}
-    _fleet(case, twins, 20, "equal price and size: more of the machine that is listed first")
-    case.raises(ValueError, case.student, {"broken": (1, [(1, False)])}, 5, hint="No fleet holds the peak.")
-    case.raises(ValueError, case.student, {}, 5, hint="No machine at all.")
-    case.raises(ValueError, case.student, {"large": GOOD}, 0, hint="A peak of 0 is a mistake of the caller.")
+check_cheapest_fleet = FunctionChecker(
+    "cheapest_fleet",
+    cheapest,
+    hint="After the loss of the largest machine, the rest must still hold the peak.",
+    examples={
+        "one kind of machine: one for the peak, one to lose": ({"large": GOOD}, 20),
+        "two kinds may be mixed": ({"large": GOOD, "small": SMALL}, 30),
+    },
+    edges={
+        "a tiny peak still needs two machines": ({"large": GOOD}, 1),
+        "a little more than one machine holds": ({"large": GOOD}, 21),
+        "exactly two machines, and one to lose": ({"large": GOOD}, 40),
+        "losing the large machine costs more than losing a small one": ({"small": SMALL, "large": GOOD}, 18),
+        "a probe at 30 held after one at 20 had failed: it counts for nothing": ({"lucky": _LUCKY}, 9),
+        "probes stand in no order": ({"mixed": (90, [(20, False), (10, True)])}, 5),
+        "a machine's least probe fails": ({"broken": _BROKEN, "large": GOOD}, 20),
+        "a machine that was never probed holds nothing": ({"unprobed": (1, []), "large": GOOD}, 20),
+        "two large machines and a small one cost less than any fleet of one kind": (_MIXED, 26),
+        "two fleets have the same price: the one with fewer machines": (
+            {"one": (100, [(5, True)]), "two": (150, [(10, True)])},
+            10,
+        ),
+        "price and size are equal: more of the machine that is listed first": (_TWINS, 20),
+        "no fleet holds the peak": ({"broken": (1, [(1, False)])}, 5),
+        "there is no machine at all": ({}, 5),
+        "a peak of 0 is a mistake of the caller": ({"large": GOOD}, 0),
+    },
+    random=_random_fleet,
+    raises=(ValueError,),
+    returns="the fleet",
+    misconceptions={
+        "A rate that held above one that failed was luck: it counts for nothing.": partial(
+            cheapest, capacity=largest_that_held
+        ),
+        "Probes stand in no order: sort them by their rate.": partial(cheapest, capacity=held_in_order),
+        "One machine is lost: the rest must hold the peak.": partial(cheapest, lost=lambda present: 0),
+        "The largest machine is lost, not the smallest.": partial(cheapest, lost=min),
+        "A fleet may mix machines.": partial(cheapest, mixed=False),
+        "One machine more than the peak needs: it is the one that is lost.": partial(cheapest, spare=1),
+        "Equal prices: the fewest machines.": partial(cheapest, fewest=-1),
+        "Equal prices and sizes: more of the machine that is listed first.": partial(cheapest, first=1),
+        "A machine of which there is none is not listed.": partial(cheapest, absent=True),
+        "Where no fleet holds the peak: ValueError.": partial(cheapest, none={}),
+    },
+    explain=_explain_fleet,
+)
 
 
-@check_cheapest_fleet.part("random")
-def _fleet_random(case: Case) -> None:
-    for _ in range(40):
-        machines = {}
-        for name in "ABC"[: case.randint(1, 4)]:
-            rates = sorted(case.rng.sample(range(3, 30), case.randint(1, 5)))
-            probes = [(rate, case.rng.random() < 0.85) for rate in rates]
-            case.rng.shuffle(probes)
-            machines[name] = (case.randint(1, 12) * 20, probes)
-        peak = case.randint(1, 60)
-        if fleets(machines, peak):
-            _fleet(case, machines, peak, "random machines and probes")
+# 4 · buying or renting
 
 
-def _fleet(case: Case, machines: dict[str, Machine], peak: int, told: str) -> None:
-    got, found = case.call(machines, peak), fleets(machines, peak)
-    sizes = {name: capacity_of(probes) for name, (_, probes) in machines.items()}
-    hint = f"Here {told}. Capacities: {sizes}; peak {peak}."
-    case.true(isinstance(got, dict), f"the result is {got!r}, not a dict", hint=hint)
-    case.true(set(got) <= set(machines), f"the fleet {got} has a machine that was not offered", hint=hint)
-    case.true(all(count > 0 for count in got.values()), f"the fleet {got} lists a machine 0 times", hint=hint)
-    price, size, _ = found[0][0]
-    left = sum(sizes[name] * count for name, count in got.items()) - max((sizes[name] for name in got), default=0)
-    case.true(left >= peak, f"after the loss of its largest machine {got} holds {left}, the peak is {peak}", hint=hint)
-    paid = sum(machines[name][0] * count for name, count in got.items())
-    case.true(paid == price, f"{got} costs {paid} cents an hour; {found[0][1]} holds the peak for {price}", hint=hint)
-    count = sum(got.values())
-    case.true(count == size, f"{got} has {count} machines; {found[0][1]} costs the same with {size}", hint=hint)
-    case.equal(got, found[0][1], "the fleet, of those with the same price and size,", hint=hint)
+def ledger(
+    demand: Sequence[int], api: int, price: int, per_month: int, running: int, *, wrong: str = ""
+) -> list[tuple[int, int, int]]:
+    """(machines, spent on own machines so far, spent at the API so far) at the end of each month."""
+    owned = own = rented = 0
+    rows = []
+    for tokens in demand:
+        needed = tokens // per_month if wrong == "down" else -(-tokens // per_month)
+        bought = needed - owned if wrong == "sold" else max(0, needed - owned)
+        owned += bought
+        runs = {"idle": needed, "next month": owned - bought}.get(wrong, owned)
+        if wrong == "alone":
+            own = rented = 0
+        own, rented = own + bought * price + runs * running, rented + tokens * api
+        rows.append((owned, own, rented))
+    return rows
 
 
-@check_stays_cheaper.part("example")
-def _stays_example(case: Case) -> None:
-    _stays(case, [10] * 6, 10, 250, 10, 20, "one machine, bought in the first month, saves 80 a month")
-    _stays(case, [10] * 3, 10, 250, 10, 20, "the same, and three months are not enough")
+def stays_cheaper(
+    demand: Sequence[int], api: int, price: int, per_month: int, running: int, *, wrong: str = ""
+) -> tuple[int | None, int]:
+    """The first month from which on own machines never cost more in total, and what they save at the end."""
+    if not demand or per_month < 1:
+        raise ValueError("no month, or nothing served")
+    rows = ledger(demand, api, price, per_month, running, wrong=wrong)
+    good = [own < rented if wrong == "equal" else own <= rented for _, own, rented in rows]
+    lasting = good if wrong == "first" else [all(good[month:]) for month in range(len(good))]
+    month = next((month for month, holds in enumerate(lasting, start=wrong != "from 0") if holds), None)
+    saving = rows[-1][2] - rows[-1][1]
+    return month, -saving if wrong == "sign" else saving
 
 
-@check_stays_cheaper.part("edges")
-def _stays_edges(case: Case) -> None:
-    _stays(case, [10, 10, 10, 10, 30, 30, 30, 30], 10, 200, 10, 20, "the first crossing does not last")
-    _stays(case, [10, 10, 10, 10, 30, 30], 10, 200, 10, 20, "after month 5 two more machines put it back")
-    _stays(case, [10, 10, 2, 10], 10, 100, 5, 10, "a machine that idles still costs its running, and is not sold")
-    _stays(case, [10], 10, 80, 10, 20, "equal sums count as not above")
-    _stays(case, [10], 10, 81, 10, 20, "one cent above")
-    _stays(case, [0, 0, 10], 10, 50, 10, 20, "no demand, no machine, and 0 is not above 0")
-    _stays(case, [11], 100, 50, 10, 20, "a little more than one machine serves: two are bought")
-    _stays(case, [5, 10, 15, 20], 10, 10, 5, 1, "a machine more in each month")
-    case.raises(ValueError, case.student, [], 10, 80, 10, 20, hint="Without a month there is no answer.")
-    case.raises(ValueError, case.student, [10], 10, 80, 0, 20, hint="A machine that serves nothing.")
-
-
-@check_stays_cheaper.part("random")
-def _stays_random(case: Case) -> None:
-    for _ in range(80):
-        grows = case.rng.random() < 0.6
-        demand = [case.randint(0, 12) + (2 * month if grows else 0) for month in range(case.randint(1, 25))]
-        _stays(
-            case, demand, case.randint(1, 12), case.randint(1, 400), case.randint(3, 15), case.randint(0, 40), "random"
-        )
-
-
-def _stays(case: Case, demand: list[int], api: int, price: int, per_month: int, running: int, told: str) -> None:
-    got, rows = case.call(demand, api, price, per_month, running), ledger(demand, api, price, per_month, running)
-    month, saving = stays_cheaper(rows)
+def _explain_stays(got: Any, expected: Any, *given: Any) -> str:
+    rows = ledger(*given)
     shown = "; ".join(f"month {i + 1}: {n} owned, own {own}, API {api}" for i, (n, own, api) in enumerate(rows[:8]))
-    hint = f"Here {told}. {shown}{'; ...' if len(rows) > 8 else ''}."
-    case.true(isinstance(got, tuple) and len(got) == 2, f"the result is {got!r}, not a pair", hint="(month, saving)")
-    case.equal(got[1], saving, "the saving at the end (cents)", hint=hint)
-    case.true(got[0] == month, f"the month is {got[0]!r}; expected {month!r}", hint=hint)
+    return f"{shown}{'; ...' if len(rows) > 8 else ''}."
 
 
-@check_find_saturation.part("example")
-def _saturation_example(case: Case) -> None:
-    _saturate(case, 7, 1, 1)
-    _saturate(case, 7, 1, 3)
+def _random_demand(draw: Draw) -> tuple:
+    grows = draw.rng.random() < 0.6
+    demand = [draw.randint(0, 12) + (2 * month if grows else 0) for month in range(draw.randint(1, 25))]
+    return demand, draw.randint(1, 12), draw.randint(1, 400), draw.randint(3, 15), draw.randint(0, 40)
 
 
-@check_find_saturation.part("edges")
-def _saturation_edges(case: Case) -> None:
-    with within(case, "150 rates", "Work out the least cost of each number of candidates once, not again and again."):
-        _saturate(case, 150, 2, 5, answers=(0, 1, 75, 150))
-    for num_rates, passing, failing in ((0, 1, 1), (1, 1, 5), (2, 1, 10), (8, 1, 1), (15, 1, 1), (16, 1, 1)):
-        _saturate(case, num_rates, passing, failing)
-    _saturate(case, 12, 1, 100)  # one failure costs more than all passes: from below, one by one
-    _saturate(case, 12, 7, 1)  # a pass may be the more expensive one
-
-
-@check_find_saturation.part("random")
-def _saturation_random(case: Case) -> None:
-    with within(case, "a search among at most 50 rates, twelve times", "Fill the table once for each call."):
-        for _ in range(12):
-            _saturate(case, case.randint(2, 50), case.randint(1, 8), case.randint(1, 20))
-
-
-def _saturate(case: Case, num_rates: int, passing: int, failing: int, answers: tuple[int, ...] | None = None) -> None:
-    """Every possible answer, or those given: the right rate, and no more cost than the best plan's worst case."""
-    least = least_costs(num_rates + 1, passing, failing)[-1]
-    for answer in range(num_rates + 1) if answers is None else answers:
-        probed: list[int] = []
-
-        def probe(rate: int, answer: int = answer, probed: list[int] = probed) -> bool:
-            case.true(
-                isinstance(rate, int) and 1 <= rate <= num_rates,
-                f"probe({rate!r}) was called; the rates are 1 to {num_rates}",
-            )
-            probed.append(rate)
-            return rate <= answer
-
-        got = case.call(probe, num_rates, passing, failing)
-        costs = f"a pass costs {passing}, a failure {failing}"
-        hint = f"{num_rates} rates, {costs}; the promise holds up to {answer}. Probed: {probed}."
-        case.equal(got, answer, "the saturation rate", hint=hint)
-        spent = sum(passing if rate <= answer else failing for rate in probed)
-        case.true(
-            spent <= least,
-            f"the probes {probed} cost {spent}; {least} is enough whatever the answer is ({num_rates} rates, {costs})",
-            hint=None,
-        )
+check_stays_cheaper = FunctionChecker(
+    "stays_cheaper",
+    stays_cheaper,
+    hint="A later purchase can put the two sums back in order.",
+    examples={
+        "one machine, bought in the first month, saves 80 a month": ([10] * 6, 10, 250, 10, 20),
+        "it is the same, and three months are not enough": ([10] * 3, 10, 250, 10, 20),
+    },
+    edges={
+        "the first crossing does not last": ([10, 10, 10, 10, 30, 30, 30, 30], 10, 200, 10, 20),
+        "after month 5 two more machines put it back": ([10, 10, 10, 10, 30, 30], 10, 200, 10, 20),
+        "a machine that idles still costs its running, and is not sold": ([10, 10, 2, 10], 10, 100, 5, 10),
+        "equal sums count as not above": ([10], 10, 80, 10, 20),
+        "it is one cent above": ([10], 10, 81, 10, 20),
+        "there is no demand, so no machine, and 0 is not above 0": ([0, 0, 10], 10, 50, 10, 20),
+        "a little more than one machine serves: two are bought": ([11], 100, 50, 10, 20),
+        "a machine more is bought in each month": ([5, 10, 15, 20], 10, 10, 5, 1),
+        "without a month there is no answer": ([], 10, 80, 10, 20),
+        "a machine that serves nothing is an error": ([10], 10, 80, 0, 20),
+    },
+    random=_random_demand,
+    trials=80,
+    raises=(ValueError,),
+    returns=("month", "saving"),
+    misconceptions={
+        hint: partial(stays_cheaper, wrong=wrong)
+        for hint, wrong in {
+            "From that month on it must never cost more: the first crossing may not last.": "first",
+            "A machine that idles is not sold.": "sold",
+            "A part of a machine cannot be bought: round up.": "down",
+            "A machine that idles still costs its running.": "idle",
+            "A machine runs in the month in which it is bought, too.": "next month",
+            "Equal sums: own machines are not above the API.": "equal",
+            "Months count from 1.": "from 0",
+            "Compare the totals so far, not the single months.": "alone",
+            "The saving is what the API costs more.": "sign",
+        }.items()
+    },
+    explain=_explain_stays,
+)

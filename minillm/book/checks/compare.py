@@ -1,11 +1,37 @@
-"""Comparing what came back with what was expected: the first element that differs. Built in chapter 00."""
+"""Comparing what came back with what was expected: the first element that differs. Built in chapter 00.
+
+No comparison calls a method that an answer brings along: an object whose `__eq__` always says yes is of another kind.
+"""
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import dataclasses
+import enum
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+import operator
+import sys
+from collections.abc import Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
+
+from minillm.book.checks.wording import (
+    apart,
+    dtype_of,
+    is_array,
+    kind_of,
+    name_of_kind,
+    of_library,
+    short,
+    with_article,
+)
+
+_DICTS = (dict, collections.defaultdict, collections.OrderedDict, collections.Counter)
+_SEQUENCES = (list, tuple, range, collections.deque)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_ATOMS = frozenset(_PLAIN)
 
 
 @dataclass(frozen=True)
@@ -19,71 +45,178 @@ class Difference:
 
 
 def first_difference(
-    got: Any, expected: Any, atol: float = 0.0, rtol: float = 0.0, place: str = ""
+    got: Any,
+    expected: Any,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    place: str = "",
+    *,
+    kinds: bool = True,
+    dtypes: bool = False,
 ) -> Difference | None:
-    """None when `got` equals `expected`, floats within `atol + rtol * |expected|`; NaN equals NaN."""
-    if _is_array(expected):
-        return _array_difference(got, expected, atol, rtol, place)
-    if isinstance(expected, Mapping):
-        return _mapping_difference(got, expected, atol, rtol, place)
-    if isinstance(expected, Sequence) and not isinstance(expected, (str, bytes)):
-        return _sequence_difference(got, expected, atol, rtol, place)
-    if _is_array(got) and got.ndim == 0:
-        got = got.item()
-    if _number_equal(got, expected, atol, rtol):
-        return None
-    problem = f"{_a(_kind(got))}, not {_a(_kind(expected))}" if _kind(got) != _kind(expected) else ""
-    return Difference(place, short(expected), short(got), problem)
+    """None when `got` equals `expected`, floats within `atol + rtol * |expected|`; NaN equals NaN.
+
+    kinds:  a tuple is no list, a float no int, a bool no int, and NumPy's numbers are not Python's.
+            (An int is taken for a float, as Python's own annotations do.) False: only the values count.
+    dtypes: float32 is no float64. False: of arrays and tensors only int, float or bool counts.
+    """
+    torch = sys.modules.get("torch")
+    # a mode that an answer left on would stand in for torch's functions, those of the comparison among them
+    with torch._C.DisableTorchFunction() if torch else contextlib.nullcontext():
+        return _Comparison(atol, rtol, kinds, dtypes).of(got, expected, place)
 
 
-def same(left: Any, right: Any) -> bool:
-    return first_difference(left, right) is None
+def same(left: Any, right: Any, atol: float = 0.0, rtol: float = 0.0, *, kinds: bool = True) -> bool:
+    """Whether `first_difference` finds none."""
+    return first_difference(left, right, atol, rtol, kinds=kinds) is None
 
 
-def short(value: Any, limit: int = 120) -> str:
-    """A value in one line: small tensors with their values, large ones by shape and dtype."""
-    if _is_array(value):
-        kind = "tensor" if hasattr(value, "detach") else "array"
-        size = math.prod(value.shape)
-        if size <= 12:
-            text = f"{kind}({_rounded(value.tolist())})"
-            return text if len(text) <= limit else f"{text[: limit - 3]}..."
-        return f"{kind}{list(value.shape)} {str(value.dtype).replace('torch.', '')}"
-    text = repr(_rounded(value)) if isinstance(value, (float, list, tuple)) else repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+class _Comparison:
+    """One comparison: tolerances, and what counts as another kind."""
+
+    def __init__(self, atol: float, rtol: float, kinds: bool, dtypes: bool) -> None:
+        self.atol, self.rtol, self.kinds, self.dtypes = atol, rtol, kinds, dtypes
+        self.open: set[tuple[int, int]] = set()  # objects that are being compared, where one holds itself
+
+    def of(self, got: Any, expected: Any, place: str) -> Difference | None:
+        if got is expected or _plainly_equal(got, expected):
+            return None
+        if not self.kinds and is_array(got) and not is_array(expected) and tuple(got.shape) == ():
+            got = _numpy(got).item()
+        if not self._kinds_agree(got, expected):
+            return self._another_kind(got, expected, place)
+        if is_array(expected):
+            return self._array(got, expected, place)
+        if isinstance(expected, Mapping) and isinstance(got, Mapping):
+            return self._mapping(got, expected, place)
+        if isinstance(expected, AbstractSet) and isinstance(got, AbstractSet):
+            return self._set(got, expected, place)
+        if isinstance(expected, _SEQUENCES):
+            return self._sequence(got, expected, place)
+        if isinstance(expected, _PLAIN):
+            return None if self._number(got, expected) else Difference(place, *apart(expected, got))
+        return self._object(got, expected, place)
+
+    def _kinds_agree(self, got: Any, expected: Any) -> bool:
+        kind, wanted = type(got), type(expected)
+        if is_array(expected):
+            return is_array(got) and hasattr(got, "detach") == hasattr(expected, "detach")
+        if kind is wanted or (wanted is float and kind is int):
+            return True
+        if any(one.__name__ == "Size" and of_library(one) for one in (kind, wanted)):  # the shape of a tensor
+            return isinstance(got, (list, tuple)) and isinstance(expected, (list, tuple))
+        if wanted in _DICTS:
+            return kind in _DICTS
+        if self.kinds or wanted is bool:
+            return False
+        for family in (_SEQUENCES, (set, frozenset)):
+            if isinstance(expected, family):
+                return isinstance(got, family) and of_library(kind)
+        return wanted in (int, float) and kind in (int, float)
+
+    def _another_kind(self, got: Any, expected: Any, place: str) -> Difference:
+        kind, wanted = kind_of(got), kind_of(expected)
+        problem = (
+            f"{kind}, not {wanted}" if kind != wanted else f"{kind} of {type(got).__module__}, not the one asked for"
+        )
+        if is_array(expected) and not is_array(got):
+            problem = f"{kind}, not {with_article(name_of_kind(expected))}"
+        return Difference(place, short(expected), short(got), problem)
+
+    def _array(self, got: Any, expected: Any, place: str) -> Difference | None:
+        if tuple(got.shape) != tuple(expected.shape):
+            return Difference(place, f"shape {list(expected.shape)}", f"shape {list(got.shape)}", "another shape")
+        if (dtype_of(got) != dtype_of(expected)) if self.dtypes else (_family(got) != _family(expected)):
+            problem = "another dtype" if _family(got) == _family(expected) else "another kind of number"
+            return Difference(place, f"dtype {expected.dtype}", f"dtype {got.dtype}", problem)
+        left, right = _numpy(got), _numpy(expected)
+        wrong = _mismatch(left, right, self.atol, self.rtol)
+        if not wrong.any():
+            return None
+        import numpy
+
+        index = tuple(int(i) for i in numpy.argwhere(wrong)[0])
+        problem = f"{int(wrong.sum())} of {wrong.size} elements differ, this is the first" if wrong.size > 1 else ""
+        at = place + (str(list(index)) if index else "")
+        return Difference(at, *apart(right[index].item(), left[index].item()), problem)
+
+    def _mapping(self, got: Mapping, expected: Mapping, place: str) -> Difference | None:
+        known = {type(key) for key in expected}
+        strange = [key for key in got if not _can_be_key(key, known)]
+        if not strange and self.kinds and len(got) == len(expected):  # True is no 1
+            kinds = [sorted(map(name_of_kind, one)) for one in (expected, got)]
+            strange = [key for key in got if kinds[0] != kinds[1] and type(key) not in known]
+        if strange:
+            return Difference(place, f"keys {short(list(expected))}", f"also {short(strange[0])}", "a key too many")
+        for key in expected:
+            if key not in got:
+                return Difference(place, f"a key {short(key)}", f"keys {short(list(got))}", "a key is missing")
+        for key in got:
+            if key not in expected:
+                return Difference(place, f"keys {short(list(expected))}", f"also {short(key)}", "a key too many")
+        return _first(self.of(got[key], expected[key], f"{place}[{key!r}]") for key in expected)
+
+    def _set(self, got: AbstractSet, expected: AbstractSet, place: str) -> Difference | None:
+        known = {type(element) for element in expected} | set(_PLAIN)
+        strange = [element for element in got if not _can_be_key(element, known)]
+        alike = not self.kinds or sorted(map(name_of_kind, got)) == sorted(map(name_of_kind, expected))
+        if not strange and alike and got == expected:
+            return None
+        return Difference(place, *apart(expected, got))
+
+    def _sequence(self, got: Sequence, expected: Sequence, place: str) -> Difference | None:
+        pairs = enumerate(zip(got, expected))
+        found = _first(self.of(g, e, f"{place}[{i}]") for i, (g, e) in pairs)
+        if found is None and len(got) != len(expected):
+            return Difference(place, _sized(expected), _sized(got), "another length")
+        return found
+
+    def _number(self, got: Any, expected: Any) -> bool:
+        if type(expected) in (int, float) and type(got) in (int, float):
+            if got == expected or (math.isnan(got) and math.isnan(expected)):
+                return True
+            close = type(expected) is float and math.isfinite(got) and math.isfinite(expected)
+            return close and abs(got - expected) <= self.atol + self.rtol * abs(expected)
+        return bool(got == expected)  # both of one built-in type, or of a library's subclass of it
+
+    def _object(self, got: Any, expected: Any, place: str) -> Difference | None:
+        if (id(got), id(expected)) in self.open:
+            return None
+        self.open.add((id(got), id(expected)))
+        kind = type(expected)
+        if dataclasses.is_dataclass(kind):
+            names = [field.name for field in dataclasses.fields(kind) if field.compare]
+        elif isinstance(expected, enum.Enum) or kind.__eq__ is object.__eq__:
+            return Difference(place, *apart(expected, got), "another object")
+        elif of_library(kind):
+            return None if bool(expected == got) else Difference(place, *apart(expected, got))
+        else:
+            names = sorted(vars(expected).keys() | vars(got).keys()) if hasattr(expected, "__dict__") else []
+        absent = object()
+        fields = [(name, getattr(got, name, absent), getattr(expected, name, absent)) for name in names]
+        return _first(self.of(g, e, f"{place}.{name}") for name, g, e in fields)
 
 
-def kind_of(value: Any) -> str:
-    """What a value is, for a sentence: "an int", "None", "a float32 tensor"."""
-    if _is_array(value) and hasattr(value, "detach"):
-        return _a(f"{str(value.dtype).replace('torch.', '')} tensor")
-    return _a(_kind(value))
+def _plainly_equal(got: Any, expected: Any) -> bool:
+    """A fast yes for large containers of plain values; no is no verdict."""
+    kind = type(expected)
+    if type(got) is not kind or kind not in (list, tuple, dict, set) or len(got) != len(expected):
+        return False
+    if kind is set:
+        first = type(next(iter(expected), None))
+        agree = all(map(operator.is_, map(type, itertools.chain(got, expected)), itertools.repeat(first)))
+        return first in _PLAIN and agree and got == expected
+    for left, right in ((got, expected), (got.values(), expected.values()) if kind is dict else ((), ())):
+        if not all(map(operator.is_, map(type, left), map(type, right))) or not _ATOMS.issuperset(map(type, right)):
+            return False
+    return got == expected
 
 
-def kind_wanted(kind: Any) -> str:
-    """`kind_of` every value of a Python type or of a torch dtype."""
-    return _a(kind.__name__) if isinstance(kind, type) else _a(f"{str(kind).replace('torch.', '')} tensor")
-
-
-def _array_difference(got, expected, atol, rtol, place) -> Difference | None:
-    if not _is_array(got):
-        return Difference(place, short(expected), short(got), f"{_a(_kind(got))}, not {_a(_kind(expected))}")
-    if tuple(got.shape) != tuple(expected.shape):
-        return Difference(place, f"shape {list(expected.shape)}", f"shape {list(got.shape)}", "another shape")
-    if _family(got) != _family(expected):
-        return Difference(place, f"dtype {expected.dtype}", f"dtype {got.dtype}", "another kind of number")
-    left, right = _numpy(got), _numpy(expected)
-    wrong = _mismatch(left, right, atol, rtol)
-    if not wrong.any():
-        return None
-    import numpy
-
-    index = tuple(int(i) for i in numpy.argwhere(wrong)[0])
-    count = int(wrong.sum())
-    problem = f"{count} of {wrong.size} elements differ, this is the first" if wrong.size > 1 else ""
-    return Difference(
-        place + (str(list(index)) if index else ""), short(right[index].item()), short(left[index].item()), problem
-    )
+def _can_be_key(key: Any, known: set[type]) -> bool:
+    """Whether a key may be looked up among others: of a built-in type, or of one that is expected."""
+    if isinstance(key, (tuple, frozenset)) and type(key) in (tuple, frozenset):
+        return all(_can_be_key(part, known) for part in key)
+    return type(key) in known or type(key) in _PLAIN or of_library(type(key))
 
 
 def _mismatch(left, right, atol, rtol):
@@ -97,27 +230,6 @@ def _mismatch(left, right, atol, rtol):
     return ~(equal | near)
 
 
-def _mapping_difference(got, expected, atol, rtol, place) -> Difference | None:
-    if not isinstance(got, Mapping):
-        return Difference(place, short(expected), short(got), f"{_a(_kind(got))}, not a dict")
-    for key in expected:
-        if key not in got:
-            return Difference(place, f"a key {key!r}", f"keys {short(list(got))}", "a key is missing")
-    for key in got:
-        if key not in expected:
-            return Difference(place, f"keys {short(list(expected))}", f"also {key!r}", "a key too many")
-    return _first(first_difference(got[key], expected[key], atol, rtol, f"{place}[{key!r}]") for key in expected)
-
-
-def _sequence_difference(got, expected, atol, rtol, place) -> Difference | None:
-    if not isinstance(got, Sequence) or isinstance(got, (str, bytes)):
-        return Difference(place, short(expected), short(got), f"{_a(_kind(got))}, not {_a(_kind(expected))}")
-    found = _first(first_difference(g, e, atol, rtol, f"{place}[{i}]") for i, (g, e) in enumerate(zip(got, expected)))
-    if found is None and len(got) != len(expected):
-        return Difference(place, _sized(expected), _sized(got), "another length")
-    return found
-
-
 def _sized(values: Sequence) -> str:
     return f"{len(values)} element{'' if len(values) == 1 else 's'}: {short(values)}"
 
@@ -126,45 +238,19 @@ def _first(differences) -> Difference | None:
     return next((difference for difference in differences if difference is not None), None)
 
 
-def _number_equal(got: Any, expected: Any, atol: float, rtol: float) -> bool:
-    if isinstance(expected, float) and isinstance(got, (int, float)) and not isinstance(got, bool):
-        if got == expected or (math.isnan(got) and math.isnan(expected)):
-            return True
-        return math.isfinite(got) and math.isfinite(expected) and abs(got - expected) <= atol + rtol * abs(expected)
-    if isinstance(expected, bool) != isinstance(got, bool):
-        return False
-    return bool(got == expected)
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "tolist")
-
-
 def _numpy(value):
+    import numpy
+
     if not hasattr(value, "detach"):
-        return value
-    value = value.detach().cpu()
+        return numpy.asarray(value)
+    import torch
+
+    value = torch.Tensor.detach(value).cpu()  # not value.detach(): an answer may have put its own there
     return (value.double() if value.dtype.is_floating_point else value).numpy()
 
 
 def _family(value) -> str:
+    if kind := getattr(value.dtype, "kind", ""):  # NumPy's; a field of a structured dtype may be called "float"
+        return {"b": "bool", "f": "float", "i": "int", "u": "int"}.get(kind, kind)
     name = str(value.dtype)
     return "bool" if "bool" in name else "float" if "float" in name else "int" if "int" in name else name
-
-
-def _kind(value: Any) -> str:
-    if _is_array(value):
-        return "tensor" if hasattr(value, "detach") else "array"
-    return "None" if value is None else type(value).__name__
-
-
-def _a(kind: str) -> str:
-    return kind if kind == "None" else f"an {kind}" if kind[0] in "aeio" else f"a {kind}"
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
-        return type(value)(_rounded(v) for v in value)
-    return value

@@ -1,18 +1,31 @@
-"""Where an object comes from: a checker takes the student's own work, not the package's. Built in chapter 00."""
+"""Where an object comes from: a checker takes the student's own work, not the package's. Built in chapter 00.
+
+It looks at what an answer names, so a determined reader of this file gets past it: see `seal`.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
+import sys
 import types
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from minillm.book.checks.case import CheckFailed
+from minillm.book.checks.failure import CheckFailed
 
 _PACKAGE = "minillm"
 _FOLDER = str(Path(__file__).resolve().parents[2])
 _WRAPPERS = (functools.partial, functools.partialmethod)
+_JUDGES = f"{_PACKAGE}.book.checks"  # no answer needs anything of it but what a chapter's checks give out
+_CHAPTER = re.compile(rf"{re.escape(_JUDGES)}\.ch\d\d")
+_LOOKED_AT = 2_000  # objects in an answer's containers
+_SPYING = frozenset(  # names by which code looks at its caller, at all objects, or switches a trace off
+    "_getframe _current_frames settrace setprofile f_back f_locals f_globals f_builtins tb_frame gi_frame cr_frame "
+    "currentframe getouterframes getinnerframes get_referrers get_referents get_objects".split()
+)
 
 
 def refuse_reference(student: object, name: str, forbid: tuple[str, ...] = (), allow: tuple[str, ...] = ()) -> None:
@@ -21,6 +34,9 @@ def refuse_reference(student: object, name: str, forbid: tuple[str, ...] = (), a
     found = reference_behind(student, allow)
     if found:
         raise CheckFailed(f"{name}: this is the package's {found}, or made from it. Write your own.")
+    spied = spying(student)
+    if spied:
+        raise CheckFailed(f"{name}: this uses {spied}. An answer has no business with what judges it.")
     called = forbidden_call(student, forbid)
     if called:
         raise CheckFailed(
@@ -90,14 +106,24 @@ def _filled(cell: types.CellType) -> bool:
 def forbidden_call(student: object, forbid: tuple[str, ...]) -> str | None:
     """The first name in `forbid` that the student's code mentions,
     also in functions and classes of its own that it names."""
+    return _first_in(student, functools.partial(_mentioned, forbid=forbid)) if forbid else None
+
+
+def spying(student: object) -> str | None:
+    """What the student's code names of the checks, or of the means to look at them: "sys._getframe", say."""
+    return _first_in(student, _spied)
+
+
+def _first_in(student: object, find: Callable[[types.FunctionType], str | None]) -> str | None:
+    """What `find` says of the first function of the student's own for which it says something."""
     waiting, seen = [student], {}  # seen keeps the objects alive, so that no id is given twice
-    while waiting and forbid:
+    while waiting:
         item = waiting.pop()
         if id(item) in seen or _is_reference(item):
             continue
         seen[id(item)] = item
         if isinstance(item, types.FunctionType):
-            found = _mentioned(item, forbid)
+            found = find(item)
             if found:
                 return found
             waiting += _named(item)
@@ -105,7 +131,61 @@ def forbidden_call(student: object, forbid: tuple[str, ...]) -> str | None:
     return None
 
 
-def _mentioned(function: types.FunctionType, forbid: tuple[str, ...]) -> str | None:
+def _spied(function: types.FunctionType) -> str | None:
+    named = {name for code in _codes(function.__code__) for name in code.co_names}
+    cells = [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
+    kept = [*(function.__globals__.get(name) for name in named), *cells]
+    kept += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    if judge := _judge_inside(kept, function.__globals__.get("__name__")):
+        return judge
+    for code in _codes(function.__code__):
+        for name in code.co_names:
+            value = function.__globals__.get(name)
+            if name in _SPYING or value is inspect or name == "inspect":
+                return name
+            if name.startswith(_JUDGES) or _judges(value):
+                return getattr(value, "__name__", name)
+        for text in filter(lambda constant: isinstance(constant, str), code.co_consts):
+            if text in _SPYING or (_JUDGES in text and text != function.__doc__):
+                return repr(text)
+    return None
+
+
+def _judges(value: object) -> bool:
+    """Whether this belongs to the checks, and is not one of the types that a chapter's checks give out to be used."""
+    if isinstance(value, types.ModuleType):
+        return value.__name__.startswith(_JUDGES)
+    named = isinstance(value, (type, types.FunctionType)) or callable(value)
+    module = getattr(value if isinstance(value, (type, types.FunctionType)) else type(value), "__module__", None) or ""
+    if not named or not module.startswith(_JUDGES):
+        return False
+    chapters = [module for name, module in list(sys.modules.items()) if _CHAPTER.match(name)]
+    name = getattr(value, "__name__", "")
+    return not any(name in getattr(one, "__all__", ()) and vars(one).get(name) is value for one in chapters)
+
+
+def _judge_inside(values: list[object], own_module: str | None) -> str | None:
+    """The name of the first of the checks' objects in these values, in containers, and in instances of own classes."""
+    waiting, seen = list(values), {}  # seen keeps the objects alive, so that no id is given twice
+    while waiting and len(seen) < _LOOKED_AT:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, (list, tuple, set, frozenset, deque)):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += [*value, *value.values()]
+        elif _judges(value):
+            return getattr(value, "__name__", None) or getattr(value, "name", type(value).__name__)
+        elif type(value).__module__ == own_module:
+            waiting += getattr(value, "__dict__", {}).values()
+        elif isinstance(value, type) and value.__module__ == own_module:
+            waiting += vars(value).values()
+    return None
+
+
+def _mentioned(function: types.FunctionType, *, forbid: tuple[str, ...]) -> str | None:
     """The first name in `forbid` that stands in this function, also as an attribute of a module or in an import."""
     for code in _codes(function.__code__):
         values = [function.__globals__.get(name) for name in code.co_names]

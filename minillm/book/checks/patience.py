@@ -1,25 +1,29 @@
-"""A limit on what an answer may compute, for exercises that ask for a fast way. Built in chapter 15."""
+"""Limits on what an answer may compute: seconds, or lines of Python. Built in chapter 15."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from minillm.book.checks.case import Case
 
 SECONDS = 3  # of computing, for what is stated to be fast; a good answer takes less than one
+AGAIN = 0.1  # seconds between two alarms: what is raised inside a callback of the garbage collector is lost
 
 
-class _TooSlow(BaseException):
-    """Not an Exception: the student's `except Exception` must not swallow it."""
+class _Stopped(BaseException):
+    """Raised inside the answer; not an Exception, so that its `except Exception` does not swallow it."""
 
 
 @contextlib.contextmanager
-def within(case: Case, what: str, hint: str) -> Iterator[None]:
-    """Fails the case when what is inside computes for more than SECONDS. It is stopped then, and need not return.
+def within(case: Case, what: str, hint: str, seconds: float = SECONDS) -> Iterator[None]:
+    """Fails the case when what is inside computes for more than `seconds`. It is stopped then, and need not return.
 
     Time of this process is counted, so that a busy machine stops nobody. Where there are no such alarms (Windows, or
     another thread than the main one), the clock is read afterwards.
@@ -28,22 +32,61 @@ def within(case: Case, what: str, hint: str) -> Iterator[None]:
         time.process_time(),
         hasattr(signal, "SIGPROF") and threading.current_thread() is threading.main_thread(),
     )
+    inside = can_stop
 
     def stop(*_: object) -> None:
-        raise _TooSlow
+        if inside:
+            raise _Stopped
 
     if can_stop:
         before = signal.signal(signal.SIGPROF, stop)
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
-    slow = False
+        signal.setitimer(signal.ITIMER_PROF, seconds, AGAIN)
+    where = None
     try:
         yield
-    except _TooSlow:
-        slow = True
+    except _Stopped as stopped:
+        inside, where = False, stopped
     finally:
+        inside = False
         if can_stop:
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.signal(signal.SIGPROF, before)
-    case.true(
-        not slow and time.process_time() - start < SECONDS, f"{what} took more than {SECONDS} s of computing", hint=hint
-    )
+    case.comparisons += 1
+    if where is not None or time.process_time() - start >= seconds:
+        case.fail(f"{what} took more than {seconds:g} s of computing", hint=hint, cause=where)
+
+
+def bounded(case: Case, limit: int, told: str, function: Callable, *args: Any) -> Any:
+    """`case.run(function, *args)`, stopped with the hint `told` once more than `limit` lines of Python have run.
+
+    A loop inside a built-in function (`min`, `sorted`, `in`) is one line: where that matters, measure with `within`.
+    """
+    count, still_counting = 0, True
+
+    def trace(frame, event, arg):
+        nonlocal count
+        count += 1
+        if count > limit:
+            raise _Stopped
+        return trace
+
+    def counted(*args):
+        nonlocal still_counting
+        before, collects = sys.gettrace(), gc.isenabled()
+        gc.disable()  # what `trace` raises in a callback of the garbage collector is lost, and the count with it
+        sys.settrace(trace)
+        try:
+            return function(*args)
+        finally:
+            still_counting = sys.gettrace() is trace
+            sys.settrace(before)
+            if collects:
+                gc.enable()
+
+    counted.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
+    try:
+        result = case.run(counted, *args)
+    except _Stopped as where:
+        case.fail(f"{counted.__qualname__} was stopped after {limit:,} lines of Python", hint=told, cause=where)
+    case.true(still_counting, f"{counted.__qualname__} switched off the count of its lines (sys.settrace)", hint="")
+    return result

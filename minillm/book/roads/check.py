@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Self
 
-from minillm.book.roads.draw import draw
+from minillm.book.roads.draw import draw, draw_parallel
 from minillm.book.roads.models import write_models
 from minillm.book.roads.plain import PlainEngine, difference
 from minillm.book.roads.road import Road, simpler
@@ -28,10 +28,11 @@ class Fault:
     shrunk_problem: str
 
     def __str__(self) -> str:
+        parallel = " --parallel" if self.shrunk.tensor_parallel * self.shrunk.stages > 1 else ""
         first = (
             ""
             if self.seed is None
-            else f"seed {self.seed}: {self.problem}\n  minillm check --roads 1 --seed {self.seed}\n"
+            else f"seed {self.seed}: {self.problem}\n  minillm check --roads 1 --seed {self.seed}{parallel}\n"
         )
         return f"{first}shrunk: {self.shrunk_problem}\n  minillm check --road '{self.shrunk.line()}'"
 
@@ -74,10 +75,12 @@ class RoadCheck:
         on_fault: Callable[[Fault], None] = lambda fault: None,
         advance: Callable[[str], None] = lambda what: None,
         most_faults: int | None = None,
+        parallel: bool = False,
     ) -> Report:
-        """Serve the roads of `count` seeds from `seed` on. Ends early after `most_faults`."""
+        """Serve the roads of `count` seeds from `seed` on, with `parallel` in several processes each. Ends early after
+        `most_faults`."""
         for number in range(seed, seed + count):
-            self.run_one(draw(number), on_fault, number)
+            self.run_one(draw_parallel(number) if parallel else draw(number), on_fault, number)
             advance(f"{len(self.report.faults)} failed")
             if len(self.report.faults) == most_faults:
                 break

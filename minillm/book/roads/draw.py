@@ -7,7 +7,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from minillm.book.roads.models import ADAPTERS, MODELS, VOCAB_SIZE
+from minillm.book.roads.models import ADAPTERS, LATENT, MODELS, VOCAB_SIZE
 from minillm.book.roads.road import GREEDY, Arrival, Road
 
 NUM_REQUESTS = 120  # different ones for the roads of a thousand seeds: the plain engine serves each of them once
@@ -15,7 +15,7 @@ FIRST_TOKEN = 4  # those before it are special
 LONGEST_PROMPT, MAX_TOKENS = 60, 20
 TRITON_EVERY = 100  # roads: Triton's interpreter takes a second for what the other backends do in milliseconds
 MOST_IN_TRITON = 3  # tokens of an answer
-POLICIES = ("fcfs", "fcfs", "priority", "sjf", "fair", "lpm")
+POLICIES = ("fcfs", "priority", "preemptive_priority", "sjf", "fair", "lpm")
 GRAMMARS = (
     {"regex": "[a-z ]{2,12}"},
     {"regex": "(ab|cd)+[0-9]{1,3}"},
@@ -29,13 +29,16 @@ GRAMMARS = (
         }
     },
     {"regex": "The answer is [0-9]{2}", "jump_forward": True},
+    {"regex": "[0-9]{1,3}", "after": "a", "thinking_token_budget": 6},
+    {"json": {"enum": [[1, 2], "ab", None]}, "after": " e", "thinking_token_budget": 3, "jump_forward": True},
+    {"begin": "The "},
 )
 
 
 def draw(seed: int) -> Road:
     """The road of a seed, the same on every machine."""
     rng = Random(f"road {seed}")
-    model = rng.choice(tuple(MODELS))
+    model = rng.choice([name for name in MODELS if name != LATENT])
     values: dict[str, Any] = {"model": model}
     values |= _weights_and_cache(rng, model)
     values |= _engine(rng, values)
@@ -45,11 +48,43 @@ def draw(seed: int) -> Road:
         requests = tuple(_request(rng, seed, MOST_IN_TRITON) for _ in range(2))
     else:
         requests = tuple(_request(rng, seed) for _ in range(rng.randint(3, 8)))
+        if values["kv"] != "auto" and Random(f"int4 {seed}").random() < 0.4:  # which Triton's kernels do not read
+            values["kv"] = "int4"
     values["max_loras"], requests = _adapters(Random(f"adapter {seed}"), requests)
+    if values["weights"] == "int4" and not values["max_loras"] and Random(f"rotated {seed}").random() < 0.5:
+        values["weights"] = "rotated"  # which takes no adapters
+    if seed % TRITON_EVERY and values["weights"] != "rotated" and Random(f"latents {seed}").random() < 0.2:
+        values |= _latents(values)
     road = Road(requests, **values)
     if not road.chunked:
         road = Road(requests, **values | {"budget": road.max_model_len + rng.choice((0, 5, 60))})
     return road
+
+
+def draw_parallel(seed: int) -> Road:
+    """The road of a seed, in several processes: what these refuse is left out."""
+    rng, road = Random(f"processes {seed}"), draw(seed)
+    tensor_parallel, stages = rng.choice(((2, 1), (2, 1), (4, 1), (1, 2), (1, 2), (2, 2)))
+    prefix_on_host = road.prefix and road.sinks is None
+    return replace(
+        road,
+        model="llama" if road.model == LATENT else road.model,
+        tensor_parallel=tensor_parallel,
+        stages=stages,
+        disk_blocks=0,
+        restart=False,
+        fails_at=None,
+        host_blocks=road.host_blocks if road.swap or prefix_on_host else 0,
+        speculation="noisy" if road.speculation == "eagle" else road.speculation,
+        attention="torch" if road.attention == "triton" else road.attention,
+        like_a_gpu="ahead" if road.like_a_gpu else "",
+    )
+
+
+def _latents(values: dict[str, Any]) -> dict[str, Any]:
+    """The same road over latents."""
+    attention = "torch" if values["attention"] == "native" else values["attention"]
+    return {"model": LATENT, "attention": attention, "sinks": None, "offload": False}
 
 
 def _adapters(rng: Random, requests: tuple[Arrival, ...]) -> tuple[int, tuple[Arrival, ...]]:
@@ -78,6 +113,8 @@ def _engine(rng: Random, values: dict[str, Any]) -> dict[str, Any]:
     like_a_gpu = rng.choice(("", "ahead")) if attention == "auto" else ""
     drafters = ("ngram", "ngram", "noisy", "same", "another") if keeps_prefixes else ("ngram",)
     speculation = rng.choice(drafters) if rng.random() < 0.4 else None
+    if speculation in ("same", "another") and rng.random() < 0.6:
+        speculation = "eagle"
     return {
         "block_size": rng.choice((1, 2, 3, 4, 4, 7, 16)),
         "budget": rng.choice((rng.randint(1, 3), 5, 8, 12, 16, 40, 8192)),

@@ -17,9 +17,9 @@ from minillm.sampling.metadata import SamplingMetadata
 from minillm.sampling.noise import derive_seed
 from minillm.sampling.sampler import Sampler, SamplerOutput
 
-# What another order of the same float32 sums changes in a logit, and in an 8-bit cache a code that is rounded to its
+# What another order of the same float32 sums changes in a logit, and in a cache of codes a code that is rounded to its
 # neighbour.
-TOLERANCE = {"auto": 1e-3, "int8": 0.05, "fp8": 0.3}
+TOLERANCE = {"auto": 1e-3, "int8": 0.05, "fp8": 0.3, "int4": 0.6}
 NUM_SHAKEN = 6
 ModelKey = tuple[str, str | None, str, int | None]  # the model, its weights, its cache format and its sinks
 
@@ -65,7 +65,10 @@ class PlainEngine:
         if key not in self.engines:
             model, weights, kv, sinks = key
             longest = Arrival((0,) * LONGEST_PROMPT, GREEDY | {"max_tokens": MAX_TOKENS})
-            plain = Road((longest,), model=model, weights=weights, kv=kv, sinks=sinks, max_num_seqs=1, max_loras=1)
+            max_loras = int(weights != "rotated")  # which takes no adapters
+            plain = Road(
+                (longest,), model=model, weights=weights, kv=kv, sinks=sinks, max_num_seqs=1, max_loras=max_loras
+            )
             self.engines[key] = LLM(**settings_of(plain, self.models, ""))
         return self.engines[key]
 

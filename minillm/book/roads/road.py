@@ -48,7 +48,7 @@ class Road:
 
     requests: tuple[Arrival, ...]
     model: str = "llama"
-    weights: str | None = None  # "int8", or "int4" in groups of 16
+    weights: str | None = None  # "int8", "int4" in groups of 16, or "rotated", the same of a rotated model
     kv: str = "auto"
     sinks: int | None = None  # kv_retention, with a window of WINDOW
     block_size: int = 16
@@ -62,7 +62,7 @@ class Road:
     host_blocks: int = 0
     swap: bool = False
     disk_blocks: int = 0
-    speculation: str | None = None  # ngram, noisy, same or another: the draft model's weights
+    speculation: str | None = None  # ngram, eagle, or the draft model's weights: noisy, same or another
     num_drafts: int = 4
     adaptive: bool = False
     attention: str = "torch"
@@ -75,6 +75,8 @@ class Road:
     fails_at: int | None = None  # the step that raises, in the first round; all that is under way is aborted
     max_loras: int = 0  # batch slots for adapters; 0: none are served
     together: bool = False  # one call of generate instead of arrivals between the steps
+    tensor_parallel: int = 1  # processes that each matrix is cut over
+    stages: int = 1  # processes that the layers are cut over
 
     @property
     def max_model_len(self) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from minillm.book.roads.models import ADAPTERS, MODELS, WINDOW, adapter_folder, config_of
+from minillm.book.roads.models import ADAPTERS, LATENT, MODELS, WINDOW, adapter_folder, config_of
 from minillm.book.roads.pickled import pickle_steps
 from minillm.book.roads.road import Arrival, Road
 from minillm.device import LIKE_A_GPU
@@ -29,6 +29,7 @@ from minillm.kv_cache.quantized import KV_DTYPES
 from minillm.sampling.params import SamplingParams
 
 QUANTIZED = {None: None, "int8": "int8", "int4": {"weights": "int4", "group_size": 16}}
+QUANTIZED["rotated"] = QUANTIZED["int4"] | {"rotate": True}
 OFFLOADED = 10**6  # bytes: all layers, of which two stand on the device
 MOST_STEPS = 3000  # of a round; the longest road takes some hundreds
 
@@ -81,7 +82,8 @@ def settings_of(road: Road, models: Path, disk: str | Path) -> dict[str, Any]:
     """The arguments of `LLM`."""
     config = config_of(road.model)
     dtype = KV_DTYPES.get(road.kv, torch.float32)
-    block_bytes = bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, road.block_size, dtype)
+    sizes = config.num_layers, config.num_kv_heads, config.head_dim
+    block_bytes = bytes_per_block(*sizes, road.block_size, dtype, config.kv_vectors)
     # A file has a header beside its block.
     disk_settings = (
         {"disk_kv_path": disk, "disk_kv_bytes": road.disk_blocks * (block_bytes + 512)} if road.disk_blocks else {}
@@ -97,6 +99,7 @@ def settings_of(road: Road, models: Path, disk: str | Path) -> dict[str, Any]:
         speculative_config=_speculation(road, models), host_kv_bytes=road.host_blocks * block_bytes, **disk_settings,
         enforce_eager=not road.recorded, async_scheduling=None if road.like_a_gpu else road.ahead,
         cpu_offload_bytes=OFFLOADED if road.offload else 0,
+        tensor_parallel_size=road.tensor_parallel, pipeline_parallel_size=road.stages,
         enable_lora=road.max_loras > 0, max_loras=road.max_loras or 1, max_cpu_loras=road.max_loras or 1,
     )  # fmt: skip
 
@@ -107,17 +110,23 @@ def check_idle(llm: LLM) -> None:
     engine.step()  # what the runner and a drafter remember of finished requests they drop here
     engine.scheduler.check_integrity()
     managers = {"": engine.kv_cache}
-    if hasattr(drafter := engine.runner.drafter, "manager"):
-        managers["draft model's "] = drafter.manager
+    if of_workers := llm.get_world_size() > 1:
+        held, features = [one for of_rank in engine.executor.collective("held") for one in of_rank], {}
+    else:
+        held, features = engine.runner.requests.states, {}
+        if hasattr(drafter := engine.runner.drafter, "manager"):
+            managers["draft model's "] = drafter.manager
+        features = getattr(getattr(drafter, "store", None), "kept", {})
     scheduler, outputs = engine.scheduler, llm.outputs
     left = {
         "requests": scheduler.requests,
         "leaving": scheduler.leaving,
         "waiting": list(scheduler.waiting),
-        "runner's requests": engine.runner.requests.states,
+        "runner's requests": held,
         "sinks": outputs.sinks,
         "beams": outputs.raw,
-        "step": engine.in_flight,
+        "features of a draft head": features,
+        "step": engine.flying if of_workers else engine.in_flight,
     }
     for owner, manager in managers.items():
         manager.check_integrity()
@@ -134,7 +143,8 @@ def _engine(road: Road, models: Path, folder: str) -> LLM:
         for arrival in road.requests:  # shrinking may leave parameters that do not go together
             params_of(arrival)
         llm = LLM(**settings)
-        pickle_steps(llm.engine)
+        if llm.get_world_size() == 1:
+            pickle_steps(llm.engine)
         return llm
     except (ValueError, NotImplementedError) as error:
         raise Refused(str(error)) from error
@@ -247,8 +257,10 @@ def _speculation(road: Road, models: Path) -> dict[str, Any] | None:
     common = {"num_speculative_tokens": road.num_drafts, "adaptive": road.adaptive}
     if road.speculation == "ngram":
         return common | {"method": "ngram", "prompt_lookup_min": 1}
-    names = list(MODELS)
-    another = names[(names.index(road.model) + 1) % len(names)]
+    if road.speculation == "eagle":
+        return common | {"method": "eagle", "model": models / f"{road.model}-eagle"}
+    names = [name for name in MODELS if name != LATENT]
+    another = names[0] if road.model == LATENT else names[(names.index(road.model) + 1) % len(names)]
     draft = {"noisy": f"{road.model}-noisy", "same": road.model, "another": another}[road.speculation]
     return common | {"method": "draft_model", "model": models / draft}
 
@@ -263,6 +275,9 @@ def _present(attention: str) -> str:
 
 def _count(llm: LLM, counts: Counter[str]) -> None:
     engine = llm.engine
+    if llm.get_world_size() > 1:
+        counts["split over processes"] += 1
+        return
     found = engine.kv_cache.tiers.found
     moved = engine.runner.transfer.bytes_moved if engine.runner.transfer else {}
     adapters = engine.runner.adapters
@@ -272,6 +287,7 @@ def _count(llm: LLM, counts: Counter[str]) -> None:
         "hit a prefix": found.device, "hit host memory": found.host, "hit the disk": found.disk,
         "swapped out": moved.get("swap_out"), "swapped in": moved.get("swap_in"), "wrote to disk": moved.get("to_disk"),
         "drafted": engine.speculation and engine.speculation.metrics.num_draft_tokens,
+        "kept features": hasattr(engine.runner.drafter, "store"),
         "scheduled ahead": engine.overlap, "recorded steps": engine.runner.graphs is not None,
     }  # fmt: skip
     counts.update(name for name, value in happened.items() if value)

@@ -9,7 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from minillm.sampling.grammar.automaton import MAX_NFA_STATES, TooManyStates, build_automaton
+from minillm.sampling.grammar.marker import MarkedRules
 from minillm.sampling.grammar.params import StructuredOutputsParams, shortened
+from minillm.sampling.grammar.prefix import PrefixRules
 from minillm.sampling.grammar.protocol import CompiledGrammar
 from minillm.sampling.grammar.regex import parse_choice, parse_regex
 from minillm.sampling.grammar.tokens import TokenAutomaton
@@ -51,6 +53,10 @@ class GrammarCompiler:
         return self._cache[key]
 
     def _compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
+        if params.after is not None:
+            return MarkedRules(self.compile(params.plain), params, self.vocabulary)
+        if params.kind == "begin":
+            return PrefixRules(params.begin, self.vocabulary)
         if params.kind not in ("regex", "choice"):
             return self._library.compile(params)
         if params.kind == "choice" and sum(map(len, params.choice)) > MAX_NFA_STATES:  # a character takes one at least

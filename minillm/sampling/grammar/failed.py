@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from minillm.sampling.grammar.marker import MarkedRules
 from minillm.sampling.grammar.protocol import CompiledGrammar, Grammar
 from minillm.sampling.params import SamplingParams
 
@@ -27,10 +28,13 @@ class FailedGrammar:
         return self
 
 
-def started(compile_grammar: Compile, params: SamplingParams, output_ids: Sequence[int]) -> Grammar | FailedGrammar:
+def started(
+    compile_grammar: Compile, params: SamplingParams, prompt_ids: Sequence[int], output_ids: Sequence[int]
+) -> Grammar | FailedGrammar:
     """The grammar of a request, behind what it has generated."""
     try:
-        grammar = compile_grammar(params).start()
+        rules = compile_grammar(params)
+        grammar = rules.start(prompt_ids) if isinstance(rules, MarkedRules) else rules.start()
         for token_id in output_ids:
             grammar.accept(token_id)
         return grammar

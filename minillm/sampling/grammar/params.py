@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from minillm.sampling import absent
-from minillm.sampling.checks import takes_names_of_vllm
+from minillm.sampling.checks import check_int, takes_names_of_vllm
 
-KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "begin")
 FLAGS = ("disable_any_whitespace", "disable_additional_properties", "jump_forward")
+OF_MARKER = ("after", "thinking_token_budget")
 OF_JSON = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 
 
 @takes_names_of_vllm(absent.STRUCTURED, ("json", "regex", "choice", "grammar", "json_object"))
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """Exactly one constraint on the whole text, names as in vLLM. Whether it can be served is said when it is compiled.
+    """Exactly one constraint on the whole text, or on what follows `after`; names as in vLLM. Whether it can be served
+    is said when it is compiled.
 
     Raises TypeError or ValueError naming the field, the value and what is allowed.
     """
@@ -36,7 +38,12 @@ class StructuredOutputsParams:
     whitespace_pattern: str | None = None  # of JSON: a regular expression of what may stand between two parts of it
     # Free text, in which a trigger begins JSON of a schema: JSON text or a dictionary with "structures" and "triggers".
     structural_tag: str | Mapping[str, Any] | None = None
+    begin: str | None = None  # the text begins so, and is free from there on
     jump_forward: bool = False  # write text that is forced without asking the model for it
+    # The constraint holds behind the first occurrence of this text, as `</think>`; up to there any token may come but
+    # the end. The marker may also stand at the end of the prompt.
+    after: str | None = None
+    thinking_token_budget: int | None = None  # tokens before `after` is forced; None sets no limit
 
     def __post_init__(self):
         for name in FLAGS:
@@ -53,11 +60,12 @@ class StructuredOutputsParams:
             object.__setattr__(self, "json", _as_schema_text(self.json))
         if self.structural_tag is not None:
             object.__setattr__(self, "structural_tag", _as_tag_text(self.structural_tag))
-        for name in ("regex", "grammar", "whitespace_pattern"):
+        for name in ("regex", "grammar", "whitespace_pattern", "begin", "after"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise TypeError(f"{name}={shortened(value)} is not allowed; allowed: a string")
-            if value is not None and any("\ud800" <= character <= "\udfff" for character in value):
+            lone = (character for character in value or "" if "\ud800" <= character <= "\udfff")
+            if any(name != "begin" or not "\udc80" <= character <= "\udcff" for character in lone):
                 raise ValueError(f"{name}={shortened(value)} has a lone surrogate, which no text has; remove it")
         if self.choice is not None:
             object.__setattr__(self, "choice", _as_choices(self.choice))
@@ -79,6 +87,24 @@ class StructuredOutputsParams:
                 "use only one"
             )
 
+        self._check_marker()
+
+    def _check_marker(self) -> None:
+        budget = self.thinking_token_budget
+        if self.begin == "" or self.after == "":
+            name = "begin" if self.begin == "" else "after"
+            raise ValueError(f"{name}='' is not allowed; allowed: at least one character, or None")
+        check_int("thinking_token_budget", budget, 0, none_means="no limit")
+        if budget is not None and self.after is None:
+            raise ValueError(
+                f"thinking_token_budget={budget} bounds the text before a marker; name the marker: after='</think>'"
+            )
+
+    @property
+    def plain(self) -> StructuredOutputsParams:
+        """The constraint without the free text in front of it."""
+        return replace(self, after=None, thinking_token_budget=None)
+
     @property
     def kind(self) -> str:
         """Which constraint it is: the name of its field."""
@@ -87,7 +113,7 @@ class StructuredOutputsParams:
     @property
     def key(self) -> tuple:
         """What two constraints have in common that compile to the same grammar."""
-        return (self.kind, getattr(self, self.kind), *(getattr(self, name) for name in OF_JSON))
+        return (self.kind, getattr(self, self.kind), *(getattr(self, name) for name in (*OF_JSON, *OF_MARKER)))
 
     @classmethod
     def make(cls, given: object) -> StructuredOutputsParams | None:

@@ -39,6 +39,19 @@ class Vocabulary:
         self._longer: dict[int, np.ndarray] = {}
 
     @cached_property
+    def sorted_texts(self) -> list[bytes]:
+        return sorted(filter(None, self.token_bytes))
+
+    @cached_property
+    def all_texts(self) -> list[bytes | None]:
+        """What each token writes, added tokens too; None for an end of the text and for an id without a token."""
+        texts = list(self.token_bytes)
+        for token_id, token in self.tokenizer.added_tokens_decoder.items():
+            if token_id < self.size and token_id not in self.eos_token_ids:
+                texts[token_id] = token.content.encode()
+        return texts
+
+    @cached_property
     def trie(self) -> Trie:
         return Trie(self.token_bytes)
 

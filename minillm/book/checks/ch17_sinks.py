@@ -1,0 +1,270 @@
+"""Checks of chapter 17: 4-bit keys in groups, parts of a softmax merged with a sink, gated linear attention in chunks.
+Built in chapter 17."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from minillm.book.checks import Draw, FunctionChecker
+
+PACKAGE = "minillm.kv_cache.quantized."
+
+
+# 4-bit keys in groups
+
+
+def packed(
+    x: Tensor,
+    group: int,
+    *,
+    largest: float = 7.0,
+    nearest: Callable[[Tensor], Tensor] = torch.round,
+    whole: bool = False,
+    offset: int = 8,
+    halves: bool = True,
+    swapped: bool = False,
+    one: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Bytes and scales. The keywords are mistakes."""
+    grouped = x.float().unflatten(-1, (-1, group))  # [tokens, groups, group]
+    scales = grouped.abs().amax(-1) / largest
+    if whole:
+        scales = scales.amax(-1, keepdim=True).expand_as(scales)
+    scales = torch.where(scales == 0, torch.full_like(scales, one), scales)
+    codes = nearest(grouped / scales[..., None]).nan_to_num(0).clamp(-largest, largest).flatten(-2) + offset
+    codes = codes.to(torch.int64) & 15
+    first, second = codes.chunk(2, -1) if halves else (codes[..., ::2], codes[..., 1::2])
+    low, high = (second, first) if swapped else (first, second)
+    return (low | high << 4).to(torch.uint8), scales.contiguous()
+
+
+def _packed_edges(draw: Draw) -> Iterator[tuple]:
+    yield torch.zeros(2, 4), 2
+    yield torch.tensor([[7.0, 0.5, 1.5, -2.5, 3.5, -7.0, 0.0, 6.5]]), 8  # ties
+    yield torch.tensor([[0.0, 0.0, 1.0, -2.0]]), 2  # a group of zeros beside another
+    yield torch.tensor([[100.0, 1.0, 0.5, -0.25]]), 2  # one group is loud
+    yield torch.tensor([[1e-30, -3e-30]]), 2
+    yield torch.tensor([[-14.0, 3.0, 2.0, 1.0]], dtype=torch.float16), 4
+    yield draw.randn(0, 8), 4
+    yield torch.cat([draw.randn(1, 8), 50 * draw.randn(1, 8)]), 4
+
+
+def _packed_random(draw: Draw) -> tuple:
+    group = 2 * draw.randint(1, 9)
+    groups = draw.randint(1, 5)
+    shape = draw.randint(1, 8), group * groups
+    return draw.randn(*shape) * 10.0 ** draw.randint(-2, 3), group
+
+
+check_pack_keys = FunctionChecker(
+    "pack_keys",
+    packed,
+    hint="A scale for each group, codes from -7 to 7, stored plus 8; byte i holds dimensions i and i + head_dim / 2.",
+    examples=[(torch.tensor([[7.0, -3.5, 1.2, 0.0], [0.7, 0.2, -14.0, 5.0]]), 2)],
+    edges=_packed_edges,
+    random=_packed_random,
+    returns=("packed", "scales"),
+    rtol=1e-6,
+    misconceptions={
+        "The largest code is 7: with -8 a code would have no opposite.": partial(packed, largest=8.0),
+        "Where a group's scale would be 0 it is 1, so that no number is divided by 0.": partial(packed, one=0.0),
+        "To the nearest code: a conversion to an integer cuts off what is behind the point.": partial(
+            packed, nearest=torch.trunc
+        ),
+        "Ties go to the even code, as torch.round does.": partial(packed, nearest=lambda x: torch.floor(x + 0.5)),
+        "Every group has a scale of its own.": partial(packed, whole=True),
+        "A code is stored plus 8, so that it is 1 to 15 and 8 means 0.": partial(packed, offset=0),
+        "Byte i holds dimension i and dimension i + head_dim / 2, not two neighbours.": partial(packed, halves=False),
+        "The first half of the dimensions is in the low four bits.": partial(packed, swapped=True),
+    },
+    forbid=(PACKAGE + "quantize_vectors", PACKAGE + "pack_nibbles"),
+)
+
+
+# A softmax with a sink, merged from parts
+
+
+def merged(
+    parts: list[tuple[Tensor, Tensor]],
+    sink: Tensor,
+    *,
+    times: int = 1,
+    stable: bool = True,
+    ignores_empty: bool = True,
+    weighs: bool = True,
+    renormalise: bool = False,
+    counts: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp of all parts and the sink. The keywords are mistakes."""
+    lses = torch.stack([lse for _, lse in parts])  # [parts, heads]
+    keys = lses.logsumexp(0)
+    added = torch.stack([*lses, *[sink] * times])
+    total = added.logsumexp(0) if stable else added.exp().sum(0).log()
+    shares = (lses - (keys if renormalise else total)).exp()
+    if not weighs:
+        shares = torch.full_like(shares, 1 / (len(parts) + 1))
+    outs = torch.stack([out for out, _ in parts])
+    if ignores_empty:
+        outs = torch.where(lses[..., None] == -torch.inf, torch.zeros_like(outs), outs)
+    return (shares[..., None] * outs).sum(0), total if counts else keys
+
+
+def _part(draw: Draw, heads: int, dim: int, size: float = 1.0) -> tuple[Tensor, Tensor]:
+    return draw.randn(heads, dim), size * draw.randn(heads)
+
+
+def _merged_edges(draw: Draw) -> Iterator[tuple]:
+    out, lse = _part(draw, 2, 3)
+    yield [(out, lse)], torch.zeros(2)  # one part
+    yield [(out, lse), (torch.full((2, 3), torch.nan), torch.full((2,), -torch.inf))], torch.zeros(2)  # an empty part
+    yield [(out, lse + 300), (out + 1, lse + 301)], torch.full((2,), 299.0)  # exp would overflow
+    yield [(out, lse - 300), (out + 1, lse - 301)], torch.full((2,), -299.0)  # and here underflow
+    yield [(out, lse)], torch.full((2,), 500.0)  # the sink takes all
+    yield [(out, lse)], torch.full((2,), -500.0)  # the sink takes nothing
+    empty = torch.full((1, 2), torch.nan), torch.full((1,), -torch.inf)
+    yield [empty, empty], torch.tensor([1.5])  # no keys at all
+
+
+def _merged_random(draw: Draw) -> tuple:
+    heads, dim, size = draw.randint(1, 6), draw.randint(1, 9), float(draw.randint(1, 30))
+    parts = [_part(draw, heads, dim, size) for _ in range(draw.randint(2, 6))]
+    return parts, size * draw.randn(heads)
+
+
+check_merge_with_sink = FunctionChecker(
+    "merge_with_sink",
+    merged,
+    hint="The sink is one more part: its log-sum-exp is the logit itself, its output is zero, and it counts once.",
+    examples=[
+        (
+            [
+                (torch.tensor([[1.0, 0.0], [2.0, 2.0]]), torch.tensor([0.0, 1.0])),
+                (torch.tensor([[0.0, 1.0], [4.0, 0.0]]), torch.tensor([0.0, 1.0])),
+            ],
+            torch.tensor([0.0, 1.0]),
+        )
+    ],
+    edges=_merged_edges,
+    random=_merged_random,
+    returns=("out", "lse"),
+    atol=1e-5,
+    rtol=1e-4,
+    misconceptions={
+        "The sink counts once, not once in every part.": lambda parts, sink: merged(parts, sink, times=len(parts)),
+        "The sink stands in the denominator: the shares of the parts sum to less than 1.": partial(
+            merged, renormalise=True
+        ),
+        "The log-sum-exp that is returned counts the sink too.": partial(merged, counts=False),
+        "exp of a large log-sum-exp overflows: subtract the largest first.": partial(merged, stable=False),
+        "A part without keys has no output, NaN perhaps, and 0 times NaN is NaN: leave it out.": partial(
+            merged, ignores_empty=False
+        ),
+        "A part weighs in with exp(its lse) over the sum of all, not as much as any other.": partial(
+            merged, weighs=False
+        ),
+    },
+)
+
+
+# Gated linear attention in chunks
+
+
+def chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    state: Tensor,
+    chunk: int,
+    *,
+    before: bool = False,
+    forgets_late: bool = False,
+    carries: bool = True,
+    ratio: bool = False,
+    drops_rest: bool = False,
+    transposed: bool = False,
+    shared: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Outputs of all tokens and the state after every chunk. The keywords are mistakes."""
+    outs, states = [], []
+    for start in range(0, len(q) - (chunk - 1 if drops_rest else 0), chunk):
+        here = slice(start, start + chunk)
+        qs, ks, vs, logs = q[here], k[here], v[here], decay[here].log().cumsum(0)  # [tokens of the chunk, ...]
+        since = (logs[:, None] - logs[None]).clamp(max=0).exp()  # from token j to token i: [i, j, keys]
+        if ratio:
+            product = decay[here].cumprod(0)
+            since = product[:, None] / product[None]
+        if shared:
+            since = since.mean(-1, keepdim=True).expand_as(since)
+        scores = torch.einsum("ik,jk,ijk->ij", qs, ks, since).tril(-1 if before else 0)
+        from_start = torch.ones_like(logs) if forgets_late else logs.exp()
+        outs.append(scores @ vs + (qs * from_start) @ state)
+        to_end = (logs[-1] - logs).exp()
+        state = (logs[-1].exp()[:, None] * state if carries else 0) + (to_end * ks).T @ vs
+        states.append(state.T if transposed else state)
+    return torch.cat(outs), torch.stack(states)
+
+
+def _chunked_case(draw: Draw, tokens: int, keys: int, values: int, chunk: int, low: float = 0.5) -> tuple:
+    q, k, v = draw.randn(tokens, keys), draw.randn(tokens, keys), draw.randn(tokens, values)
+    decay = low + (1 - low) * torch.sigmoid(draw.randn(tokens, keys))
+    return q, k, v, decay, draw.randn(keys, values), chunk
+
+
+def _chunked_edges(draw: Draw) -> Iterator[tuple]:
+    yield _chunked_case(draw, 1, 2, 3, 4)  # one token
+    yield _chunked_case(draw, 5, 3, 2, 1)  # chunks of one token: the recurrence itself
+    yield _chunked_case(draw, 7, 2, 2, 7)  # one chunk
+    yield _chunked_case(draw, 10, 2, 3, 4)  # the last chunk is shorter
+    q, k, v, decay, state, _ = _chunked_case(draw, 12, 3, 2, 4)
+    yield q, k, v, torch.ones(12, 3), state, 4  # nothing decays: plain linear attention
+    yield q, k, v, decay, torch.zeros(3, 2), 5  # nothing before
+    fast = torch.full((96, 2), 0.05)  # 0.05^48 underflows
+    yield *_chunked_case(draw, 96, 2, 2, 48)[:3], fast, draw.randn(2, 2), 48
+
+
+def _chunked_random(draw: Draw) -> tuple:
+    sizes = draw.randint(2, 40), draw.randint(2, 6), draw.randint(2, 6), draw.randint(2, 12)
+    return _chunked_case(draw, *sizes)
+
+
+check_gated_chunks = FunctionChecker(
+    "gated_chunks",
+    chunked,
+    hint="Within a chunk a product of q and k decays, in every key dimension, by what lies between the two tokens.",
+    examples=[
+        (
+            torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 2.0]]),
+            torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]),
+            torch.tensor([[1.0], [2.0], [4.0]]),
+            torch.tensor([[0.5, 1.0], [0.5, 0.25], [1.0, 0.5]]),
+            torch.tensor([[8.0], [0.0]]),
+            2,
+        )
+    ],
+    edges=_chunked_edges,
+    random=_chunked_random,
+    trials=25,
+    returns=("outs", "states"),
+    atol=1e-4,
+    rtol=1e-3,
+    misconceptions={
+        "A token's own key and value are in the state that its query reads.": partial(chunked, before=True),
+        "The state from before the chunk has decayed by the time a later token of the chunk reads it.": partial(
+            chunked, forgets_late=True
+        ),
+        "A chunk begins with the state that the one before it left.": partial(chunked, carries=False),
+        "A product of many decays becomes 0, and 0 / 0 is NaN: divide by subtracting logarithms.": partial(
+            chunked, ratio=True
+        ),
+        "Every key dimension has a decay of its own.": partial(chunked, shared=True),
+        "The last chunk may be shorter: it counts too.": partial(chunked, drops_rest=True),
+        "A state is [key dimensions, value dimensions]: the outer product of k and v, in that order.": partial(
+            chunked, transposed=True
+        ),
+    },
+)

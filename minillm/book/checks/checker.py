@@ -1,0 +1,151 @@
+"""Judges one exercise in three parts, and knows its mistakes by name. Built in chapter 00."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from minillm.book.checks import case as _case, compare, draw, failure, origin, snapshot, wording
+from minillm.book.checks.case import Case
+from minillm.book.checks.failure import CheckFailed, LastCall
+from minillm.book.checks.origin import refuse_reference
+from minillm.book.checks.seal import Seal
+
+PARTS = ("example", "edges", "random")
+_last: list[LastCall] = []
+
+
+class Checker:
+    """Judges one exercise in three parts: the example, the edges, random trials.
+
+    name:   the exercise's id.
+    hint:   one sentence that stands under every failure of this checker, unless the comparison brings its own.
+    misconceptions: hint -> a wrong answer, known by its failure. An answer that fails with the same words gets this
+            hint, and the proofs (`minillm.book.proofs`) hold every one of them to fail with it.
+    forbid: dotted names of the package's functions that the student's code must not call.
+    allow:  dotted names of the package's classes that the student's class may derive from (a protocol, say).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        hint: str = "",
+        misconceptions: Mapping[str, Any] | None = None,
+        forbid: tuple[str, ...] = (),
+        allow: tuple[str, ...] = (),
+    ) -> None:
+        self.name, self.hint, self.forbid, self.allow = name, hint, forbid, allow
+        self.misconceptions = dict(misconceptions or {})
+        self.parts: dict[str, Callable[[Case], None]] = {}
+        self._seal()
+
+    def part(self, name: str) -> Callable:
+        """Decorator: the function that judges part `name`; it gets a `Case`."""
+        if name not in PARTS:
+            raise ValueError(f"part {name!r}: one of {', '.join(PARTS)}")
+        if name in self.parts:
+            raise ValueError(f"{self.name} has its part {name!r} already")
+
+        def register(function: Callable[[Case], None]) -> Callable[[Case], None]:
+            self.parts[name] = function
+            self._seal()
+            return function
+
+        return register
+
+    def __call__(self, student: object, part: str, seed: int | None = None) -> None:
+        """Judge `student`; prints one line when it passes, raises CheckFailed when it does not.
+
+        seed: other random cases, of other sizes; without one they are the same in every run.
+        """
+        rebound = SEAL.broken() or (None if self._marks() == self._sealed else f"the check {self.name} itself")
+        if rebound:
+            raise CheckFailed(f"{self.name}: {rebound} was rebound. Restart the kernel, and leave it as it is.")
+        if part in self.parts:
+            refuse_reference(student, self.name, self.forbid, self.allow)
+        try:
+            self.judge(student, part, seed)
+        except CheckFailed as failed:
+            _last[:] = [failed.call] * (failed.call is not None)
+            raise
+        print(f"✓ {self.name}: {part}")
+
+    def _seal(self) -> None:
+        self._sealed = self._marks()
+
+    def _marks(self) -> dict[str, Any]:
+        """What this checker consists of, by identity: changed marks are a changed check."""
+        return {name: _mark(value) for name, value in vars(self).items() if name != "_sealed"}
+
+    def judge(self, student: object, part: str, seed: int | None = None) -> None:
+        """As a call, but silent when it passes, and for the book's own answers too, which the proofs judge."""
+        if part not in self.parts:
+            raise ValueError(f"{self.name} has no part {part!r}; it has {', '.join(self.parts) or 'none'}")
+        try:
+            self._run(student, part, seed)
+        except CheckFailed as failed:
+            if failed.hint == self.hint:  # no comparison knew better
+                failed.hint = self._recognised(failed, student, part, seed) or failed.hint
+            raise
+
+    def _run(self, student: object, part: str, seed: int | None) -> None:
+        case = Case(student, f"{self.name}: {part}", self.hint, 0 if seed is None else seed)
+        try:
+            self.parts[part](case)
+            if seed is not None and part != "random":
+                self._check_other_cases(case)
+        except CheckFailed:
+            raise
+        except AttributeError as error:
+            if isinstance(student, type) and isinstance(error.obj, student):
+                case.fail(f"{student.__name__} has no {error.name!r}; the statement asks for it", cause=error)
+            case.fail(_cannot_go_on(error), cause=error)
+        except Exception as error:  # the checker tripped over what the student's code returned
+            case.fail(_cannot_go_on(error), cause=error)
+        if not case.comparisons:
+            raise RuntimeError(f"the checker {self.name}: {part} compared nothing")
+
+    def _check_other_cases(self, case: Case) -> None:
+        """Fixed cases can be learnt by heart; a checker that can make others looks at some where a seed is given."""
+
+    def _recognised(self, failed: CheckFailed, student: object, part: str, seed: int | None) -> str | None:
+        """The hint of the misconception that fails with the same words."""
+        title = f"{self.name}: {part}: "  # which may have the function's name in it, and stays
+        said = _without_names(failed, student, title)
+        for hint, wrong in self.misconceptions.items():
+            try:
+                self._run(wrong, part, seed)
+            except CheckFailed as known:
+                if _without_names(known, wrong, title) == said:
+                    return hint
+        return None
+
+
+def last_call() -> LastCall:
+    """The call that the last failed check was about: `last_call().args`, `last_call().again(my_function)`.
+
+    Raises LookupError if no check has failed.
+    """
+    if not _last:
+        raise LookupError("no check has failed yet, so there is no call to look at")
+    return _last[0]
+
+
+def _mark(value: Any) -> Any:
+    if isinstance(value, dict):
+        return [(name, id(one), len(one) if isinstance(one, list) else 0) for name, one in value.items()]
+    return id(value), len(value) if isinstance(value, list) else 0
+
+
+def _without_names(failed: CheckFailed, student: object, title: str) -> str:
+    """A message in which the answer has no name of its own, so that two answers can be compared."""
+    return failed.facts.removeprefix(title).replace(getattr(student, "__qualname__", type(student).__name__), "_")
+
+
+def _cannot_go_on(error: Exception) -> str:
+    return f"the check could not go on with what it was given: {type(error).__name__}: {error}"
+
+
+SEAL = Seal(compare, wording, draw, failure, snapshot, origin, _case, sys.modules[__name__])

@@ -1,0 +1,262 @@
+"""The checker of an exercise that is a function: a right answer, cases, and mistakes that it knows.
+Built in chapter 00."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from minillm.book.checks.case import Case, Raised
+from minillm.book.checks.checker import PARTS, Checker
+from minillm.book.checks.compare import same
+from minillm.book.checks.draw import Draw
+from minillm.book.checks.failure import CheckFailed
+from minillm.book.checks.patience import SECONDS, within
+from minillm.book.checks.snapshot import detached
+from minillm.book.checks.wording import is_array
+
+Arguments = tuple
+Cases = Iterable[Arguments] | Mapping[str, Arguments] | Callable[[Draw], Iterable[Arguments]]
+_OTHER_CASES = 20  # how many random ones are looked at where fixed ones may have been learnt by heart
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A large case that must be answered within some seconds of computing, and rightly.
+
+    what: for the message: "an automaton of 30,000 states". given: from a draw to the arguments.
+    hint: what to do about an answer that is too slow. part: where it belongs.
+    expected: from the arguments to what is right, where the reference would be too slow itself.
+    """
+
+    what: str
+    given: Callable[[Draw], Arguments]
+    hint: str
+    part: str = "edges"
+    expected: Callable[..., Any] | None = None
+    seconds: float = SECONDS
+
+
+class FunctionChecker(Checker):
+    """Compares a student's function with the book's, case by case.
+
+        def lowest(free): ...            # the reference: plain rather than fast, the same parameters, changes nothing
+
+        check_lowest = FunctionChecker(
+            "lowest",                                        # the exercise's id
+            lowest,
+            examples=[([3, 1],), ([2],)],                    # tuples of arguments; one argument needs its comma
+            edges={"no number": ([],), "twice": ([5, 5],)},  # with a note each, or a function of a `Draw` that yields
+            random=lambda draw: (draw.rng.sample(range(99), draw.randint(1, 9)),),
+            raises=(ValueError,),                            # what the reference raises, and the student must, too
+            misconceptions={
+                "The lowest, not the first.": lambda free: free[0],
+                "Without a free block: ValueError.": lambda free: min(free, default=None),
+            },
+        )
+
+    Each case is copied three times: for the reference, which is asked first, for the student, and for the message.
+    So nothing that the student does to its arguments reaches the judge, and a change of them is a failure.
+
+    reference:   the right answer. What it returns fixes the kinds: a list is no tuple, float64 no float32, a float
+                 none of NumPy's (`kinds=False` where the statement leaves that open).
+    examples, edges, random: the cases of the three parts. A mapping has a note on each case, which its failure tells.
+                 `random` makes one case from a `Draw`, and is asked `trials` times; draw the sizes, too, so that a
+                 lecturer's secret seed brings other shapes.
+    returns:     what the result is called in messages. A tuple of names for a result that is a tuple: each element is
+                 compared under its own name. Or a function of the arguments that gives either.
+    misconceptions: {hint: wrong function}. A student whose answer to a case is that of the wrong function gets its
+                 hint; the first that fits counts. The proofs take every one of them as a mutant: it must fail, under
+                 every seed, with its hint. So it is written once, here, and not in tests/mutants.
+                 Write the reference with switches, and a mistake is `functools.partial(reference, dead=False)`.
+                 A right but slow function belongs here too, under the hint of the `Timed` case that it fails.
+    explain:     (got, expected, *arguments) -> a hint, or None: for hints with numbers in them.
+    also:        (case, got, *arguments): what is to be judged beyond equality. The arguments are those that the
+                 student had: a callable object among them (a model that notes what it is asked) tells what it saw.
+    timed:       `Timed` cases.
+    seconds:     of computing, for a case that is not timed: a loop that never ends is stopped, and said to be one.
+    atol, rtol:  tolerances for floats.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reference: Callable[..., Any],
+        *,
+        examples: Cases,
+        random: Callable[[Draw], Arguments],
+        edges: Cases = (),
+        trials: int = 40,
+        returns: str | tuple[str, ...] | Callable[..., str | tuple[str, ...]] = "the result",
+        raises: tuple[type[Exception], ...] = (),
+        atol: float = 0.0,
+        rtol: float = 0.0,
+        kinds: bool = True,
+        seconds: float = 10,
+        timed: tuple[Timed, ...] = (),
+        explain: Callable[..., str | None] | None = None,
+        also: Callable[..., None] | None = None,
+        hint: str = "",
+        misconceptions: Mapping[str, Callable[..., Any]] | None = None,
+        forbid: tuple[str, ...] = (),
+        allow: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(name, hint=hint, misconceptions=misconceptions, forbid=forbid, allow=allow)
+        self.reference, self.returns, self.raises, self.timed = reference, returns, raises, timed
+        self.cases: dict[str, Cases] = {"example": examples, "edges": edges, "random": self._random}
+        self.make, self.trials, self.explain, self.also = random, trials, explain, also
+        self.atol, self.rtol, self.kinds, self.seconds = atol, rtol, kinds, seconds
+        self.parts = {part: functools.partial(self._judge_part, part) for part in PARTS}
+        self._seal()
+
+    def _judge_part(self, part: str, case: Case) -> None:
+        cases = self.cases[part]
+        noted = isinstance(cases, Mapping)
+        for one in cases.items() if noted else cases(case) if callable(cases) else cases:
+            note, given = one if noted else ("", one)
+            self._judge_case(case, given, note)
+        for timed in self.timed:
+            if timed.part == part:
+                self._judge_timed(case, timed)
+
+    def _random(self, draw: Draw) -> Iterable[Arguments]:
+        return (self.make(draw) for _ in range(self.trials))
+
+    def _judge_case(self, case: Case, given: Arguments, note: str = "") -> None:
+        if not isinstance(given, tuple):
+            raise TypeError(f"{self.name}: a case is a tuple of arguments, not {given!r}")
+        expected, mine = self._right(given), detached(given)
+        case.diagnose = functools.partial(self._hint, given, note, expected)
+        try:
+            slow = self.timed[0].hint if self.timed else "Does a loop never end?"
+            student = _patient(case, "a small case", slow, self.seconds)
+            if isinstance(expected, Raised):
+                case.raises(expected.kind, student, *mine)
+                return
+            got = case.run(student, *mine)
+            self._compare(case, got, expected, given)
+        finally:
+            case.diagnose = lambda outcome: None
+        if self.also:
+            self.also(case, got, *mine)
+
+    def _judge_timed(self, case: Case, timed: Timed) -> None:
+        given = timed.given(case)
+        expected = timed.expected(*given) if timed.expected else self._right(given)
+        got = case.run(_patient(case, timed.what, timed.hint, timed.seconds), *given)
+        self._compare(case, got, expected, given)
+        if self.also:
+            self.also(case, got, *given)
+
+    def _compare(self, case: Case, got: Any, expected: Any, given: Arguments) -> None:
+        names = self.returns(*given) if callable(self.returns) else self.returns
+        how = {"atol": self.atol, "rtol": self.rtol, "kinds": self.kinds, "dtypes": self.kinds}
+        if isinstance(names, str):
+            return case.close(got, expected, names, **how)
+        case.comparisons += 1
+        if type(got) is not tuple or len(got) != len(names):
+            hint = case.diagnose(got) or ""
+            case.close(got, expected, f"the tuple ({', '.join(names)})", hint=hint, **how)
+        hint = case.hint  # one for all elements: it is the whole answer that is recognised
+        if not same(got, expected, self.atol, self.rtol, kinds=False):
+            hint = case.diagnose(got) or hint
+        for name, one, right in zip(names, got, expected):
+            case.close(one, right, name, hint=hint, **how)
+        return None
+
+    def _right(self, given: Arguments) -> Any:
+        """What the reference says; `Raised` where it raises what the statement asks for."""
+        try:
+            return self.reference(*detached(given))
+        except self.raises as error:
+            return Raised(type(error))
+
+    def _hint(self, given: Arguments, note: str, expected: Any, got: Any) -> str | None:
+        slow = {timed.hint for timed in self.timed}  # these are right
+        for hint, wrong in self.misconceptions.items():
+            if hint in slow:
+                continue
+            outcome = _outcome(wrong, given)
+            if self._alike(got, outcome) and not self._alike(expected, outcome):
+                return hint
+        told = self._explained(given, got, expected) or self._in_another_order(given, got, expected)
+        told = told or _precision(got, expected, self.atol, self.rtol)
+        return f"Here {note}. {told or ''}".strip() if note else told
+
+    def _explained(self, given: Arguments, got: Any, expected: Any) -> str | None:
+        try:
+            return self.explain(got, expected, *detached(given)) if self.explain else None
+        except Exception:  # it is written for results of the right kind
+            return None
+
+    def _in_another_order(self, given: Arguments, got: Any, expected: Any) -> str | None:
+        names = self.returns(*given) if callable(self.returns) else self.returns
+        if (
+            isinstance(expected, Raised)
+            or isinstance(names, str)
+            or type(got) is not tuple
+            or len(got) != len(names)
+            or self._alike(got, expected)
+        ):
+            return None
+        if any(self._alike(got, one) for one in itertools.permutations(expected)):
+            return f"The right values, in another order: return ({', '.join(names)})."
+        return None
+
+    def _alike(self, got: Any, outcome: Any) -> bool:
+        return same(got, outcome, self.atol, self.rtol, kinds=False)
+
+    def _recognised(self, failed: CheckFailed, student: object, part: str, seed: int | None) -> None:
+        """It was looked for at the case that failed."""
+
+    def _check_other_cases(self, case: Case) -> None:
+        """Fixed cases can be learnt by heart: of some random ones at least one must be right."""
+        if any(self._is_right(case, self.make(case)) for _ in range(_OTHER_CASES)):
+            return
+        case.fail(
+            f"the {case.title.rsplit(': ', 1)[-1]} are right, and none of {_OTHER_CASES} other cases is",
+            hint="An answer computes; it does not look up what the check is known to ask.",
+        )
+
+    def _is_right(self, case: Case, given: Arguments) -> bool:
+        expected = self._right(given)
+        return self._alike(_outcome(case.student, given), expected)
+
+
+def _patient(case: Case, what: str, hint: str, seconds: float) -> Callable[..., Any]:
+    """The student's function, which is stopped after some seconds of computing."""
+
+    def patient(*args: Any) -> Any:
+        with within(case, what, hint, seconds):
+            return case.student(*args)
+
+    patient.__qualname__ = getattr(case.student, "__qualname__", type(case.student).__name__)
+    return patient
+
+
+def _outcome(function: Callable[..., Any], given: Arguments) -> Any:
+    try:
+        return function(*detached(given))
+    except CheckFailed:
+        raise
+    except Exception as error:
+        return Raised(type(error))
+
+
+def _precision(got: Any, expected: Any, atol: float, rtol: float) -> str | None:
+    """The hint for an answer that took a detour over float32."""
+    parts = expected.values() if isinstance(expected, dict) else expected
+    parts = parts if isinstance(expected, (tuple, list, dict)) else [expected]
+    if max(atol, rtol) >= 1e-6 or not any(map(_is_double, parts)) or same(got, expected, atol, rtol, kinds=False):
+        return None
+    if same(got, expected, 1e-5, 1e-5, kinds=False):
+        return "Very close: does something pass through float32? Compute in float64 throughout."
+    return None
+
+
+def _is_double(value: Any) -> bool:
+    return "float64" in str(value.dtype) if is_array(value) else type(value) is float and math.isfinite(value)

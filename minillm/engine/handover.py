@@ -1,0 +1,162 @@
+"""Handover: a running request leaves one engine and goes on in another, with its keys and values. Built in chapter 22.
+
+    source        copy_blocks   blocks that are full, while the request goes on decoding      [0 1 2 3 4]
+                  copy_blocks   those that were filled meanwhile                                        [5]
+                  take_out      what is left; the request ends here                                       [6 part]
+    destination   stage         full blocks become a part of the prefix cache
+                  take_in       the request runs on with the next step
+
+Full blocks travel by their hash (chapter 07), so blocks that the destination has are not sent, and blocks that it
+loses meanwhile are computed again: a handover may fail, its tokens cannot be wrong. All functions are called between
+two steps, by the thread that steps the engine. Llumnix (Sun et al. 2024) calls this live migration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from minillm.engine.engine import Engine
+from minillm.engine.request import Request, RequestSpec, RequestStatus
+from minillm.kv_cache.block_pool import NULL_BLOCK
+from minillm.kv_cache.connector import pack_blocks, unpack_blocks
+from minillm.kv_cache.records import RequestBlocks
+from minillm.rounding import ceil_div
+
+MOST_AT_ONCE = 32  # blocks that one copy takes, so that the steps go on in between
+
+
+class CopiedBlocks(NamedTuple):
+    """Full blocks of a request that goes on."""
+
+    hashes: list[bytes]
+    data: Tensor | None  # of these blocks; None for no block
+    end: int  # the next copy begins with this block
+    num_left: int  # blocks from there on
+    num_generated: int  # output tokens so far
+
+
+class TakenOut(NamedTuple):
+    """A request that has left. `entries` is its block table: a hash, the number of a block in `data`, or None for a
+    block that no layer reads any more."""
+
+    num_computed_tokens: int
+    entries: list[bytes | int | None]
+    data: Tensor | None
+
+
+def resumed(spec: RequestSpec, output_token_ids: Sequence[int]) -> Request:
+    """A request that has generated some tokens elsewhere. Its noise is keyed by seed and output position (chapter 01),
+    so it goes on with the tokens that it would have had there."""
+    request = Request.of(spec)
+    request.token_ids += output_token_ids
+    request.output_token_ids += output_token_ids
+    return request
+
+
+def num_certain_tokens(request: Request) -> int:
+    """How many of its tokens have keys and values that no step changes any more. The last token is always computed
+    again: its logits are wanted."""
+    return min(request.num_computed_tokens, len(request.token_ids) - 1)
+
+
+def copy_blocks(engine: Engine, request_id: str, first: int) -> CopiedBlocks | None:
+    """Full blocks from number `first` on, at most MOST_AT_ONCE of them; None if the request is not here."""
+    request, record = _found(engine, request_id)
+    if request is None:
+        return None
+    if record is None:  # it waits, or is swapped out
+        return CopiedBlocks([], None, first, 0, len(request.output_token_ids))
+    num_full = min(record.num_cached, num_certain_tokens(request) // engine.kv_cache.block_size)
+    end = min(num_full, first + MOST_AT_ONCE)
+    chosen = [index for index in range(first, end) if record.table[index] != NULL_BLOCK]
+    data = pack_blocks(engine.runner.cache, [record.table[index] for index in chosen]) if chosen else None
+    hashes = [record.hashes[index] for index in chosen]
+    return CopiedBlocks(hashes, data, max(first, end), max(0, num_full - end), len(request.output_token_ids))
+
+
+def take_out(engine: Engine, request_id: str, num_copied: int) -> TakenOut | None:
+    """End the request here, and give what a destination with its first `num_copied` blocks needs to go on; None if it
+    is not here. Tokens of a step in flight are dropped: the destination generates the same ones."""
+    request, record = _found(engine, request_id)
+    if request is None:
+        return None
+    taken = TakenOut(0, [], None)
+    if record is not None and (num_tokens := num_certain_tokens(request)) > 0:
+        table = record.table[: ceil_div(num_tokens, engine.kv_cache.block_size)]
+        num_copied = min(num_copied, record.num_cached, num_tokens // engine.kv_cache.block_size)
+        entries: list[bytes | int | None] = [
+            None if block == NULL_BLOCK else record.hashes[index] for index, block in enumerate(table[:num_copied])
+        ]
+        sent = [block for block in table[num_copied:] if block != NULL_BLOCK]
+        numbers = iter(range(len(sent)))
+        entries += [None if block == NULL_BLOCK else next(numbers) for block in table[num_copied:]]
+        taken = TakenOut(num_tokens, entries, pack_blocks(engine.runner.cache, sent) if sent else None)
+    engine.finish("abort", request)
+    return taken
+
+
+def stage(engine: Engine, hashes: Sequence[bytes], data: Tensor) -> int:
+    """Make copied blocks a part of the prefix cache, those that it has not and has room for; returns how many."""
+    pool, kv_cache = engine.kv_cache.pool, engine.kv_cache
+    new = [index for index, block_hash in enumerate(hashes) if pool.lookup(block_hash) is None][: pool.num_free]
+    if not new or not kv_cache.enable_prefix_caching:
+        return 0
+    blocks = _allocate(engine, len(new))
+    unpack_blocks(engine.runner.cache, blocks, data, new, len(hashes))
+    for block, index in zip(blocks, new):
+        pool.cache(block, hashes[index])
+    pool.free(reversed(blocks))
+    return len(new)
+
+
+def take_in(engine: Engine, request: Request, taken: TakenOut) -> bool:
+    """Let a request from elsewhere run on from the next step; False, and nothing changed, if its blocks are not all
+    here, or the batch or the pool has no room: add it then like any other request, which computes them again.
+
+    Raises ValueError for an id that is in use.
+    """
+    scheduler, kv_cache, pool = engine.scheduler, engine.kv_cache, engine.kv_cache.pool
+    if request.request_id in scheduler.requests:
+        raise ValueError(f"request_id={request.request_id!r} is in use")
+    found = {entry: pool.lookup(entry) for entry in taken.entries if isinstance(entry, bytes)}
+    is_full = len(scheduler.running) >= scheduler.max_num_seqs or scheduler.gate is not None
+    if is_full or not taken.entries or None in found.values():
+        return False
+    pool.touch(found.values())
+    numbers = [entry for entry in taken.entries if isinstance(entry, int)]
+    if len(numbers) > pool.num_free:
+        pool.free(found.values())
+        return False
+    blocks = _allocate(engine, len(numbers))
+    if blocks:
+        unpack_blocks(engine.runner.cache, blocks, taken.data, numbers, len(numbers))
+    table = [
+        NULL_BLOCK if entry is None else found[entry] if isinstance(entry, bytes) else blocks[entry]
+        for entry in taken.entries
+    ]
+    kv_cache.records[request.request_id] = RequestBlocks(table)
+    request.num_computed_tokens = request.max_computed_tokens = taken.num_computed_tokens
+    request.num_cached_tokens = min(taken.num_computed_tokens, request.num_prompt_tokens)
+    scheduler.requests[request.request_id] = request
+    scheduler.waiting.join(request)
+    request.move(RequestStatus.RUNNING)
+    scheduler.running.append(request)
+    return True
+
+
+def _found(engine: Engine, request_id: str) -> tuple[Request | None, RequestBlocks | None]:
+    """The request, if it has not ended, and its record, if it owns blocks."""
+    request = engine.scheduler.requests.get(request_id)
+    record = engine.kv_cache.records.get(request_id)
+    return request, record if request is not None and record is not None and record.table is not None else None
+
+
+def _allocate(engine: Engine, count: int) -> list[int]:
+    """Blocks that may be written at once: what the tiers want to keep of them is copied first."""
+    blocks = engine.kv_cache.pool.allocate(count)
+    if (transfer := getattr(engine.runner, "transfer", None)) is not None:
+        transfer.move(engine.kv_cache.take_moves())
+    return blocks

@@ -1,0 +1,100 @@
+"""HeadConfig: the shape of a draft head, from its folder. Built in chapter 18.
+
+tinyworld-eagle/drafter_config.json     sizes, and which layers of the target it reads
+                model.safetensors       its weights; the embedding and the output matrix are the target's
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from minillm import zoo
+from minillm.model.config import ModelConfig
+from minillm.model.errors import CheckpointError, naming
+from minillm.model.files import read_json
+
+FILE = "drafter_config.json"
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """Sizes as in a Llama's config.json, of one layer. `feature_layers`: the hidden states behind so many layers of the
+    target are what the head reads, low, mid and high."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    feature_layers: tuple[int, ...]
+    rope_theta: float = 10_000.0
+    rms_norm_eps: float = 1e-5
+
+    def __post_init__(self):
+        layers = self.feature_layers
+        if not isinstance(layers, (list, tuple)) or not layers or not all(type(one) is int for one in layers):
+            raise ValueError(f"feature_layers={layers!r} is not allowed; allowed: a list of whole numbers, such as [1]")
+        object.__setattr__(self, "feature_layers", tuple(layers))
+        if self.vocab_size < 1 or self.layer.num_layers != 1:  # reading the layer checks the other sizes
+            raise ValueError(f"vocab_size={self.vocab_size} is not allowed; allowed: a whole number from 1 on")
+
+    @property
+    def layer(self) -> ModelConfig:
+        """The head as a decoder of one Llama layer."""
+        sizes = {name: value for name, value in asdict(self).items() if name not in ("feature_layers", "rope_theta")}
+        rope = {"rope_theta": self.rope_theta, "rope_type": "default"}
+        shape = {"model_type": "llama", "num_hidden_layers": 1, "hidden_act": "silu", "tie_word_embeddings": True}
+        return ModelConfig.from_hf(shape | sizes | {"rope_parameters": rope})
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the head alone."""
+        size, heads = self.hidden_size, self.num_attention_heads + self.num_key_value_heads
+        matrices = size * (len(self.feature_layers) + 2) + 2 * heads * self.head_dim + 3 * self.intermediate_size
+        return size * (matrices + 5)  # and five norms
+
+    def fixed_bytes(self, most_tokens: int, itemsize: int) -> int:
+        """Of its weights, and of the buffers of a step: what it reads and gives, and the target's hidden states."""
+        return (self.num_parameters + most_tokens * (len(self.feature_layers) + 2) * self.hidden_size) * itemsize
+
+    def feature_bytes(self, num_tokens: int, itemsize: int) -> int:
+        """Of the features of tokens that the head has not read."""
+        return num_tokens * self.hidden_size * itemsize
+
+    @classmethod
+    def load(cls, path: Path) -> HeadConfig:
+        """Read a head's folder. Raises CheckpointError naming the file and the field."""
+        raw = read_json(path / FILE)
+        names = [field.name for field in fields(cls)]
+        with naming(path / FILE):
+            raw = {name: value for name, value in raw.items() if name != "drafter_type"}
+            if unknown := [name for name in raw if name not in names]:
+                raise ValueError(f"there is no field {unknown[0]!r}; fields: {', '.join(names)}")
+            if missing := [name for name in names[:8] if name not in raw]:
+                raise ValueError(f"{missing[0]} is missing")
+            return cls(**raw)
+
+    def write(self, path: Path) -> None:
+        """Write the file that `load` reads."""
+        raw: dict[str, Any] = {"drafter_type": "eagle"} | asdict(self)
+        (path / FILE).write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+
+
+def resolve_head(name: str | Path) -> Path:
+    """The folder of a draft head: a bundled name, or a folder that has one. Raises CheckpointError for others."""
+    bundled = zoo.bundled_drafters()
+    if str(name) in bundled:
+        return bundled[str(name)]
+    path = Path(name).expanduser()
+    if (path / FILE).is_file():
+        return path
+    held = "is a folder without" if path.is_dir() else "is neither a folder with"
+    raise CheckpointError(
+        f"speculative_config: model={str(name)!r} {held} {FILE} nor a bundled draft head "
+        f"({', '.join(bundled) or 'none here'}); `minillm train --drafter` makes one"
+    )

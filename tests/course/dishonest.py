@@ -1,0 +1,387 @@
+"""Answers that earn nothing: name -> (the cell, a fragment of the reason that a person reads, how it is met)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RIGHT = """def lowest(free):
+    if not free:
+        raise ValueError("no free id")
+    return sorted(free)[0]
+"""
+WRONG = "def lowest(free):\n    return 1\n"
+LOADED = "getattr(sys, ''.join(('mod', 'ules')))"
+SHORT = {
+    "CASE": f"{LOADED}[''.join(('minillm.book.', 'checks.case'))]",
+    "COMPARE": f"{LOADED}[''.join(('minillm.book.', 'checks.compare'))]",
+}
+
+
+@dataclass(frozen=True)
+class Attack:
+    """source: the answer's cell. flag: in the reason of a refused flag, or `message`: in what the check says.
+
+    line: of the flag, where it has one. spreads: it reaches the exercises after it, which are withheld as well.
+    exercise: the one that it answers. What kills is tried with signal 0, which ends nothing where no wall holds.
+    """
+
+    source: str
+    flag: str = ""
+    message: str = ""
+    line: int = 0
+    spreads: bool = False
+    exercise: str = "lowest"
+
+    @property
+    def answer(self) -> str:
+        """The source, with the modules that CASE and COMPARE stand for."""
+        return self.source.replace("CASE", SHORT["CASE"]).replace("COMPARE", SHORT["COMPARE"])
+
+
+# The name of a module, attribute or function is put together where the source must not give it away: what stops such
+# an answer is what it does while it runs.
+ATTACKS = {
+    "ends the process in the answer": Attack(
+        "import os\ndef lowest(free):\n    print('✓ lowest: example')\n    os._exit(0)\n", message="ended the process"
+    ),
+    "replaces the checker": Attack(
+        WRONG + "check_lowest = lambda *a, **k: print('✓')\n", flag="in the place of the checker check_lowest", line=3
+    ),
+    "replaces the checker under another spelling": Attack(
+        WRONG + "globals()[''.join(('check_', 'lowest'))] = lambda *a, **k: None\n",
+        flag="changes the checker check_lowest",
+    ),
+    "replaces a part of the checker": Attack(
+        WRONG + "vars()[''.join(('check_', 'lowest'))].parts['edges'] = lambda case: case.equal(1, 1)\n",
+        flag="check_lowest.parts",
+    ),
+    "replaces the comparison": Attack(
+        "import minillm.book.checks.case as c\nc.first_difference = lambda *a, **k: None\n" + WRONG,
+        flag="reads the checkers",
+        line=1,
+    ),
+    "replaces a method of the case, spelt so that only the fingerprint sees it": Attack(
+        "import sys\nCASE.Case.equal = lambda self, *a, **k: setattr(self, 'comparisons', 1)\n" + WRONG,
+        flag="Case.equal",
+    ),
+    "replaces the code of the comparison": Attack(
+        "import sys\nf = COMPARE.first_difference\n"
+        "setattr(f, ''.join(('__co', 'de__')), (lambda *a, **k: None).__code__)\n" + WRONG,
+        flag="rewrites the code of a function",
+        line=3,
+    ),
+    "replaces it while it is checked": Attack(
+        "import sys\ndef lowest(free):\n    case = CASE\n"
+        "    case.first_difference = lambda *a, **k: None\n    case.Case.raises = lambda *a, **k: None\n    return 1\n",
+        flag="first_difference",
+    ),
+    "hides a built-in function in the checker's module": Attack(
+        "import sys\nm = COMPARE\nm.isinstance = lambda *a: False\n" + WRONG,
+        flag="a new name in minillm.book.checks.compare",
+    ),
+    "replaces a built-in function": Attack(
+        "import builtins\nbuiltins.isinstance = lambda *a: True\n" + WRONG, flag="builtins.isinstance", line=2
+    ),
+    "changes random numbers": Attack(
+        "import random\nrandom.Random.randrange = lambda self, *a: 1\n" + WRONG, flag="random.Random.randrange", line=2
+    ),
+    "reads the frame of the check": Attack(
+        "import sys\ndef lowest(free):\n    return min(sys._getframe(1).f_locals['args'][0])\n",
+        flag="looks at the frames",
+        line=3,
+    ),
+    "reads a frame under another spelling": Attack(
+        "import sys\ndef lowest(free):\n    return getattr(sys, ''.join(('_get', 'frame')))(1)\n",
+        flag="looks at the frames",
+        line=3,
+    ),
+    "reads a frame from a traceback": Attack(
+        "def lowest(free):\n    try:\n        1 / 0\n    except Exception as e:\n"
+        "        return getattr(e.__traceback__, ''.join(('tb_', 'frame')))\n",
+        flag="looks at the frames",
+        line=5,
+    ),
+    "reads a frame through the standard library": Attack(
+        "import inspect\nlook = getattr(inspect, ''.join(('sta', 'ck')))\ndef lowest(free):\n    return look()[2]\n",
+        flag="looks at the frames",
+        line=4,
+    ),
+    "reads a frame through a generator": Attack(
+        "def lowest(free):\n    g = (x for x in [1])\n    return getattr(g, ''.join(('gi_', 'frame')))\n",
+        flag="looks at the frames",
+        line=3,
+    ),
+    "traces the check": Attack(
+        "import sys\ndef lowest(free):\n    getattr(sys, ''.join(('set', 'trace')))(lambda *a: None)\n    return 1\n",
+        flag="traces or profiles",
+        line=3,
+    ),
+    "asks the garbage collector": Attack(
+        "import gc\ndef lowest(free):\n    return getattr(gc, ''.join(('get_', 'objects')))()\n",
+        flag="garbage collector",
+        line=3,
+    ),
+    "reaches into memory": Attack(
+        "c = __import__(''.join(('cty', 'pes')))\ndef lowest(free):\n    return c.cast(id(free), c.py_object).value\n",
+        flag="under a name that is put together",
+        line=1,
+    ),
+    "runs pickled code": Attack(
+        "import pickle\ndef lowest(free):\n"
+        "    return pickle.loads(b'cbuiltins\\neval\\n(S\"__import__(\\'sys\\')\"\\ntR.')\n",
+        flag="put together while it runs",
+        line=3,
+    ),
+    "runs a string": Attack(
+        "def lowest(free):\n    exec(''.join(('import sys\\nprint(sys._getfr', 'ame(1).f_back)')))\n    return 1\n",
+        flag="put together while it runs",
+        line=2,
+    ),
+    "equals everything": Attack(
+        "class Yes:\n    def __eq__(self, other):\n        return True\ndef lowest(free):\n    return Yes()\n",
+        flag="__eq__ always returns True",
+        line=1,
+    ),
+    "equals everything by a lambda": Attack(
+        "class Yes(int):\n    __eq__ = lambda self, other: True\ndef lowest(free):\n    return Yes(1)\n",
+        flag="__eq__ always returns True",
+        line=1,
+    ),
+    "leaves a handler for forks": Attack(
+        "import os\nregister = getattr(os, ''.join(('register_at_', 'fork')))\ndef patch():\n    import sys\n"
+        "    CASE.first_difference = lambda *a, **k: None\n"
+        "register(after_in_child=patch)\n" + WRONG,
+        flag="first_difference",
+        spreads=True,
+    ),
+    "stops the timers": Attack(
+        "import signal\nsignal.signal(signal.SIGPROF, signal.SIG_IGN)\n" + RIGHT,
+        flag="timers or signal handlers",
+        line=2,
+    ),
+    "forges a verdict on every file": Attack(
+        "import os\ndef lowest(free):\n    for fd in range(3, 40):\n        try:\n"
+        "            for part in ('example', 'edges', 'random'):\n"
+        '                os.write(fd, (\'["", "verdict", "", "%s", "yes", "0", ""]\\n\' % part).encode())\n'
+        "        except OSError:\n            pass\n    os._exit(0)\n",
+        message="ended the process",
+    ),
+    "leaves a thread that changes the comparison": Attack(
+        "import sys, threading, time\ndef spoil():\n"
+        "    m = CASE\n"
+        "    while True:\n        m.first_difference = lambda *a, **k: None\n        time.sleep(0.001)\n"
+        "threading.Thread(target=spoil, daemon=True).start()\ntime.sleep(0.02)\n" + WRONG,
+        flag="first_difference",
+        spreads=True,
+    ),
+    "reads the checker's source of truth by its globals": Attack(
+        "def lowest(free):\n    return vars()['free'] and check_lowest.parts['random'].__globals__\n",
+        flag="reads or changes the checker check_lowest",
+        line=2,
+    ),
+    "never ends": Attack(
+        "def lowest(free):\n    while 1:\n        try:\n            7\n        except BaseException:\n            8\n",
+        message="took more than",
+    ),
+    "swallows what a check raises": Attack(
+        "import contextlib\nkind = contextlib._GeneratorContextManager\n"
+        "setattr(kind, '__exit__', lambda *a: True)\n" + WRONG,
+        flag="contextlib._GeneratorContextManager.__exit__",
+    ),
+    "changes the classes that it finds": Attack(
+        "for kind in getattr(type, ''.join(('__sub', 'classes__')))(object):\n    try:\n"
+        "        kind.restore = kind.add = kind.send = lambda *a: []\n    except TypeError:\n        pass\n"
+        "import sys\nCASE.first_difference = lambda *a, **k: None\n" + WRONG,
+        flag="first_difference",
+    ),
+    "raises what has no name": Attack(
+        "def lowest(free):\n    raise type('', (BaseException,), {'__str__': lambda self: ''})()\n", message=":"
+    ),
+    "looks at frames in code that a library compiles": Attack(
+        "import timeit\nheld = {}\n"
+        "text = \"import sys; held['frame'] = getattr(sys, ''.join(('_getfr', 'ame')))(0)\"\n"
+        "timeit.timeit(text, number=1, globals={'held': held})\n" + WRONG,
+        flag="looks at the frames",
+        line=4,
+    ),
+    "keeps the checker in a list, for the answer that it knows": Attack(
+        "def lowest(*free, kept=[check_lowest]):\n    return kept[0].reference(*free)\n", message="this uses lowest"
+    ),
+    "keeps the checker in an object of its own": Attack(
+        "class Box:\n    pass\nbox = Box()\nbox.inside = {1: (check_lowest,)}\n"
+        "def lowest(free):\n    return box.inside[1][0].reference(free)\n",
+        message="this uses lowest",
+    ),
+    "takes all memory": Attack(  # which it never touches: it must harm no machine on which the limit does not hold
+        "import torch\ndef lowest(free):\n    return torch.empty(8 << 30, dtype=torch.uint8)\n", message="GiB of memory"
+    ),
+}
+
+
+def in_call(action: str, before: str = "") -> str:
+    """An answer that does this when it is called, and is right."""
+    lines = "".join(f"    {line}\n" for line in action.splitlines())
+    return before + "def lowest(free):\n" + lines + RIGHT.partition("\n")[2]
+
+
+def nameless(*parts: str) -> str:
+    return f"''.join({parts!r})"
+
+
+FRAME = nameless("_getf", "rame")
+# Equal to everything, as far as its operations say; it stands in torch's namespace, as torch's own do.
+EVIL = """import torch
+class Evil(torch.Tensor):
+    pass
+def stand_in(cls, func, types, args=(), kwargs=None):
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*[torch.tensor([2.0, -4.0])] * len(args), **(kwargs or {}))
+setattr(Evil, ''.join(('__torch_', 'function__')), classmethod(stand_in))
+Evil.__module__ = 'torch'
+vars(torch)['Evil'] = Evil
+def twice(x):
+    return x.as_subclass(Evil)
+"""
+ATTACKS |= {
+    "runs the file of a check": Attack(
+        "import runpy, minillm\nrunpy.run_path(minillm.__path__[0] + '/book/checks/case.py')\n" + RIGHT,
+        flag="reads the files of the checks",
+        line=2,
+    ),
+    "reads a check as a resource": Attack(
+        "import pkgutil\ntext = pkgutil.get_data('minillm', 'book/checks/case.py')\n" + RIGHT,
+        flag="reads the files of the checks",
+        line=2,
+    ),
+    "opens a check while it is called": Attack(
+        in_call("open(minillm.__path__[0] + '/book/checks/case.py').read()", "import minillm\n"),
+        flag="reads the files of the checks",
+        line=3,
+    ),
+    "asks for the source of a check": Attack(
+        "import inspect, sys\ntext = inspect.getsource(CASE)\n" + RIGHT, message="could not get source code"
+    ),
+    "imports a check under a name that is put together": Attack(
+        in_call(
+            "importlib.import_module(chr(109) + 'inillm.book.' + name)", "import importlib\nname = 'checks.case'\n"
+        ),
+        flag="reads the files of the checks",
+        line=4,
+    ),
+    "reads frames by IPython": Attack(
+        in_call("locals_of(1)", "from IPython.utils.frame import extract_module_locals as locals_of\n"),
+        flag="looks at the frames",
+        line=3,
+    ),
+    "expands a name in the frame of the check": Attack(
+        in_call("get_ipython().var_expand('{case}', 5)"), flag="looks at the frames", line=2
+    ),
+    "reads the stack of a task": Attack(
+        in_call(
+            "async def look():\n    return asyncio.current_task().get_stack()\nasyncio.run(look())", "import asyncio\n"
+        ),
+        flag="looks at the frames",
+        line=4,
+    ),
+    "reads a frame from a traceback by a debugger": Attack(
+        in_call(
+            "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    bdb.Bdb().get_stack(None, e.__traceback__)",
+            "import bdb\n",
+        ),
+        flag="looks at the frames",
+        line=6,
+    ),
+    "walks the stack": Attack(
+        in_call(f"list(getattr(traceback, {nameless('walk_', 'stack')})(None))", "import traceback\n"),
+        flag="looks at the frames",
+        line=3,
+    ),
+    "prints the stack with its variables": Attack(
+        in_call(
+            f"walk = getattr(traceback, {nameless('walk_', 'stack')})\n"
+            "traceback.StackSummary.extract(walk(None), capture_locals=True)",
+            "import traceback\n",
+        ),
+        flag="looks at the frames",
+        line=4,
+    ),
+    "has a library call what gives frames": Attack(
+        in_call(f"tree_map(getattr(sys, {FRAME}), [1])", "import sys\nfrom torch.utils._pytree import tree_map\n"),
+        flag="looks at the frames",
+        line=4,
+    ),
+    "has the importer call what gives frames": Attack(
+        in_call(
+            f"importer._call_with_frames_removed(getattr(sys, {FRAME}), 1)",
+            "import sys\nimport importlib._bootstrap as importer\n",
+        ),
+        flag="looks at the frames",
+        line=4,
+    ),
+    "signals its parent by a descriptor": Attack(
+        in_call("signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 0)", "import os, signal\n"),
+        flag="signals another process",
+        line=3,
+    ),
+    "has torch resolve names in the frame of the check": Attack(
+        in_call("resolve(3)", "from torch._jit_internal import createResolutionCallbackFromFrame as resolve\n"),
+        flag="looks at the frames",
+        line=3,
+    ),
+    "looks at frames in code that says that it is Python's": Attack(
+        in_call(
+            f"""exec(compile("import sys; getattr(sys, {FRAME})(1)".replace(chr(34), ""), "<frozen os>", "exec"))"""
+        ),
+        flag="put together while it runs",
+        line=2,
+    ),
+    "profiles in Python": Attack(
+        in_call("profile.Profile().runcall(len, free)", "import profile\n"), flag="traces or profiles", line=3
+    ),
+    "finds the switch of the hook in a traceback": Attack(
+        in_call(
+            "try:\n    getattr(sys, name)(0)\nexcept Exception as e:\n    trace = e.__traceback__\n"
+            "bdb.Bdb().get_stack(None, trace)",
+            f"import bdb, sys\nname = {FRAME}\n",
+        ),
+        flag="looks at the frames",
+        line=8,
+    ),
+    "patches the case, and puts it back": Attack(
+        "import sys\ndef lowest(free):\n    case = CASE\n    owner = case.Case\n    before = vars(owner)['equal']\n"
+        "    def once(self, *args, **kwargs):\n        setattr(owner, 'equal', before)\n        self.comparisons += 1\n"
+        "    setattr(owner, 'equal', once)\n    return 1\n",
+        flag="changes minillm.book.checks.Case",
+    ),
+    "patches the comparison, and puts it back": Attack(
+        "import sys\nseen = []\ndef lowest(free):\n    space = vars(CASE)\n    before = space['first_difference']\n"
+        "    def once(*args, **kwargs):\n        space['first_difference'] = before\n"
+        "    if not seen:\n        space['first_difference'] = once\n    seen.append(free)\n    return 2\n",
+        flag="changes minillm.book.checks.case",
+    ),
+    "patches a built-in function, and puts it back": Attack(
+        "import builtins\nbefore, space = isinstance, vars(builtins)\n"
+        "def lowest(free):\n    space['isinstance'] = lambda *a: True\n    space['isinstance'] = before\n"
+        "    return min(free) if free else [][1]\n",
+        flag="changes builtins",
+    ),
+    "returns a tensor that stands in for every operation": Attack(EVIL, flag="a new name in torch", exercise="twice"),
+    "leaves a mode of torch's on": Attack(
+        "import torch.overrides as o\n"
+        f"mode = type('M', (getattr(o, {nameless('TorchFunction', 'Mode')}),), dict(__torch_function__=\n"
+        "    lambda self, func, types, args=(), kwargs=None: func(*args, **(kwargs or {}))))()\n"
+        "def twice(x):\n    mode.__enter__()\n    return x + x\n",
+        flag="a mode that was left on",
+        exercise="twice",
+    ),
+    "looks for the seed of the line": Attack(
+        "def lowest(free):\n    raise ValueError([k for k in get_ipython().user_ns if 'seed' in k])\n",
+        message="ValueError: []",
+    ),
+    "signals every process": Attack(in_call("os.kill(-1, 0)", "import os\n"), flag="signals another process", line=3),
+    "signals its parent by another library": Attack(
+        in_call("psutil.Process(os.getppid()).send_signal(0)", "import os, psutil\n"),
+        flag="signals another process",
+        line=3,
+    ),
+}
