@@ -23,6 +23,7 @@ _HEADING = re.compile(r"^(#{1,4}) +(.+)$", re.MULTILINE)
 _LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?:[^()]|\([^)]*\))*\)")
 _ITEM = re.compile(r"^(?:[*-]|\d+\.) +(.+(?:\n(?![*-] |\d+\. |\n).+)*)", re.MULTILINE)
 _PREDICT = re.compile(r"""predict\(\s*(?:f?"([^"]+)"|f?'([^']+)')""")
+_FOLDED = re.compile(r'<details>.*?<img [^>]*alt="([^"]*)" src="data:image/png;base64,([^"]+)"', re.DOTALL)
 _REVEALED = re.compile(r"Predicted: .+; [\w ]+: ")
 _DISPLAY_MATH = re.compile(r"\$\$.+?\$\$", re.DOTALL)
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z*`$\"])")
@@ -142,6 +143,8 @@ def figures_of(cell: nbformat.NotebookNode) -> Iterator[tuple[str, str]]:
         if image := output.get("data", {}).get("image/png"):
             alt = output.get("metadata", {}).get("image/png", {}).get("alt", "")
             yield "".join(image).replace("\n", ""), alt
+        elif folded := _FOLDED.search("".join(output.get("data", {}).get("text/html", ""))):
+            yield folded[2], html.unescape(folded[1])
 
 
 def _pages(title: str, items: list[str], notes: str = "") -> list[Slide]:

@@ -164,6 +164,19 @@ def test_a_prediction_is_shown_then_revealed():
     assert list(ax.lines[0].get_ydata()) == [100, 100]
 
 
+def test_the_books_prediction_is_called_so_and_its_result_is_folded():
+    made = []
+    [(asked, _)] = shown(lambda: made.append(book.predict("How often?", ..., book=100, unit="times")))
+    assert "three dots" in asked["text/plain"] and "100" not in asked["text/plain"]
+    [(data, _)] = shown(lambda: made[0].reveal(5050))
+    assert data["text/html"].startswith("<details><summary>") and 'alt="How often? Predicted: 100' in data["text/html"]
+    assert "image/png" not in data
+    _, ax = book.canvas()
+    made[0].line(ax)
+    assert ax.lines[0].get_label() == "the book's prediction: 100 times"
+    assert book.predict("How often?", 100, book=7).whose == "your prediction"
+
+
 @pytest.mark.parametrize(
     "guess, result, said", [(5, 5, "exact"), (100, 105, "within 5 %"), (0, 3, "3 away"), (10, 2, "0.2 times")]
 )
@@ -177,6 +190,8 @@ def test_verdicts(guess, result, said):
 def test_a_prediction_is_a_number(guess):
     with pytest.raises(TypeError, match="commit one number"):
         book.predict("How often?", guess)
+    with pytest.raises(TypeError, match="three dots"):
+        book.predict("How often?", ...)
 
 
 def bars(height, kind):

@@ -64,6 +64,12 @@ def test_the_rule_on_a_small_chapter():
     assert "Second (20 min)" in deck[10].body
 
 
+def test_a_folded_picture_is_unfolded_on_a_slide():
+    tag = f'<details><summary>x</summary><img width="9" alt="a &lt; b" src="data:image/png;base64,{PIXEL}"></details>'
+    folded = new_code_cell("guess.reveal(4)", outputs=[new_output("display_data", data={"text/html": tag})])
+    assert list(slides.figures_of(folded)) == [(PIXEL, "a < b")]
+
+
 def test_a_tag_adds_a_cell_and_code_that_is_too_long_stays_out():
     nb = new_notebook(cells=[
         new_markdown_cell("# 99 · A chapter"), new_markdown_cell("## Verify\n\nWords."),
