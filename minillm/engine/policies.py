@@ -31,7 +31,7 @@ class Policy(Protocol):
         """A preempted request returns."""
 
     def peek(self) -> Request | None:
-        """Who is next; None when nobody waits."""
+        """The request that is next; None for an empty queue."""
 
     def pop(self) -> Request:
         """Take who is next out of the queue: the one that the last peek showed."""
@@ -139,7 +139,7 @@ class Fair:
     """The user who got least goes first: a counter of tokens for each (VTC, Sheng et al. 2024, with weight 1).
 
     Recomputed tokens are not charged: being preempted is not the user's doing. Someone who returns after a pause is
-    lifted to the smallest counter of those present, or if nobody is, to that of the user who left last, so that absence
+    lifted to the smallest counter of those present, or if none is, to that of the user who left last, so that absence
     saves nothing up.
     """
 
@@ -203,7 +203,7 @@ class LongestPrefixMatch(FCFS):
     """The longest cached prefix first, so that what is cached is used before it is evicted (SGLang's `lpm`).
 
     `cached_tokens` says how much of a request the cache holds now. Only the `window` oldest requests compete, and
-    each earns `ageing` tokens a second, so nobody is overtaken for ever.
+    each earns `ageing` tokens a second, so no request is overtaken for ever.
     """
 
     def __init__(self, cached_tokens: Callable[[Request], int], ageing: float = AGEING, window: int = LPM_WINDOW):

@@ -33,7 +33,7 @@ class Acceptance:
             self.right += RECOVERY * (PRIOR_RIGHT - self.right)
             self.tried += RECOVERY * (PRIOR_TRIED - self.tried)
             return
-        tried = num_accepted + (num_accepted < num_drafted)  # nobody knows about those behind the first miss
+        tried = num_accepted + (num_accepted < num_drafted)  # nothing is known of those behind the first rejection
         self.right = MEMORY * self.right + num_accepted
         self.tried = MEMORY * self.tried + tried
 

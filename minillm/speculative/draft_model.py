@@ -4,8 +4,8 @@
     draft's cache    k k k k k g g g          the three g were guesses; of their keys one is still right
     next time        t t t t t t g x          common part kept, one token to compute, then the next guesses
 
-After a full acceptance two tokens are to be computed first: the last guess, whose keys nobody needed before, and the
-target's free token. The first step of a draft is therefore a small ragged batch like any other.
+After a full acceptance two tokens are to be computed first: the last draft token, whose keys were not needed before,
+and the target's free token. The first step of a draft is therefore a small ragged batch like any other.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class RejectionSampler(Sampler):
 
     So a row's token equals its guess exactly where the guess is accepted, as in all other rows. What stands behind a
     rejected guess is drawn again in a later step, with the same noise of its positions: that is no bias,
-    since nobody has looked at what it was the first time.
+    since its first value has influenced nothing yet.
     """
 
     def choose(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
