@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from minillm.bench.measure import synchronize
 from minillm.book.chips import Html, token_strip
 
 
@@ -15,8 +14,10 @@ def processor_clock(device: torch.device) -> Callable[[], float]:
     """A clock in seconds. On a CPU it counts the time for which this program ran, whatever else the machine does."""
 
     def now() -> float:
-        synchronize(device)
-        return time.perf_counter() if device.type == "cuda" else time.process_time() / torch.get_num_threads()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            return time.perf_counter()
+        return time.process_time() / torch.get_num_threads()
 
     return now
 
