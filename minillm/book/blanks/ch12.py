@@ -12,6 +12,6 @@ BLANKS = {
     ),
     "one more tile": Blank("The total after a tile whose two scores are both 4:", 1.5 * math.exp(2 - 4) + 2, ""),
     "masked tiles": Blank(
-        "Masked tiles of a causal head, 4,096 tokens in tiles of 128 x 32:", 4096 // 128 * (128 // 32), "tiles", 1e-9
+        "Masked tiles of a causal head, 8,192 tokens in tiles of 128 x 32:", 8192 // 128 * (128 // 32), "tiles", 1e-9
     ),
 }
