@@ -224,7 +224,7 @@ def with_engine(num_streams: int = 1, **settings) -> Callable[[str, torch.device
 
 
 def guessing(model: str, device: torch.device, dtype: torch.dtype) -> Stream:
-    """Guesses by the bundled model's small sister, and for another model by n-grams."""
+    """Drafts by the bundled model's small sister, and for another model by n-grams."""
     draft = {"method": "draft_model", "model": "tinyworld-draft", "num_speculative_tokens": 3}
     return with_engine(speculative_config=draft if model == "tinyworld" else {"method": "ngram"})(model, device, dtype)
 

@@ -23,10 +23,9 @@ PRIVATE = {
     r"ask(s|ed|ing)? for ahead|fetch(es|ed)? ahead": "prefetch",
     r"tokens? more\b": "one more token, two more tokens",
     r"the bend": "the ridge point",
-    r"roads?": "a configuration, a path, an implementation",
 }
 _SLOT = r"(?<!batch )(?<!KV )(?<!adapter )(?<![\w`.])slots?(?![\w`=(])"
-PROSE_ONLY = {_SLOT: "a batch slot (a row) or a KV slot (a token's room)"}
+PROSE_ONLY = {r"\broads?\b": "a configuration, a path", _SLOT: "a batch slot (a row) or a KV slot (a token's room)"}
 # Words of the glossary that are plain English, too: before their chapter they mean that.
 HOMONYMS = {
     "block", "bubble", "drain", "feature", "flight", "grammar", "knee", "padding", "page", "program", "rank", "replica",
