@@ -16,17 +16,16 @@ PRIVATE = {
     r"whoever": "name it: the request that ..., a reader who ...",
     r"(some|any)body": "name it: a request, a caller, a reader",
     r"the ones? who": "name it: the request that ..., the reader who ...",
-    r"strangers?|newcomers?|tenants?": "a request, a user",
+    r"strangers?|newcomers?": "a request, a user",
     r"dearer": "more expensive",
     r"guesse[sd]|guessing": "draft tokens; predict, predicted",
     r"waits? for (the )?(memory|arithmetic)|what is waited for": "memory-bound, compute-bound; the bottleneck",
     r"ask(s|ed|ing)? for ahead|fetch(es|ed)? ahead": "prefetch",
-    r"tokens? more\b": "one more token, two more tokens",
+    r"tokens? more\b(?! than)": "one more token, two more tokens",
     r"the bend": "the ridge point",
-    r"roads?": "a configuration, a path, an implementation",
 }
 _SLOT = r"(?<!batch )(?<!KV )(?<!adapter )(?<![\w`.])slots?(?![\w`=(])"
-PROSE_ONLY = {_SLOT: "a batch slot (a row) or a KV slot (a token's room)"}
+PROSE_ONLY = {r"\broads?\b": "a configuration, a path", _SLOT: "a batch slot (a row) or a KV slot (a token's room)"}
 # Words of the glossary that are plain English, too: before their chapter they mean that.
 HOMONYMS = {
     "block", "bubble", "drain", "feature", "flight", "grammar", "knee", "padding", "page", "program", "rank", "replica",

@@ -96,7 +96,7 @@ def _tensor_or_pipeline() -> list[Row]:
 
 
 def _across_nodes() -> list[Row]:
-    """Falcon 180B on two nodes with four A100 each; the paper says that the time between tokens more than doubles."""
+    """Falcon 180B on two nodes with four A100 each; the paper says that the time per output token more than doubles."""
     machine: Machine = replace(MACHINES["A100"], devices_per_node=4, network=LINKS["Ethernet 100 Gb/s"])
     within, across = (
         step_cost(SHAPES["Falcon 180B"], machine, split, batch=32, context=2048).latency

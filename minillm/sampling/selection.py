@@ -1,7 +1,7 @@
-"""Selection: which of several texts the model would rather say. Built in chapter 19.
+"""Selection: which of several texts the model finds more probable. Built in chapter 19.
 
 A choice's score is the sum of the log-probabilities of its tokens: the logarithm of how likely the model is to go on
-with just this. Every token more makes the sum smaller, and no choice beats one that it begins with.
+with just this. Every further token makes the sum smaller, and no choice beats one that it begins with.
 Divided by the number of tokens, as SGLang does it, the score is what an average token is worth. That favours long
 choices instead: tokens that are sure to follow from what the choice began with raise the mean.
 

@@ -1,7 +1,7 @@
 """Checks of chapter 02: interleaved rotary, GQA without copies, a ragged window mask, a FLOP counter, cache bytes.
 Built in chapter 02.
 
-The references are in `ch02_oracle`: complex numbers and plain loops in float64. Copies of K are not guessed from the
+The references are in `ch02_oracle`: complex numbers and plain loops in float64. Copies of K are not inferred from the
 source: a dispatch mode watches every tensor that the student's code makes.
 """
 

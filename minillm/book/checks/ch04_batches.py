@@ -69,7 +69,9 @@ check_plan_batches = FunctionChecker(
     random=_random_prompts,
     returns="the plan",
     misconceptions={
-        "A batch costs at least the bend.": partial(planned, cost=lambda own, bend: len(own) * own[-1]),
+        "A batch costs at least as much as one at the ridge point.": partial(
+            planned, cost=lambda own, bend: len(own) * own[-1]
+        ),
         "A batch costs its padding, too: every prompt counts as long as the longest.": partial(
             planned, cost=lambda own, bend: max(bend, sum(own))
         ),

@@ -77,7 +77,7 @@ check_expert_bend = FunctionChecker(
         "all experts are chosen by each row": (4, 4, 1.0, *_H100, 10**6),
         "one row is enough": (8, 2, 2.0, 1.3e12, 1e12, 10),
         "the last batch allowed is the first that is compute-bound": (8, 1, 1.0, 5.5e12, 1e12, 21),
-        "the batch before the bend is the last one allowed": (8, 1, 1.0, 5.5e12, 1e12, 20),
+        "the batch before the ridge point is the last one allowed": (8, 1, 1.0, 5.5e12, 1e12, 20),
         "a bend in the middle of a small mixture": (8, 1, 1.0, 4.1e12, 1e12, 10**12),
         "more chosen than there are": (4, 5, 2.0, *_H100, 10),
         "no expert chosen": (4, 0, 2.0, *_H100, 10),

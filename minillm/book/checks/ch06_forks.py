@@ -121,7 +121,7 @@ class ForkTrial:
             table[:first],
             before[:first],
             f"the full blocks of {name!r} {when}",
-            hint="Nobody writes into a full block again: it stays shared, and is never copied.",
+            hint="A full block is never written to again: it stays shared, and is never copied.",
         )
         for index in range(first, len(table)):
             others = [n for n, t in self.tables.tables.items() if n != name and table[index] in t]
@@ -161,7 +161,7 @@ class ForkTrial:
         for block in range(1, self.pool.num_blocks + 1):
             told = (
                 hint
-                or "Too many in the pool: a block that nobody will ever free. Too few: someone else will be given it."
+                or "Too many in the pool: a block that will never be freed. Too few: another request will be given it."
             )
             self.case.true(
                 self.pool.ref_cnt[block] == owned[block],

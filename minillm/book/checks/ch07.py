@@ -144,7 +144,7 @@ _MISTAKES = {
     "A hash covers only the tokens of its own block. Without the hash before, the same block after another beginning "
     "is a hit, and these keys and values belong to another beginning.": "no parent",
     "Every block is hashed with the root; hash it with the hash of the block before.": "root",
-    "The salt is missing: two tenants with the same text share their blocks.": "no salt",
+    "The salt is missing: two users with the same text share their blocks.": "no salt",
     "The salt enters every block; it belongs into the root only.": "salt in every block",
     "There is a hash for the last block although it is not full.": "partial",
     "The hash before comes first in your bytes; here the tokens come first, then the hash before.": "parent first",
@@ -223,7 +223,7 @@ def _hasher_edges(case: Case) -> None:
 @check_prefix_hasher.part("random")
 def _hasher_random(case: Case) -> None:
     for _ in range(25):
-        size, salt = case.randint(1, 6), case.rng.choice(("", "Ana", "tenant 7"))
+        size, salt = case.randint(1, 6), case.rng.choice(("", "Ana", "user 7"))
         hasher = case.run(case.student, size, salt)
         for _ in range(2):  # one object serves any number of texts
             token_ids = [case.randint(0, 3) for _ in range(case.randint(0, 25))]

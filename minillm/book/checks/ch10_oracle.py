@@ -164,7 +164,7 @@ class OutsideLaunches(record_torch_traffic):
 
 
 def advice(error: Exception) -> str:
-    """What is behind some of the interpreter's stranger messages."""
+    """What is behind some of the interpreter's less clear messages."""
     if "is_ptr" in str(error):
         return "A kernel is launched with a grid: kernel[grid](arguments)"
     if "object is not iterable" in str(error) or "is not subscriptable" in str(error):
@@ -194,7 +194,7 @@ def plural(times: int) -> str:
 
 
 def poisoned(*shape: int, dtype: torch.dtype) -> Tensor:
-    """An output full of NaN: what nobody writes is seen."""
+    """An output full of NaN, so that what is never written shows."""
     return torch.full(shape, float("nan"), dtype=dtype)
 
 

@@ -126,7 +126,7 @@ def _caps(
         q,
         k,
         told,
-        "A program reads its own KV head, from the first key to that at its last token's position; no one sees ahead.",
+        "A program reads its own KV head, from the first key to that at its last token's position, never ahead.",
     )
     mistakes = {
         "The mask does not survive: what was -inf before the cap is -cap after it. Cap first, then mask.": lambda: (

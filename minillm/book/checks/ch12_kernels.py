@@ -189,7 +189,7 @@ def _sinks(
         told,
         (
             "None of its queries sees that key. The first query's window begins at its position minus "
-            f"{window - 1}; the sink ends before key {sink}; no one sees ahead."
+            f"{window - 1}; the sink ends before key {sink}; no query sees ahead."
         ),
     )
     position, key = torch.arange(past, num_keys)[:, None], torch.arange(num_keys)[None, :]

@@ -45,7 +45,7 @@ def _prefix_example(case: Case) -> None:
 
 @check_merge_prefix.part("edges")
 def _prefix_edges(case: Case) -> None:
-    _merges(case, 3, 2, [2, 3, 1], [], 4)  # nobody shares anything
+    _merges(case, 3, 2, [2, 3, 1], [], 4)  # nothing is shared
     _merges(case, 3, 2, [0, 3, 0], [2, 1], 4)  # nothing of one's own, and nothing at all
     _merges(case, 2, 3, [2, 0], [1, 0], 0)  # an empty prefix
     _merges(case, 1, 1, [1], [0], 1)

@@ -248,7 +248,7 @@ def _serves(case: Case, asks: list[Ask], places: int, tokens: dict[str, list[int
         len(other.log),
         f"the number of calls of the runner {told}\n  the number of calls",
         hint=(
-            f"The last ones are {_told(other.log[-3:])}. Serve until nobody is left, nothing is in flight, "
+            f"The last ones are {_told(other.log[-3:])}. Serve until no request is left, nothing is in flight, "
             "and all blocks are free."
         ),
     )
@@ -271,7 +271,7 @@ def _why_call(call: tuple, right: tuple, runner: FakeRunner, index: int) -> str:
         )
     if (call[0], right[0]) == ("launch", "wait"):
         return (
-            f"There is nobody to launch in this turn: {', '.join(call[1])} has ended, or has no place. "
+            f"There is no request to launch in this turn: {', '.join(call[1])} has ended, or has no place. "
             "A place is only free when `free` was called."
         )
     if call[0] == right[0] == "launch":
@@ -292,7 +292,7 @@ def _why_call(call: tuple, right: tuple, runner: FakeRunner, index: int) -> str:
     if right[0] == "free":
         return (
             f"{right[1]} has ended and is in no step in flight: its blocks are free now, "
-            "and somebody may be waiting for them."
+            "and another request may be waiting for them."
         )
     if call[0] == "free":
         return (

@@ -194,9 +194,9 @@ class FakeRunner:
         names = list(names)
         self.log.append(("launch", names))
         if not names or len(set(names)) < len(names):
-            raise RuntimeError(f"launch({names}): a step has at least one row, and nobody twice")
+            raise RuntimeError(f"launch({names}): a step has at least one row, and no request twice")
         if len(self.log) > 100_000:
-            raise RuntimeError("100,000 calls, and no end: is everybody served?")
+            raise RuntimeError("100,000 calls, and no end: is every request served?")
         if len(self.out) == 2:
             raise RuntimeError(f"launch({names}): steps {self.out[0]} and {self.out[1]} are on their way already")
         if freed := [name for name in names if name in self.gone]:
@@ -222,7 +222,7 @@ class FakeRunner:
             raise RuntimeError(f"free({name!r}): its blocks were freed before")
         if held := [step for step in self.out if any(name == row for row, _ in self.steps[step])]:
             raise RuntimeError(
-                f"free({name!r}): step {held[0]} is on its way and writes to its blocks, which are somebody else's then"
+                f"free({name!r}): step {held[0]} is on its way and writes to its blocks, then another request's"
             )
         self.gone.add(name)
 

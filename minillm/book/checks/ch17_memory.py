@@ -66,7 +66,7 @@ def _place_edges(case: Case) -> None:
     _judge_plan(case, [(2, 3), (1, 1)], (0, 0, 0), costs)
     _judge_plan(case, [(5, 100)], (4, 6, 6), costs)  # too large for the device
     _judge_plan(case, [(3, 4), (1, 5)], (3, 0, 0), costs)  # twelve block uses against five
-    _judge_plan(case, [(2, 0), (2, 4)], (2, 0, 0), costs)  # nobody asks for the first
+    _judge_plan(case, [(2, 0), (2, 4)], (2, 0, 0), costs)  # no request needs the first
     _judge_plan(case, [(1, 2), (2, 2)], (0, 0, 9), {"host": 1, "disk": 20, "compute": 15})  # computing beats the disk
     # And the host may be the worst.
     _judge_plan(case, [(1, 2), (2, 2)], (0, 9, 9), {"host": 30, "disk": 10, "compute": 15})

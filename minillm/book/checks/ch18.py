@@ -75,7 +75,7 @@ check_best_length = FunctionChecker(
     explain=_times,
     atol=1e-9,
     rtol=1e-9,
-    hint="Milliseconds of a step over tokens of a step, with one token more for each request than was drafted.",
+    hint="Milliseconds of a step over tokens of a step, with one more token for each request than was drafted.",
     misconceptions={
         "Times that are equal after round(ms, 9) are equal.": partial(best_length, decimals=15),
         "Of equally good lengths the shortest.": partial(best_length, better=lambda ms, best: ms <= best),

@@ -194,10 +194,10 @@ def trace_of(drafter: type, agrees: Sequence[int] = (3, 3, 3, 2, 3), count: int 
     print(f"{'text':>4}  {'it reads':<50}{'it drafts':<15}{'accepted':<10}the model, with an empty cache")
     for number in agrees:
         model.reads.clear()
-        guesses, honest = one.propose(list(text), count), honest_draft(text, count)
-        right = next((i for i in range(number) if guesses[i] != honest[i]), number)
+        drafted, honest = one.propose(list(text), count), honest_draft(text, count)
+        right = next((i for i in range(number) if drafted[i] != honest[i]), number)
         reads = ", ".join(
             f"{tokens} from {start}" if len(tokens) > 1 else f"{tokens[0]} at {start}" for start, tokens in model.reads
         )
-        print(f"{len(text):>4}  {reads:<50}{str(guesses):<15}{right:<10}{honest}")
+        print(f"{len(text):>4}  {reads:<50}{str(drafted):<15}{right:<10}{honest}")
         text += [*honest[:right], (honest_draft(text + honest[:right], 1)[0] + (right == number < count)) % VOCABULARY]

@@ -25,7 +25,7 @@ class _Stopped(BaseException):
 def within(case: Case, what: str, hint: str, seconds: float = SECONDS) -> Iterator[None]:
     """Fails the case when what is inside computes for more than `seconds`. It is stopped then, and need not return.
 
-    Time of this process is counted, so that a busy machine stops nobody. Where there are no such alarms (Windows, or
+    Time of this process is counted, so that a busy machine stops none. Where there are no such alarms (Windows, or
     another thread than the main one), the clock is read afterwards.
     """
     start, can_stop = (

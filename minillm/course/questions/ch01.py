@@ -56,7 +56,7 @@ def top_p_kept(draw: Draw) -> Variant:
         ),
         {
             "the token that crosses the threshold is left out": sorted(order[:2]),
-            "one token more than needed is kept": sorted(order[:4]),
+            "one more token than needed is kept": sorted(order[:4]),
         },
     )
 

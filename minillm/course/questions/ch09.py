@@ -74,7 +74,7 @@ def ageing_order(draw: Draw) -> Variant:
     minutes=6,
     unit="tokens",
     within=(300, 3000),
-    rubric=("charges those who were served", "lifts the one who comes back", "the counters"),
+    rubric=("charges those who were served", "lifts the user who comes back", "the counters"),
 )
 def fair_counters(draw: Draw) -> Variant:
     def make() -> tuple[list[int], list[int]]:

@@ -144,7 +144,7 @@ def new_tokens(draft: list[int], target: list[int], stop: int) -> list[int]:
 
     return CodeVariant(
         "A draft is verified greedily: `target[i]` is the token that the target chooses after the first `i` draft "
-        "tokens, so `target` has one token more than `draft`. A draft token is accepted if it equals the target's; "
+        "tokens, so `target` has one more token than `draft`. A draft token is accepted if it equals the target's; "
         "the first that does not is replaced by the target's, and ends the step. After a draft that was accepted "
         f"whole **{bonus}**. The token `stop` **{stop}**, so that nothing follows it. Write `new_tokens(draft, "
         "target, stop)`: the tokens of the step.",
