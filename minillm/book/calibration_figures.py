@@ -26,10 +26,10 @@ def calibration_map() -> Picture:
     _bars(smooth, np.where(inputs > 2, 2.4, 1.0), "columns of W", base=0.6)
     smooth.annotate("", (4, 3.1), (4, 4.5), arrowprops={"arrowstyle": "-|>", "color": colour("text"), "lw": 2})
     smooth.set_title("SmoothQuant: move the size", fontsize=12)
-    _bars(passed, np.full(8, 2.0), "columns of W, rounded one by one", base=2.0)
+    _bars(passed, np.full(8, 2.0), "columns of W, one by one", base=2.6, below=True)
     for column in range(5, 8):
-        passed.annotate("", (column, 4.2), (4, 4.2), arrowprops={"arrowstyle": "-|>", "color": colour("text"),
-                        "connectionstyle": "arc3,rad=-0.45"})  # fmt: skip
+        passed.annotate("", (column, 4.7), (4, 4.7), arrowprops={"arrowstyle": "-|>", "color": colour("text"),
+                        "connectionstyle": "arc3,rad=-0.8"})  # fmt: skip
     passed.set_title("GPTQ: pass the error on", fontsize=12)
     for column in range(8):
         steps = 9 if column == 4 else 4
@@ -60,7 +60,7 @@ def error_shares(shares: Mapping[str, Sequence[float]], title: str) -> Picture:
         ax.plot(np.arange(1, len(share) + 1) / len(share), share, color=colour(ink), label=name)
         told.append(f"{float(share[len(share) // 10]):.0%} {name}")
     ax.axvline(0.1, color=colour("limit"), ls="--", lw=1)
-    ax.text(0.12, 0.03, f"a tenth of the columns: {' and '.join(told)}", fontsize=9)
+    ax.text(0.12, 0.03, "a tenth of the columns:\n" + "\n".join(told), fontsize=9)
     ax.set(xlabel="share of the columns of W, worst first", ylabel="share of the error", ylim=(0, 1.02), title=title)
     ax.legend(loc="center right")
     return picture(fig, f"Share of the error by share of the columns, worst first: a tenth of them holds "
@@ -84,7 +84,7 @@ def channels(panels: Mapping[str, Sequence[float]], large: Sequence[int], bottom
 
 def level_sets(cases: Sequence[Mapping], cost, marks: Sequence[tuple[int, int]], correlation: float) -> Picture:
     """Ellipses of equal error for two weights; a case has `w`, `nearest`, `passed_on`, `best` and `second`."""
-    fig, axes = canvas(width=8.2, height=5, cols=2, sharey=True)
+    fig, axes = canvas(width=8.2, height=5.9, cols=2, sharey=True)
     u, v = np.meshgrid(np.linspace(-1.4, 2.4, 300), np.linspace(-1.4, 2.4, 300))
     told = []
     for ax, case in zip(axes, cases):
@@ -155,7 +155,7 @@ def differences(rows: Sequence[tuple[str, str, float, float]]) -> Picture:
         ax.text(0.03, y, f"{mean:.4f} ± {margin:.4f}", va="center", fontsize=9)
     ax.axvline(0, color=colour("limit"), ls="--", lw=1)
     ax.set(xlabel="nats per token, ± two standard errors; dashed: no difference")
-    ax.set(xlim=(-0.01, 0.042), ylim=(len(rows) - 0.5, -0.5))
+    ax.set(xlim=(-0.015, 0.042), ylim=(len(rows) - 0.5, -0.5))
     ax.set_xticks([-0.01, 0, 0.01, 0.02])
     ax.set_yticks(range(len(rows)), [name for name, *_ in rows])
     told = "; ".join(f"{name} {mean:.4f} ± {margin:.4f}" for name, _, mean, margin in rows)
@@ -176,8 +176,7 @@ def by_bits(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -
     return picture(fig, f"Increase of the perplexity by bits a weight, committed. {'; '.join(told)}.")
 
 
-def _bars(ax, sizes: np.ndarray, title: str, *, base: float, scale: float = 1.0) -> None:
+def _bars(ax, sizes: np.ndarray, title: str, *, base: float, scale: float = 1.0, below: bool = False) -> None:
     inks = [colour("wasted" if i == 4 else "ours") for i in range(len(sizes))]
     ax.bar(range(len(sizes)), scale * sizes, bottom=base, width=0.75, color=inks)
-    ax.text(3.5 if base < 4 else 0.9, base + scale * (sizes.max() if base < 4 else 2.6) + 0.35, title, fontsize=12,
-            ha="center" if base < 4 else "left")  # fmt: skip
+    ax.text(-0.4, base - 0.8 if below else base + scale * np.median(sizes) + 0.4, title, fontsize=12)

@@ -16,13 +16,15 @@ def test_from_weights_to_codes_and_back():
 def test_grids_tell_codes_and_idle_marks():
     weights = [0.1, 0.4, 0.7]
     assert "Codes: [1, 4, 7]" in bits_figures.grid(weights, np.arange(-7, 8) / 10, [1, 4, 7]).alt
-    alt = bits_figures.two_grids(weights, {"symmetric": (np.arange(-3, 4) * 0.7 / 3, 0.25)}).alt
+    grids = {"symmetric": (np.arange(-3, 4) * 0.7 / 3, 0.25), "shifted": (np.arange(8) / 10, 0.1)}
+    alt = bits_figures.two_grids(weights, grids).alt
     assert "symmetric, 3 of 7 marks lie where no weight is, relative error 0.25" in alt
 
 
 def test_an_outlier_is_left_out_of_the_share_that_became_zero():
     codes = np.array([[0, 0, 7, 0], [1, 2, 3, 0]])
-    alt = bits_figures.shared_scales({"per tensor": (codes, 4.5, 0.5)}, at=(0, 2), outlier=30.0).alt
+    panels = {"per tensor": (codes, 4.5, 0.5), "per row": (codes, 5.0, 0.4)}
+    alt = bits_figures.shared_scales(panels, at=(0, 2), outlier=30.0).alt
     assert "one weight of 30" in alt and "per tensor: 57% of the other weights became zero, relative error 0.50" in alt
 
 
