@@ -27,7 +27,9 @@ def codes_map() -> Picture:
         _cell(ax, i + 0.02, 0.2, 0.96, f"{code / 10:.1f}", "background")
     _cell(ax, 5.3, 2.9, 2.7, "scale 0.1: 2 bytes", "good")
     for top, text in ((5.35, "divide by the scale, round to the nearest code"), (2.65, "read, and multiply there")):
-        ax.annotate("", (0.5, top - 0.8), (0.5, top), arrowprops={"arrowstyle": "-|>", "color": colour("limit")})
+        ax.annotate(
+            "", (0.5, top - 0.8), (0.5, top), arrowprops={"arrowstyle": "-|>", "color": colour("limit"), "lw": 1.5}
+        )
         ax.text(0.85, top - 0.4, text, fontsize=12, va="center")
     return picture(
         fig,

@@ -28,8 +28,8 @@ def calibration_map() -> Picture:
     smooth.set_title("SmoothQuant: move the size", fontsize=12)
     _bars(passed, np.full(8, 2.0), "columns of W, one by one", base=2.6, below=True)
     for column in range(5, 8):
-        passed.annotate("", (column, 4.7), (4, 4.7), arrowprops={"arrowstyle": "-|>", "color": colour("text"),
-                        "connectionstyle": "arc3,rad=-0.8"})  # fmt: skip
+        arrow = {"arrowstyle": "-|>", "color": colour("text"), "lw": 1.5, "connectionstyle": "arc3,rad=-0.8"}
+        passed.annotate("", (column, 4.7), (4, 4.7), arrowprops=arrow)
     passed.set_title("GPTQ: pass the error on", fontsize=12)
     for column in range(8):
         steps = 9 if column == 4 else 4
