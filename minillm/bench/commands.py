@@ -217,11 +217,8 @@ def bench_tasks(
         llm = LLM(model, device=device)
         with progress("asking", documents * len(chosen)) as advance:
             scores = tasks.evaluate(llm, documents, chosen, advance, seed)
-        show(
-            lambda _: [tasks.table(scores)],
-            tasks.result(scores, model, documents, seed, command_line(), resolve_device(device)),
-            save,
-        )
+        measured = tasks.result(scores, model, documents, seed, command_line(), resolve_device(device))
+        show(tasks.tables, measured, save)
 
 
 @bench.command("quality")

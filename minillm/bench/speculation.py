@@ -241,19 +241,19 @@ def tables(measured: dict) -> list:
     workload, figures = measured["workload"], measured["figures"]
     alone = Table(
         "task",
-        "guesses",
+        "drafter",
         "tokens/s",
         "± half range",
         "× plain",
-        "tokens a step",
+        "tokens per step",
         "α",
         title=f"One request at a time, {workload['dtype']}, 131 M parameters",
     )
     formula = Table(
         "task",
-        "guesses",
-        "a guess",
-        "a check",
+        "drafter",
+        "a draft token",
+        "a verification",
         "formula",
         "of it",
         "counted",
@@ -280,9 +280,8 @@ def tables(measured: dict) -> list:
                     f"{f['counted']:.2f}",
                     f"{f['share_of_counted']:.0%}",
                 )
-    together = Table(
-        "batch", "plain, tokens/s", "draft model", "eagle", "adaptive", title="Stories at once, and × plain"
-    )
+    drafters = list(figures[f"batch {workload['batches'][0]}"])
+    together = Table("batch", *drafters, title="Stories at once, tokens/s, and × plain")
     for batch in workload["batches"]:
         row = figures[f"batch {batch}"]
         together.add_row(
