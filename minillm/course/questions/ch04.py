@@ -15,7 +15,7 @@ def _machine(bandwidth: float, flops: float) -> Machine:
 @BANK.computed(
     4,
     "at which batch more requests begin to cost more time",
-    title="Where the bend is",
+    title="Where the ridge point is",
     minutes=6,
     unit="requests",
     within=(60, 600),
