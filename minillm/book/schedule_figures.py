@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
+from matplotlib.ticker import MaxNLocator
 
 from minillm.book.prediction import Prediction
 from minillm.book.style import Picture, canvas, colour, picture
@@ -17,7 +18,7 @@ _ARROWS = {  # from and to: the bend of the arrow, the place of its label
     ("RUNNING", "FINISHED"): (0, (2.25, 1.07)),
     ("RUNNING", "PREEMPTED"): (-0.25, (1.83, 0.5)),
     ("PREEMPTED", "RUNNING"): (-0.25, (1.17, 0.5)),
-    ("WAITING", "FINISHED"): (-0.35, (1.5, 1.55)),
+    ("WAITING", "FINISHED"): (-0.35, (1.5, 1.4)),
     ("PREEMPTED", "FINISHED"): (0.15, (2.55, 0.25)),
 }
 
@@ -142,9 +143,11 @@ def lives(
     above.axhline(limit, color=colour("text"), ls="--", lw=1)
     above.text(len(history) + 0.7, limit, bound, va="center", fontsize=9)
     above.set(ylabel=counted, ylim=(0, 1.2 * limit), title=title)
+    above.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     for ax in (above, below):
         ax.grid(visible=False)
-    each = ", ".join(f"{name} {'+'.join(str(s[name].tokens) for s in history if name in s)}" for name in names)
+    counts = {name: [s[name].tokens for s in history if name in s and s[name].tokens] for name in names}
+    each = ", ".join(f"{name} {'+'.join(map(str, tokens))}" for name, tokens in counts.items())
     lost = ", ".join(name for name in names if any(s.get(name, Did("")).state == "preempted" for s in history))
     return picture(
         fig,
@@ -205,11 +208,12 @@ def against_load(
 ) -> Picture:
     """Mean steps until a request starts, against load, and the load at which each scheduler breaks (`limits`)."""
     fig, ax = canvas(width=8, height=3.4)
-    for (name, steps), role in zip(waits.items(), ("wasted", "ours")):
+    for (name, steps), role, side in zip(waits.items(), ("wasted", "ours"), (1, -1)):
         ax.plot(loads, steps, "o-", color=colour(role), label=name)
         ax.axvline(limits[name], color=colour(role), ls=":", lw=1.6)
-        ax.text(limits[name] - 0.012, 300, f"limit {limits[name]:.2f}", rotation=90, va="center", ha="right",
-                fontsize=9.5, color=colour(role), backgroundcolor="white")  # fmt: skip
+        place = limits[name] + 0.012 * side
+        ax.text(place, 300, f"limit {limits[name]:.2f}", rotation=90, va="center", ha="left" if side > 0 else "right",
+                fontsize=9.5, color=colour(role))  # fmt: skip
     guess.line(ax, vertical=True)
     ax.set(xlabel="load (requests a step x mean length / batch slots)", ylabel="mean steps until it starts",
            ylim=(0, 480), xlim=(0, 1.03))  # fmt: skip

@@ -41,7 +41,7 @@ def test_a_request_waits_until_it_is_planned():
 def test_lives_tell_tokens_and_the_preempted():
     history = [*schedule_figures.of_plans([{"A": 8}], "A"), {"A": schedule_figures.Did("preempted")}]
     alt = schedule_figures.lives(history, [8, 0], 9, title="t", counted="tokens held", bound="room").alt
-    assert "tokens held in each step, never over 9" in alt and "A 8+0; preempted: A" in alt
+    assert "tokens held in each step, never over 9" in alt and "A 8; preempted: A" in alt
 
 
 def test_only_known_transitions_are_drawn():
