@@ -6,8 +6,8 @@ from minillm.book.blanks.asked import Blank
 
 BLANKS = {
     "forty rows": Blank(
-        "The arithmetic intensity of a step that decodes 40 rows with 16-bit weights, caches left out:",
-        2 * 40 / 2,
+        "The arithmetic intensity of a step that decodes 40 rows with 8-bit weights, caches left out:",
+        2 * 40 / 1,
         "FLOP/byte",
     ),
     "ridge in rows": Blank(
@@ -15,9 +15,9 @@ BLANKS = {
         400e12 / 2e12 * 2 / 2,
         "rows",
     ),
-    "seventy billion": Blank(
-        "Llama-3.1-70B has 64 query heads and 8 KV heads. The intensity of its attention in a decode step, 16 bits:",
-        4 * 64 / (2 * 8 * 2),
+    "four KV heads": Blank(
+        "48 query heads and 4 KV heads. The intensity of attention in a decode step, 16 bits:",
+        4 * 48 / (2 * 4 * 2),
         "FLOP/byte",
     ),
 }
