@@ -1,7 +1,7 @@
 """How chapter 03's checks drive a student's caches and generator, move by move. Built in chapter 03.
 
-What a cache holds beyond its valid positions is overwritten with NaN before it may attend: reading it shows.
-And a stored key is changed before each call: a copy that is kept and read instead shows, too.
+What a cache holds beyond its valid positions is overwritten with NaN before it may attend, so that reading it shows.
+And a stored key is changed before each call, so that reading another copy shows too.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def generated(
             token_ids,
             wanted,
             f"token_ids in call {number}, at position {start}",
-            hint="The first call brings the whole prompt, every later one the token that was just chosen.",
+            hint="The first call processes the whole prompt, every later one the token that was just chosen.",
         )
         cached += len(wanted)
     ends = f"The text ends with its first token {eos_id}." if eos_id in expected else ""
@@ -115,7 +115,7 @@ def generated(
         len(recorder.calls),
         len(expected),
         f"the number of calls for {counted(len(expected), 'new token')}",
-        hint=hint or ends or "Each call gives one token. Logits that are not read need not be computed.",
+        hint=hint or ends or "Each call gives one token. Logits that are never read need not be computed.",
     )
     case.equal(got, expected, "the list of new token ids", hint=hint or None)
     case.is_a(got, list, "the list of new token ids", of=int)

@@ -162,7 +162,7 @@ class Recorder:
 
 
 def said(prompt: list[int], max_tokens: int, seed: int, eos_id: int | None = None) -> list[int]:
-    """What the model says greedily: the whole text anew for each token."""
+    """The tokens that the model generates greedily: the whole text anew for each one."""
     text, model = list(prompt), Recorder(seed)
     while len(text) < len(prompt) + max_tokens and (eos_id is None or eos_id not in text[len(prompt) :]):
         text.append(int(model.logits(text).argmax()))
