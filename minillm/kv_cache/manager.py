@@ -157,7 +157,7 @@ class KVCacheManager:
             self._drop_swapped(record)
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Let `child` own every block of `parent` too; whoever writes into a shared block first gets a copy."""
+        """Let `child` own every block of `parent` too; the first to write into a shared block gets a copy."""
         table = self.tables[parent.request_id]
         self.pool.touch(table)
         record = self.records[parent.request_id]
