@@ -1,8 +1,8 @@
 """The ladder: one prompt, served by every stage of the book, from slowest to fastest. Built in chapter 00.
 
 A rung loads a model and gives back a stream: a function that yields tokens greedily as they are made, each with the
-time at which it was made, so that two rungs can be watched side by side. All rungs but those with rounded weights say
-the same tokens (in float32); only when they say them differs. A later chapter adds its own with
+time at which it was made, so that two rungs can be watched side by side. All rungs but those with rounded weights
+generate the same tokens (in float32); they differ in when they do. A later chapter adds its own with
 `RUNGS.append(Rung(...))`.
 """
 
@@ -36,11 +36,11 @@ class Rung:
     name: str
     chapter: str  # "03": where the book builds it
     load: Callable[[str, torch.device, torch.dtype], Stream]
-    num_streams: int = 1  # texts told at once; what is shown and timed is the first of them
-    exact: bool = True  # says what the others say; with rounded weights it is another model
+    num_streams: int = 1  # texts generated at once; what is shown and timed is the first of them
+    exact: bool = True  # generates the same tokens as the others; with rounded weights it is another model
 
     def open(self, model: str = "tinyworld", device: str = "auto", dtype: str = "float32") -> Stream:
-        """The rung, loaded and ready. float32, so that every rung says the same."""
+        """The rung, loaded and ready. float32, so that every rung generates the same."""
         resolved = resolve_device(device)
         return self.load(model, resolved, resolve_dtype(dtype, resolved))
 
@@ -113,7 +113,7 @@ def with_transformers(use_cache: bool) -> Callable[[str, torch.device, torch.dty
                 except Exception as error:  # raised again below, in the reader's thread
                     made.put(error)
 
-            # generate() returns only when all is said; its streamer speaks from a thread of its own.
+            # generate() returns only at the end; its streamer runs in a thread of its own.
             worker, text = threading.Thread(target=generate, daemon=True), _detokenizer(tokenizer, prompt_token_ids)
             started = at = time.perf_counter()
             worker.start()
@@ -143,7 +143,7 @@ class TokenClock:
     def put(self, ids: torch.Tensor) -> None:
         if self.prompt_seen:
             self.on_token((int(ids[0]), time.perf_counter()))
-        self.prompt_seen = True  # the first call brings the prompt
+        self.prompt_seen = True  # the first call has the prompt
 
     def end(self) -> None:
         pass
@@ -200,7 +200,7 @@ def contiguous(model: str, device: torch.device, dtype: torch.dtype) -> Stream:
 
 
 def with_engine(num_streams: int = 1, **settings) -> Callable[[str, torch.device, torch.dtype], Stream]:
-    """minillm's `LLM`, telling the text to `num_streams` readers at once; `settings` are the LLM's."""
+    """minillm's `LLM`, generating the text `num_streams` times at once; `settings` are the LLM's."""
 
     def load(model: str, device: torch.device, dtype: torch.dtype) -> Stream:
         # Rungs are open side by side: on a GPU each takes the blocks of its texts, not 90% of the memory.
@@ -224,7 +224,7 @@ def with_engine(num_streams: int = 1, **settings) -> Callable[[str, torch.device
 
 
 def guessing(model: str, device: torch.device, dtype: torch.dtype) -> Stream:
-    """Guesses by the bundled model's small sister, and for another model by n-grams."""
+    """Draft tokens from the bundled draft model, and for another model from n-grams."""
     draft = {"method": "draft_model", "model": "tinyworld-draft", "num_speculative_tokens": 3}
     return with_engine(speculative_config=draft if model == "tinyworld" else {"method": "ngram"})(model, device, dtype)
 
@@ -232,7 +232,7 @@ def guessing(model: str, device: torch.device, dtype: torch.dtype) -> Stream:
 def in_torch(
     load: Callable[[str, torch.device, torch.dtype], Stream],
 ) -> Callable[[str, torch.device, torch.dtype], Stream]:
-    """The same rung before Part III: torch's operations only, our C kernels switched off while it loads and speaks."""
+    """The same rung before Part III: torch's operations only, our C kernels switched off while it loads and runs."""
 
     def loaded(model: str, device: torch.device, dtype: torch.dtype) -> Stream:
         with switched_off(("C kernels",)):

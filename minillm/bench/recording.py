@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TimedText:
-    """What a rung has just said, and when."""
+    """A piece of text that a rung has just generated, and when."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -46,5 +46,5 @@ class Recording:
         return self.num_streams * len(self.token_ids) / self.said[-1].seconds
 
     def text_at(self, seconds: float) -> str:
-        """What had been said `seconds` after the request: what a side-by-side replay shows."""
+        """What had been generated `seconds` after the request: what a side-by-side replay shows."""
         return "".join(piece.text for piece in self.said if piece.seconds <= seconds)

@@ -73,7 +73,8 @@ def dealt_out(schedules: Mapping[str, Sequence[Sequence[tuple[int, int, int]]]])
                     edgecolor="white",
                     lw=1.2,
                 )
-                ax.text(at + (end - begin) / 2, y, tile, ha="center", va="center", fontsize=8, color="white")
+                ink = colour("text") if shades[tile % len(shades)] in ("yellow", "sky") else "white"
+                ax.text(at + (end - begin) / 2, y, tile, ha="center", va="center", fontsize=8, color=ink)
                 at += end - begin
             busy += at
         longest = max(sum(end - begin for _, begin, end in lane) for lane in lanes)

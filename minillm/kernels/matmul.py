@@ -66,7 +66,7 @@ def choose_config(m: int, n: int, k: int, dtype: torch.dtype, capability: int = 
     """
     if dtype is torch.float32 or capability < 80:  # multiply-adds without tensor cores: registers are the limit
         return Config(tile_m=64, tile_n=64, tile_k=16, group_m=8, num_warps=4, num_stages=3)
-    if m <= 16:  # a decode step waits for B: narrow tiles give every SM a share of it, deep stages keep it coming
+    if m <= 16:  # a decode step is memory-bound: narrow tiles give every SM a share of B, deep stages prefetch it
         return Config(tile_m=16, tile_n=32, tile_k=128, group_m=1, num_warps=4, num_stages=4)
     if capability >= 90:  # wgmma: four warps multiply 64 rows of A straight from shared memory, and there is much of it
         large = Config(tile_m=128, tile_n=256, tile_k=64, group_m=8, num_warps=8, num_stages=3)

@@ -1,6 +1,6 @@
 """Runs a student's launcher in Triton's interpreter and judges what each of its programs touched. Built in chapter 11.
 
-Memory that the launcher allocates is NaN at first, so an element that nobody stores shows. A lane beyond a tensor's end
+Memory that the launcher allocates is NaN at first, so an element never stored shows. A lane beyond a tensor's end
 is an error of `record_traffic`; a lane that runs from the end of a row into the next one is found here.
 """
 

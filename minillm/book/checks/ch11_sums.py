@@ -49,7 +49,7 @@ def judge_sum(case: Case, traffic: Any, index: int, shape: tuple[int, int, int],
             case.true(
                 len(found) == 1,
                 f"program {program} of {where} loads the slices {found} at once",
-                hint="Load one slice after the other and add it to the sum: the order of tl.sum is nobody's promise.",
+                hint="Load one slice after the other and add it to the sum: the order of tl.sum is not promised.",
             )
             case.true(
                 found[0] >= before,

@@ -153,7 +153,7 @@ def top_k(probs: list[float], k: int, floor: float) -> list[int]:
 
 BANK.written(
     1,
-    "a seeded request says the same",
+    "a seeded request generates the same",
     "A seed in a batch",
     "A request with temperature 1 and a seed generates the same text alone and in a batch of 60 others, although the "
     "sampler draws for all of them at once. Explain how, and name one change to the sampler that would break it.",
