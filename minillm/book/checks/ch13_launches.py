@@ -103,7 +103,7 @@ class Gather:
                 f"{where}, is loaded {self.told()}",
                 hint=(
                     f"{span} What lies outside of the window, or behind the end, was never written, "
-                    "or belongs to somebody else by now."
+                    "or belongs to another request by now."
                 ),
             )
             case.true(found[entry] >= self.entries[entry], f"{where}, is never loaded {self.told()}", hint=span)
@@ -136,7 +136,7 @@ class Gather:
                 f"{name} is loaded {self.told()}",
                 hint=(
                     "Block 0 is the null block: there is nothing in it. Its positions are zeros in the output, "
-                    "and nobody reads them."
+                    "and they are never read."
                 ),
             )
         owners = [
