@@ -12,7 +12,7 @@ from minillm.kernels.paged_decode import choose_num_splits
 
 def cut_and_merge() -> Picture:
     """One query, a sequence whose blocks lie all over memory, two programs that walk half of it each, one merge."""
-    table, split_of = (5, 2, 9, 0, 7, 11), ("ours", "other")
+    table, split_of = (5, 2, 9, 4, 7, 11), ("ours", "other")
     fig, ax = canvas(width=6.4, height=5.4)
     ax.set(xlim=(-0.1, 12.1), ylim=(-0.7, 10.4))
     ax.axis("off")
@@ -33,7 +33,7 @@ def cut_and_merge() -> Picture:
     _box(ax, 2.6, -0.3, 6.8, "merge: weigh the two means by their sums", "good")
     return picture(
         fig,
-        "The block table of one sequence names blocks 5, 2, 9, 0, 7 and 11, which lie all over a pool of twelve. "
+        "The block table of one sequence names blocks 5, 2, 9, 4, 7 and 11, which lie all over a pool of twelve. "
         "Two programs hold the same query; each follows half of the table and reads its own three blocks. "
         "A merge weighs their two results.",
     )
