@@ -172,7 +172,7 @@ def describe(device: str | torch.device = "auto") -> DeviceInfo:
 def measure_copy_bandwidth(
     device: str | torch.device = "auto", num_bytes: int = 256 * 2**20, repeats: int = 7
 ) -> float:
-    """Bytes a second (read plus written) of one large copy: the roof of everything that waits for memory.
+    """Bytes a second (read plus written) of one large copy: the roof of everything that is memory-bound.
 
     `num_bytes` must be far larger than the last cache, or the cache is measured: a GPU copies 1 GiB at least. Median of
     `repeats`.

@@ -7,7 +7,7 @@
     print(state["colour"], state["reason"])
 
 After SGLang's front end (Zheng et al. 2024, https://arxiv.org/abs/2312.07104), in plain Python. `+=` never waits: what
-can be asked of the engine is asked at once, the rest as soon as the text before it is known. Whoever reads a value runs
+can be asked of the engine is asked at once, the rest as soon as the text before it is known. Reading a value runs
 the engine until it is there, and all other states go on in the same batches. (Text as tokens: `engine.transcript`.)
 """
 
@@ -255,7 +255,7 @@ class State:
             except StopIteration:
                 self._awaited = ()
                 self._operations.popleft()
-            except Exception as error:  # raised where somebody reads
+            except Exception as error:  # raised where the value is read
                 self._fail(error)
         if self.is_finished and self._joining is not None:
             joining, self._joining = self._joining, None
@@ -295,7 +295,7 @@ class State:
             submission.withdraw()
         self._operations.clear()
         self._awaited, self._has_begun = (), True
-        self._advance()  # whoever joins this has to know
+        self._advance()  # what joins this has to know
 
     def _check_open(self) -> None:
         self._check_failed()

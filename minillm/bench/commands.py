@@ -131,8 +131,8 @@ def bench_speculation(
         list[int] | None, typer.Option(min=1, help="May be given again; 1, 2, 4, 8, 16 and 32 by default.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
-    ngram_tokens: Annotated[int, typer.Option(min=1, help="Guessed in a step by n-grams.")] = 6,
-    draft_tokens: Annotated[int, typer.Option(min=1, help="Guessed in a step by the draft model.")] = 3,
+    ngram_tokens: Annotated[int, typer.Option(min=1, help="Draft tokens in a step, by n-grams.")] = 6,
+    draft_tokens: Annotated[int, typer.Option(min=1, help="Draft tokens in a step, by the draft model.")] = 3,
     repeats: Annotated[int, typer.Option(help="Of each way, in turns; at least 5.")] = 5,
     device: Device = "auto",
     save: Save = None,
@@ -217,11 +217,8 @@ def bench_tasks(
         llm = LLM(model, device=device)
         with progress("asking", documents * len(chosen)) as advance:
             scores = tasks.evaluate(llm, documents, chosen, advance, seed)
-        show(
-            lambda _: [tasks.table(scores)],
-            tasks.result(scores, model, documents, seed, command_line(), resolve_device(device)),
-            save,
-        )
+        measured = tasks.result(scores, model, documents, seed, command_line(), resolve_device(device))
+        show(tasks.tables, measured, save)
 
 
 @bench.command("quality")

@@ -1,7 +1,7 @@
 """Speculation against plain decoding, in one run: copying, JSON and stories; over the batch sizes; beside the formula.
 Built in chapter 18.
 
-The text is the bundled model's, so guesses are as good as they really are; a step costs what a model of 131 million
+The text is the bundled model's, so drafts are as good as they really are; a step costs what a model of 131 million
 parameters costs (`minillm.bench.enlarged`), so that reading weights is what takes the time.
 """
 
@@ -118,7 +118,7 @@ def prompts_of(task: str, count: int) -> list[str]:
 
 
 def _over_methods(llms: dict[str, LLM], task: str, workload: Workload, record: Record, steps: StepCost, on_run) -> dict:
-    """Each way of guessing at batch 1: tokens a second, the speed-up, what was accepted, and what the formula says."""
+    """Each way of drafting at batch 1: tokens a second, the speed-up, what was accepted, and what the formula says."""
     prompts, params = prompts_of(task, workload.prompts), SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
     counted, said = {}, {}
     for name, llm in llms.items():
@@ -149,10 +149,10 @@ def _over_methods(llms: dict[str, LLM], task: str, workload: Workload, record: R
 
 
 def _beside_the_formula(figure: dict, plain_seconds: float, steps: StepCost) -> dict:
-    """Leviathan et al.'s expected speed-up at the measured acceptance and cost of a guess, and how much of it arrived.
+    """Leviathan et al.'s expected speed-up at the measured acceptance and cost per draft token, and the share reached.
 
-    It counts guesses behind the end of a text, which nobody hears, and takes checking all guesses for as long as making
-    one token. `counted` is the same with the tokens that were said and what checking takes here.
+    It counts draft tokens after the end of a text, and assumes that verifying a draft takes as long as generating one
+    token. `counted` is the same with the tokens that were generated and the time that verifying takes here.
     """
     alpha, gamma, cost = figure["alpha"], figure["mean_draft_length"], figure["seconds_per_guess"] / plain_seconds
     check = float(steps(gamma + 1) / steps(1))
@@ -171,7 +171,7 @@ def _beside_the_formula(figure: dict, plain_seconds: float, steps: StepCost) -> 
 
 
 def _counted(llm: LLM, prompts: list[str], params: SamplingParams) -> tuple[list[list[int]], dict]:
-    """What is said, and what guessing did meanwhile. Also the warm-up: prompts are in the prefix cache afterwards."""
+    """The generated tokens, and counts of drafts. Also the warm-up: prompts are in the prefix cache afterwards."""
     outputs = [llm.generate(prompt, params, use_tqdm=False)[0] for prompt in prompts]
     said = [output.outputs[0].token_ids for output in outputs]
     if llm.engine.speculation is None:
@@ -241,19 +241,19 @@ def tables(measured: dict) -> list:
     workload, figures = measured["workload"], measured["figures"]
     alone = Table(
         "task",
-        "guesses",
+        "drafter",
         "tokens/s",
         "± half range",
         "× plain",
-        "tokens a step",
+        "tokens per step",
         "α",
         title=f"One request at a time, {workload['dtype']}, 131 M parameters",
     )
     formula = Table(
         "task",
-        "guesses",
-        "a guess",
-        "a check",
+        "drafter",
+        "a draft token",
+        "a verification",
         "formula",
         "of it",
         "counted",
@@ -280,9 +280,8 @@ def tables(measured: dict) -> list:
                     f"{f['counted']:.2f}",
                     f"{f['share_of_counted']:.0%}",
                 )
-    together = Table(
-        "batch", "plain, tokens/s", "draft model", "eagle", "adaptive", title="Stories at once, and × plain"
-    )
+    drafters = list(figures[f"batch {workload['batches'][0]}"])
+    together = Table("batch", *drafters, title="Stories at once, tokens/s, and × plain")
     for batch in workload["batches"]:
         row = figures[f"batch {batch}"]
         together.add_row(

@@ -206,3 +206,9 @@ def table(scores: list[Score]):
             score.task, str(score.asked or "–"), *share, GOALS.get(score.task, "–"), f"{score.perplexity:.2f}"
         )
     return table
+
+
+def tables(measured: dict) -> list:
+    """A saved result as tables (rich)."""
+    figures = measured["figures"]
+    return [table([Score(task, f["asked"], f["right"], f["perplexity"]) for task, f in figures.items()])]

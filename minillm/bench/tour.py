@@ -25,11 +25,13 @@ def watch(
     seconds: float = 12.0,
     rungs: list[Rung] | None = None,
     console=None,
+    on_frame: Callable[[object], None] = lambda shown: None,
 ) -> list[Recording]:
-    """Climb the ladder once, live: a bar for each rung and the text as it is said. Returns what was recorded.
+    """Climb the ladder once, live: a bar for each rung and the text as it is generated. Returns what was recorded.
 
-    A rung that needs longer than `seconds` is cut off there; its rate is that of what it had said. Raises
-    RuntimeError if two rungs say different tokens.
+    A rung that needs longer than `seconds` is cut off there; its rate is that of the tokens it had generated.
+    `on_frame` gets everything that is shown (rich renderables). Raises RuntimeError if two rungs generate
+    different tokens.
     """
     from rich.console import Console
     from rich.live import Live
@@ -43,22 +45,28 @@ def watch(
     )
     prompt, done = prompt_ids(model, PROMPT), []
     with Live(console=console, refresh_per_second=12) as live:
+
+        def update(said: list[TimedText] | tuple[TimedText, ...] = ()) -> None:
+            shown = table(rungs, done, said, tokens_per_second)
+            live.update(shown)
+            on_frame(shown)
+
         for rung in rungs:
-            live.update(table(rungs, done, (), tokens_per_second))
+            update()
             stream = rung.open(model, device)
             record("warm-up", stream, prompt, 2)  # kernels are chosen and memory is taken on the first call
             said: list[TimedText] = []
 
             def show(piece: TimedText, said: list[TimedText] = said) -> None:
                 said.append(piece)
-                live.update(table(rungs, done, said, tokens_per_second))
+                update(said)
 
             done.append(
                 record(
                     rung.name, stream, prompt, max_tokens, seconds=seconds, on_text=show, num_streams=rung.num_streams
                 )
             )
-        live.update(table(rungs, done, (), tokens_per_second))
+        update()
     check_same([run for run, rung in zip(done, rungs) if rung.exact])
     return done
 

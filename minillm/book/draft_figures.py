@@ -15,36 +15,33 @@ OWN = ("She", "had", "a", "red", "")
 
 def draft_verify_accept() -> Picture:
     """One step: four draft tokens, one pass of the target over all of them, three accepted and one replaced."""
-    fig, ax = canvas(width=9.0, height=4.2)
-    ax.set(xlim=(-2.6, 10.0), ylim=(-0.4, 5.0))
+    fig, ax = canvas(width=7.0, height=4.0)
+    ax.set(xlim=(-0.2, 7.3), ylim=(-0.6, 4.7))
     ax.axis("off")
-    for row, told in enumerate(("1  draft", "2  verify", "3  accept")):
-        ax.text(-2.5, 4.25 - 1.85 * row, told, fontsize=11, weight="bold", va="center")
-    for place, word in enumerate(TEXT):
-        _box(ax, 1.4 * place, 4.0, word, "pale")
-    for place, word in enumerate(DRAFT):
-        _box(ax, 1.4 * (place + 2), 4.0, word, "sky")
-    ax.text(2.8, 4.75, "four small passes, one after the other", fontsize=9, color=colour("limit"))
+    for place, word in enumerate((*TEXT, *DRAFT)):
+        _box(ax, 1.05 * place, 3.4, word, "pale" if place < len(TEXT) else "sky", width=0.95, size=12)
+    ax.text(-0.1, 4.25, "1  draft", fontsize=12, weight="bold")
+    ax.text(2.1, 4.25, "four small passes, one after another", fontsize=12, color=colour("limit"))
     ax.add_patch(
-        FancyBboxPatch((1.35, 2.1), 6.95, 0.6, boxstyle="round,pad=0.02", facecolor=COLOURS["orange"], alpha=0.55)
+        FancyBboxPatch((1.05, 1.8), 5.15, 0.65, boxstyle="round,pad=0.02", facecolor=COLOURS["orange"], alpha=0.55)
     )
-    ax.text(4.8, 2.4, "one pass of the target over five tokens", ha="center", va="center", fontsize=10)
-    for place in range(5):
-        x = 1.4 * (place + 1) + 0.6
-        _arrow(ax, (x, 3.95), (x, 2.75))
-        _arrow(ax, (x, 2.05), (x + 0.5, 0.95))
-    shades = ("green", "green", "green", "orange", "pale")
-    for place, (word, shade) in enumerate(zip(OWN, shades)):
-        _box(ax, 1.4 * (place + 2) - 0.1, 0.3, word or "…", shade)
-        told = ("accepted", "accepted", "accepted", "the target's own", "not used")[place]
-        ax.text(1.4 * (place + 2) + 0.5, 0.1, told, ha="center", va="top", fontsize=8.5)
+    ax.text(-0.1, 2.6, "2  verify", fontsize=12, weight="bold")
+    ax.text(3.65, 2.12, "one pass of the target, five tokens", ha="center", va="center", fontsize=12)
+    ax.text(-0.1, 1.05, "3  accept", fontsize=12, weight="bold")
+    told = ("accepted", "accepted", "accepted", "own token", "discarded")
+    for place, (word, shade) in enumerate(zip(OWN, ("green", "green", "green", "orange", "pale"))):
+        x = 1.05 * (place + 1) + 0.48
+        _arrow(ax, (x, 3.35), (x, 2.5))
+        _arrow(ax, (x, 1.75), (x + 0.95, 0.65))
+        _box(ax, 1.05 * (place + 2), 0.0, word or "…", shade, width=0.95, size=12)
+        ax.text(x + 1.05, -0.15, told[place], ha="center", va="top", fontsize=9.5)
     return picture(
         fig,
-        "A step in three rows. Draft: after 'Mira.' a draft model writes four tokens, 'She had a cat', in four "
+        "A step in three rows. Draft: after 'Mira.' a draft model proposes four tokens, 'She had a cat', in four "
         "small passes. Verify: the target reads the last token and the four draft tokens in one pass and gives its own "
-        "token at each of the five places. Accept: 'She', 'had' and 'a' agree and are accepted; at the fourth the "
-        "target has 'red' instead of 'cat', which is taken; what follows is not used. One pass of the target generated "
-        "four tokens.",
+        "token at each of the five positions. Accept: 'She', 'had' and 'a' agree and are accepted; at the fourth "
+        "position the target has 'red', so 'cat' is rejected and 'red' is taken; the fifth is discarded. One pass of "
+        "the target generated four tokens.",
     )
 
 
@@ -63,7 +60,7 @@ def head_map(layers: Sequence[int] = (1, 2, 4)) -> Picture:
     for after, told in zip(layers, ("low", "mid", "high")):
         y = 1.77 + 0.9 * (after - 1)
         _arrow(ax, (1.65, y), (2.6, 2.9))
-        ax.text(1.75, y + 0.12, told, fontsize=8.5)
+        ax.text(1.75, y + (0.3 if told == "high" else -0.45 if told == "low" else 0.2), told, fontsize=11)
     _box(ax, 2.65, 2.6, "fuse", "sky", width=1.1)
     ax.text(3.9, 3.35, "g₄", fontsize=10)
     _arrow(ax, (3.8, 2.9), (4.75, 2.9))
@@ -78,9 +75,7 @@ def head_map(layers: Sequence[int] = (1, 2, 4)) -> Picture:
         if place:
             ax.text(x - 0.75, 3.1, f"h{'₅₆'[place - 1]}", fontsize=10)
             _arrow(ax, (x - 1.15, 2.9), (x - 0.05, 2.9))
-    ax.text(
-        5.6, 0.1, "embedding and output matrix\nare the target's own", fontsize=8.5, color=colour("limit"), va="top"
-    )
+    ax.text(5.6, 0.1, "embedding and output matrix\nare the target's own", fontsize=11, color=colour("limit"), va="top")
     return picture(
         fig,
         "Left, the target's pass over the text up to token t4: the hidden states behind layers "
@@ -90,13 +85,14 @@ def head_map(layers: Sequence[int] = (1, 2, 4)) -> Picture:
     )
 
 
-def _box(ax, x: float, y: float, text: str, shade: str, width: float = 1.2, height: float = 0.55) -> None:
+def _box(ax, x: float, y: float, text: str, shade: str, width: float = 1.2, height: float = 0.55,
+         size: float = 12) -> None:  # fmt: skip
     style = "round,pad=0.02,rounding_size=0.08"
     ax.add_patch(
         FancyBboxPatch((x, y), width, height, boxstyle=style, facecolor=COLOURS[shade], alpha=0.6, linewidth=0.8,
                        edgecolor=colour("limit"))
     )  # fmt: skip
-    ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=9.5)
+    ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=size)
 
 
 def _arrow(ax, start: tuple[float, float], end: tuple[float, float]) -> None:

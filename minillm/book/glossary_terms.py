@@ -29,7 +29,7 @@ TERMS = [
     Term("activation outlier",
          "A channel whose activations are many times the rest; it stretches an 8-bit grid for all of them.",
          "", "", "outlier feature (LLM.int8())", 16),
-    Term("ageing", "Priority that grows with waiting, so that nobody waits for ever.", "", "", "", 9),
+    Term("ageing", "Priority that grows with waiting, so that no request waits for ever.", "", "", "", 9),
     Term("all-reduce", "Every device gets the sum of what all hold.", "", "", "", 20),
     Term("arithmetic intensity",
          "FLOPs done for each byte moved; it decides whether memory or arithmetic is the limit.",

@@ -6,7 +6,7 @@ from matplotlib.patches import Rectangle
 
 from minillm.book.style import Picture, canvas, colour, picture
 
-TOKENS = 16  # of the text; the last one is asking
+TOKENS = 16  # of the text; the last one is the query
 WINDOW, FIRST = 6, 2
 
 
@@ -14,19 +14,19 @@ def what_is_kept() -> Picture:
     """A row for each idea of the chapter: which keys and values are kept (outlined), and read in this step (filled)."""
     rows = (
         ("everything", {}, "grows with the text"),
-        ("fewer bits", {"height": 0.26}, "grows a half or a quarter as fast"),
-        ("sinks and a window", {"kept": _ends(FIRST), "read": _ends(FIRST)}, "never grows, forgets"),
-        ("a window, learned sinks", {"kept": _ends(0), "read": _ends(0)}, "never grows, the sink is a weight"),
-        ("sparse reading", {"read": {2, 3, 9, 14, 15}}, "grows, is read a little"),
-        ("a state", {"kept": set(), "read": set()}, "never grows, mixes all"),
+        ("fewer bits", {"height": 0.26}, "grows ½ or ¼ as fast"),
+        ("sinks and a window", {"kept": _ends(FIRST), "read": _ends(FIRST)}, "fixed size, forgets"),
+        ("a window, learned sinks", {"kept": _ends(0), "read": _ends(0)}, "fixed size, the sink is a weight"),
+        ("sparse reading", {"read": {2, 3, 9, 14, 15}}, "grows, little is read"),
+        ("a state", {"kept": set(), "read": set()}, "fixed size, mixes all"),
     )
-    fig, ax = canvas(width=9.4, height=3.5)
-    ax.set(xlim=(-6.4, 25.5), ylim=(-6.0, 0.9))
+    fig, ax = canvas(width=7.4, height=3.4)
+    ax.set(xlim=(-10.6, 29.0), ylim=(-6.0, 0.9))
     ax.axis("off")
     for place, (name, how, effect) in enumerate(rows):
         _row(ax, -place, **how)
-        ax.text(-0.4, 0.3 - place, name, ha="right", va="center", fontsize=9)
-        ax.text(TOKENS + 0.6, 0.3 - place, effect, va="center", fontsize=9)
+        ax.text(-0.4, 0.3 - place, name, ha="right", va="center", fontsize=11)
+        ax.text(TOKENS + 0.6, 0.3 - place, effect, va="center", fontsize=11)
     ax.add_patch(Rectangle((8.7, -2.95), 0.5, 0.5, facecolor=colour("orange")))
     ax.add_patch(Rectangle((0, -4.95), 1.6, 0.5, facecolor=colour("blue")))
     return picture(

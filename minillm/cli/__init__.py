@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ..bench.commands import bench
-from ..bench.console import Device, Model, errors_in_one_line, out, progress, state
+from ..bench.console import Device, Model, errors_in_one_line, log, out, progress, state
 from .course_pages import changes, site
 from .generating import generate
 from .grading import course
@@ -83,15 +83,21 @@ def tour(
     device: Device = "auto",
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of the story.")] = 160,
     seconds: Annotated[float, typer.Option(min=0.1, help="A rung is cut off after this long.")] = 12.0,
+    gif: Annotated[Path | None, typer.Option(help="Also keep what is shown as a moving picture in this file.")] = None,
 ) -> None:
     """The whole ladder in about a minute: one story, told by every stage of the engine.
 
-    Every rung says the same words; the bars show how fast.
+    Every rung generates the same words; the bars show how fast.
     """
     with errors_in_one_line():
-        from ..bench import tour as ladder_tour
+        from ..bench import film, tour as ladder_tour
 
-        ladder_tour.watch(model, device, max_tokens, seconds, console=out)
+        kept = film.Film()
+        ladder_tour.watch(
+            model, device, max_tokens, seconds, console=out, on_frame=kept.keep if gif else lambda _: None
+        )
+        if gif:
+            log.print(f"written to {kept.save(gif)}", highlight=False)
 
 
 app.command()(generate)

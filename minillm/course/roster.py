@@ -181,7 +181,7 @@ def _safe(name: str) -> str:
 
 
 def _with_ids(path: Path, found: list[tuple[int, Student, list[str]]]) -> list[Student]:
-    """Each student with the first of their names that is nobody else's; some file systems know no upper case."""
+    """Each student with the first of their names that no other student has; some file systems know no upper case."""
     count = Counter(names[0].casefold() for *_, names in found)
     taken, students = set(), []
     for line, student, names in found:

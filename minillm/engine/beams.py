@@ -2,7 +2,7 @@
 
 The search itself is chapter 01's. It asks for the next token's log-probabilities of a few texts, each one token
 longer than one it asked for last time. That one's request goes on with the token; where two texts continue the same
-one, the second forks off it, and what nobody continues is dropped.
+one, the second forks off it, and what no beam continues is dropped.
 
 A beam whose token has come rests, and keeps its blocks and its place in the batch. Where that leaves the others no
 room, beams at rest end, and begin again from their tokens when the search continues them.

@@ -64,7 +64,7 @@ class FairLock:
                 self._call_if_free()
 
     def call_soon(self, action: Callable[[], None]) -> None:
-        """Call `action` in a turn: at once where nobody has one, else at the end of the turn that is.
+        """Call `action` in a turn: at once where no turn is taken, else at the end of the turn that is.
         This never waits, so a finalizer may do it, which Python runs in any thread at any moment,
         in the middle of a turn too."""
         self._soon.append(action)
@@ -72,7 +72,7 @@ class FairLock:
 
     def _call_if_free(self) -> None:
         if not self._guard.acquire(blocking=False):
-            return  # whoever holds it ends a turn later
+            return  # its holder ends a turn later
         if free := self._owner is None:
             self._owner, self._depth = threading.get_ident(), 1
         self._guard.release()

@@ -46,7 +46,7 @@ class Mailbox(Generic[Item]):
         self._is_scheduled = False
 
     def post(self, inbox: Inbox[Item], item: Item) -> None:
-        """Raises RuntimeError when the loop is closed: nobody reads any more."""
+        """Raises RuntimeError when the loop is closed, because nothing reads the mailbox any more."""
         self._posted.append((inbox, item))
         if not self._is_scheduled:
             self._is_scheduled = True

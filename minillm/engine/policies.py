@@ -18,7 +18,7 @@ from minillm.engine.request import Request
 if TYPE_CHECKING:
     from minillm.engine.scheduler import KVCache
 
-AGEING = 50.0  # tokens a waiting request is forgiven per second, where a policy ages
+AGEING = 50.0  # tokens that a second of waiting is worth, where a policy ages
 LPM_WINDOW = 64  # requests at the head of the queue among which the longest cached prefix is looked for
 
 
@@ -31,13 +31,13 @@ class Policy(Protocol):
         """A preempted request returns."""
 
     def peek(self) -> Request | None:
-        """Who is next; None when nobody waits."""
+        """The next request; None when the queue is empty."""
 
     def pop(self) -> Request:
-        """Take who is next out of the queue: the one that the last peek showed."""
+        """Remove the next request from the queue: the one that the last peek showed."""
 
     def order(self, running: list[Request]) -> None:
-        """Sort the running requests in place, the first to be served first and the last to be preempted first."""
+        """Sort the running requests in place: the first is served first, the last is preempted first."""
 
     def charge(self, request: Request, num_tokens: int) -> None:
         """A step gives `request` tokens that it never had before."""
@@ -49,11 +49,11 @@ class Policy(Protocol):
         """`request` has finished, or was aborted, wherever it was."""
 
     def __iter__(self) -> Iterator[Request]:
-        """All that wait, in no particular order."""
+        """All waiting requests, in no particular order."""
 
 
 class KeepsNoAccount:
-    """For a policy that does not care who is served how much."""
+    """For a policy that does not count what each user is served."""
 
     def charge(self, request: Request, num_tokens: int) -> None:
         pass
@@ -128,19 +128,19 @@ def priority() -> ByKey:
 def sjf(ageing: float = AGEING) -> ByKey:
     """Shortest job first, by prompt and max_tokens together, in tokens.
 
-    Waiting earns `ageing` tokens a second. All who wait earn alike, so the order of two requests never changes, and
-    a key that never changes will do: length + ageing * arrival. A long job waits until those who came too much later
-    cannot overtake it any more.
+    Waiting earns `ageing` tokens a second. All waiting requests earn alike, so the order of two of them never changes,
+    and a constant key is enough: length + ageing * arrival. A long job can be overtaken only by jobs that arrive soon
+    enough after it for a smaller key.
     """
     return ByKey(lambda request: request.num_prompt_tokens + request.max_tokens + ageing * request.arrival_time)
 
 
 class Fair:
-    """The user who got least goes first: a counter of tokens for each (VTC, Sheng et al. 2024, with weight 1).
+    """The user who received least goes first: a counter of tokens for each (VTC, Sheng et al. 2024, with weight 1).
 
-    Recomputed tokens are not charged: being preempted is not the user's doing. Someone who returns after a pause is
-    lifted to the smallest counter of those present, or if nobody is, to that of the user who left last, so that absence
-    saves nothing up.
+    Recomputed tokens are not charged: the user did not cause the preemption. A user who returns after a pause is lifted
+    to the smallest counter of the users present, or if there is none, to that of the user who left last: absence saves
+    nothing up.
     """
 
     def __init__(self):
@@ -203,7 +203,7 @@ class LongestPrefixMatch(FCFS):
     """The longest cached prefix first, so that what is cached is used before it is evicted (SGLang's `lpm`).
 
     `cached_tokens` says how much of a request the cache holds now. Only the `window` oldest requests compete, and
-    each earns `ageing` tokens a second, so nobody is overtaken for ever.
+    each earns `ageing` tokens a second, so no request is overtaken for ever.
     """
 
     def __init__(self, cached_tokens: Callable[[Request], int], ageing: float = AGEING, window: int = LPM_WINDOW):

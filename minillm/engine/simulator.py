@@ -31,7 +31,7 @@ NEVER_ENDS = 0  # a made-up token is never this one, so it may stand for the end
 
 
 class VirtualClock:
-    """Seconds that pass only when somebody says so."""
+    """Seconds that pass only when the program moves them on."""
 
     def __init__(self):
         self.now = 0.0

@@ -1,11 +1,12 @@
 """Workloads: traces of requests, read, written and made up. Built in chapter 09.
 
-A trace file has one JSON object a line, as in Mooncake's public traces (Qin et al. 2024):
+A trace file has one JSON object per line, with the fields of Mooncake's public traces (Qin et al. 2024):
 
     {"timestamp": 1.25, "input_length": 96, "output_length": 40, "hash_ids": [3, 4, 17, 18, 19, 20]}
 
 `hash_ids` names each block of the prompt, `TRACE_BLOCK` tokens long, the last one perhaps shorter. Two prompts that
-begin with the same ids begin with the same tokens; no text is needed for that, and none is in the file.
+begin with the same ids begin with the same tokens; no text is needed for that, and none is in the file. Times are in
+seconds; Mooncake writes milliseconds and blocks of 512 tokens, so its files have to be converted first.
 """
 
 from __future__ import annotations

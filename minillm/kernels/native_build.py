@@ -28,8 +28,8 @@ def cache_folder() -> Path:
 
 
 def is_ours(folder: Path) -> bool:
-    """Make `folder` if need be; whether nobody else can write into it. What lies there is loaded and run, and a name
-    under /tmp is anybody's to take first."""
+    """Make `folder` if need be; whether only this user can write into it. What lies there is loaded and run, and any
+    user can create a name under /tmp first."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     named, reached = folder.lstat(), folder.stat()  # perhaps a link, and where it leads
     return named.st_uid == reached.st_uid == os.getuid() and not reached.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -1,6 +1,6 @@
 """Attention of one token a sequence over pages, split over the length, and the merge. Built in chapter 13.
 
-A decode step only waits for memory: every key and value of every sequence is read once. A program reads one KV head's
+A decode step is memory-bound: every key and value of every sequence is read once. A program reads one KV head's
 pages for all the query heads that share it. With few sequences that is few programs, and most of the GPU would look
 on, so the length is split among `num_splits` programs, each of which leaves its own softmax: a largest score, a sum and
 a weighted mean. Two kernels, no synchronisation between programs (FlashDecoding, Dao et al. 2023):

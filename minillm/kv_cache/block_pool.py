@@ -68,7 +68,7 @@ class BlockPool:
         """One owner less for each block; those without an owner join the queue, in this order: cached blocks at its
         end, empty ones at its front.
 
-        Raises ValueError for a block that nobody owns.
+        Raises ValueError for a block that has no owner.
         """
         for block in blocks:
             if block == NULL_BLOCK:

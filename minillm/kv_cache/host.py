@@ -33,7 +33,7 @@ class HostPool:
 
     @property
     def num_free(self) -> int:
-        """Places that nobody owns, cold ones included."""
+        """Places without an owner, cold ones included."""
         return len(self.free_queue)
 
     @property

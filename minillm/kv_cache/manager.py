@@ -157,7 +157,7 @@ class KVCacheManager:
             self._drop_swapped(record)
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Let `child` own every block of `parent` too; whoever writes into a shared block first gets a copy."""
+        """Let `child` own every block of `parent` too; the first of them to write into a shared block gets a copy."""
         table = self.tables[parent.request_id]
         self.pool.touch(table)
         record = self.records[parent.request_id]
@@ -216,7 +216,7 @@ class KVCacheManager:
 
     def _fits(self, wanted: int, table: list[int], unused: list[int], computed: ComputedBlocks | None) -> bool:
         available = self.pool.num_free + sum(self.pool.ref_cnt[table[i]] == 1 for i in unused)
-        if computed is not None:  # hits that nobody owns stand in the free queue, and leave it
+        if computed is not None:  # hits without an owner are in the free queue, and leave it
             available -= sum(block != NULL_BLOCK and self.pool.ref_cnt[block] == 0 for block in table)
             wanted += len(computed.from_host)
         return wanted <= available

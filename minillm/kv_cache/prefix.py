@@ -5,7 +5,7 @@
 
 Keys and values of a token depend on every token before it, so a block may be reused only where the whole prefix is
 the same: the chain says exactly that. The root holds all else that changes them. SHA-256 and not Python's `hash()`:
-whoever can make two prefixes collide reads another user's text, and a cache on disk must mean the same tomorrow.
+a user who can make two prefixes collide reads another user's text, and a cache on disk must mean the same tomorrow.
 """
 
 from __future__ import annotations

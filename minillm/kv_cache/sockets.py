@@ -41,7 +41,7 @@ class Door:
         try:
             deliver_challenge(connection, self.secret)
             answer_challenge(connection, self.secret)
-        except Exception:  # a stranger, or a process that was killed meanwhile
+        except Exception:  # an unknown process, or one that was killed meanwhile
             connection.close()
             return
         self.on_connection(without_delay(connection))

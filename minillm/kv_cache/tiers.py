@@ -8,7 +8,7 @@ A block that goes up leaves its copy below: going down again, it costs nothing. 
 first: their blocks own their places, cold ones make room for them. A block has a hash only when it is full of tokens
 that are known and computed (`KVCacheManager.cache_blocks`): so equal hashes are equal content, and nothing is compared.
 
-Nobody calls the way down. Where a block or a place is handed out, what was in it is on its way already:
+No call moves blocks down. Where a block or a place is handed out, what was in it is on its way already:
 
     pool.allocate  --on_evict-->  Tiers._cool  ->  host.allocate  --on_evict-->  Tiers._freeze  ->  to_disk
 
@@ -169,7 +169,7 @@ class Tiers:
         self.host.free(reversed(known))
 
     def take_in_arrived(self) -> None:
-        """Give host places to what has come from disk meanwhile, whoever it was fetched for."""
+        """Give host places to what has come from disk meanwhile, for any request."""
         for block_hash in [block_hash for block_hash, read in self.fetching.items() if read.done()]:
             self._install(block_hash)
 

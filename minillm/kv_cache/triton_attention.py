@@ -40,7 +40,7 @@ class TritonAttention:
     """The AttentionBackend over a `PagedKVCache`, on a GPU, or interpreted on a CPU.
 
     `torch_prefill` leaves prompts to `TorchAttention`: on a GPU whose tensor cores Triton cannot use (a T4) torch's
-    kernels win there, while decoding, which waits for memory, stays ours. None decides by the device. `sink_turn`
+    kernels win there, while decoding, which is memory-bound, stays ours. None decides by the device. `sink_turn`
     is retention's (chapter 17): its sinks are seen beside the windows of all layers. Raises ValueError where no kernel
     can run.
     """

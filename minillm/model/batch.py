@@ -40,7 +40,7 @@ class ForwardBatch:
     max_query_len: int
     logits_indices: Tensor  # [num_logits], the tokens whose logits are wanted
     max_seq_len: int
-    num_decodes: int | None = None  # sequences that bring one token, which stand first; whoever needs it may count
+    num_decodes: int | None = None  # sequences with one new token, which stand first; None: to be counted
     # Decode rows that are tokens of one sequence (chapter 18): [num_tokens], how many rows before each are of the same
     # one, 0 for its first and for padding. None: each row has a sequence of its own. `tokens_each`:
     # the most of one sequence.

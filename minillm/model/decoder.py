@@ -91,7 +91,7 @@ class Decoder(nn.Module):
         return self.layers if self.stream is None else self.stream.through(self.layers)
 
     def prepare(self, cpu_offload_bytes: int = 0) -> Decoder:
-        """Let every Linear choose its road for this machine; after the weights are filled. Returns self.
+        """Let every Linear choose its path for this machine; after the weights are filled. Returns self.
 
         `cpu_offload_bytes` of the last layers stay in host memory and are streamed, see `minillm.model.offload`.
         """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # For oneDNN alone, which serves where there is no C compiler (`MINILLM_NATIVE=0`). Measured with AVX-512 on two cores.
 # oneDNN's layout for two rows or more is the faster one at any number of rows. It reads a large weight up to 1.3 times
 # faster for 4 rows than for 1, so a single row poses as 4. Its calls cost 10 µs more, so in a model that stays in the
-# cache one row goes the plain road.
+# cache one row takes the plain path.
 PACK_FOR_ROWS = 16
 WIDEN_FROM = 2**19  # elements
 
@@ -64,7 +64,7 @@ class WholeNorm(RMSNorm):
 
 
 class Linear(nn.Module):
-    """y = x Wᵀ + b, by the fastest road through torch for this device, dtype and number of rows.
+    """y = x Wᵀ + b, by the fastest path through torch for this device, dtype and number of rows.
 
     On a CPU `prepare` packs the weight once into the layout that the kernel reads: our own where there is one (see
     `minillm.kernels.native`), else oneDNN's. With few rows a product only waits for the weight to be read, and a plain
@@ -94,7 +94,7 @@ class Linear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """[out_features, in_features], unpacked if need be: for whoever quantizes, slices or adapts it."""
+        """[out_features, in_features], unpacked if need be: for code that quantizes, slices or adapts it."""
         if self.plain is not None:
             return self.plain
         if self.quantized is not None:
@@ -113,7 +113,7 @@ class Linear(nn.Module):
         self.quantized, self.plain = quantized, None
 
     def prepare(self, in_cache: bool = False) -> None:
-        """Choose the road, once, when the weights are final. A packed weight replaces the plain one, unless the
+        """Choose the path, once, when the weights are final. A packed weight replaces the plain one, unless the
         whole model is small enough to stay `in_cache`."""
         if self.panels is not None or self.packed is not None:
             return
@@ -306,7 +306,7 @@ def rotated_dims(rope: RopeConfig, head_dim: int) -> int:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN has a packed road for this weight: x86, float32, or bfloat16 where the CPU knows it."""
+    """Whether oneDNN has a packed path for this weight: x86, float32, or bfloat16 where the CPU knows it."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if platform.machine().lower() not in ("x86_64", "amd64"):

@@ -3,7 +3,7 @@ Built in chapter 16.
 
     x / s · (W · s)ᵀ  =  x · Wᵀ
 
-Nobody divides x at run time. What made x, a norm's weight or the rows of an earlier product, is divided once instead.
+x is not divided at run time. What made x, a norm's weight or the rows of an earlier product, is divided once instead.
 """
 
 from __future__ import annotations

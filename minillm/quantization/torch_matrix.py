@@ -59,7 +59,7 @@ class Int4Matrix:
         self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.contiguous(), 1)
         # [groups, out_features, 2]
         self.sides = torch.stack([weight.scales.t(), zeros.t()], dim=-1).to(torch.bfloat16).contiguous()
-        self.scales, self.zeros = weight.scales, weight.zeros  # as they are, for whoever unpacks
+        self.scales, self.zeros = weight.scales, weight.zeros  # as they are, for `unpack`
         self.group_size, self.in_features = weight.group_size, weight.in_features
 
     @staticmethod

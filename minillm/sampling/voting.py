@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Vote:
-    """What a vote found. `tally` counts every answer, the winner first; None when nobody gave one."""
+    """What a vote found. `tally` counts every answer, the winner first; None when there was none."""
 
     answer: Hashable | None
     votes: int

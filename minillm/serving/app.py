@@ -33,7 +33,7 @@ from minillm.serving.service import Call, Service
 from minillm.serving.sse import DONE, EventStream, answered, event
 from minillm.serving.tokens import add_token_paths
 
-LEFT = 499  # nginx's status for a client that has left: it is in the log alone, since nobody reads it
+LEFT = 499  # nginx's status for a client that has left: it appears only in the log, since no client reads it
 
 
 class Writer(Protocol):

@@ -1,1 +1,1 @@
-"""Speculative decoding: guess a few tokens cheaply, check them all in one step. Built in chapter 18."""
+"""Speculative decoding: draft a few tokens cheaply, verify them all in one step. Built in chapter 18."""

@@ -1,8 +1,8 @@
-"""How many tokens to guess: as many as pay, by what guesses were worth so far and what a step costs.
+"""How many tokens to draft: as many as pay, by what was accepted so far and what a step costs.
 Built in chapter 18.
 
-A guess is worth the chance that it and all before it are right; it costs what one more token adds to a step. With few
-requests a step is as long as reading the weights takes, and more tokens are nearly free; with many,
+A draft token is worth the chance that it and all before it are accepted; it costs what one more token adds to a step.
+With few requests a step is as long as reading the weights takes, and more tokens are nearly free; with many,
 every token is paid for.
 """
 
@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-PRIOR_RIGHT, PRIOR_TRIED = 3.0, 4.0  # before anything is known: 3 of 4 guesses are right
+PRIOR_RIGHT, PRIOR_TRIED = 3.0, 4.0  # before anything is known: 3 of 4 draft tokens are accepted
 MEMORY = 0.9  # what a draft's outcome weighs when the next one comes
 RECOVERY = 0.02  # a request that is not drafted for drifts back to the prior, to be tried again
 
 
 class Acceptance:
-    """The measured chance that a request's next guess is right, given that those before it were."""
+    """The measured chance that a request's next draft token is accepted, given that those before it were."""
 
     def __init__(self):
         self.right, self.tried = PRIOR_RIGHT, PRIOR_TRIED
@@ -33,7 +33,7 @@ class Acceptance:
             self.right += RECOVERY * (PRIOR_RIGHT - self.right)
             self.tried += RECOVERY * (PRIOR_TRIED - self.tried)
             return
-        tried = num_accepted + (num_accepted < num_drafted)  # nobody knows about those behind the first miss
+        tried = num_accepted + (num_accepted < num_drafted)  # those after the first rejection were not checked
         self.right = MEMORY * self.right + num_accepted
         self.tried = MEMORY * self.tried + tried
 
@@ -69,7 +69,7 @@ class AdaptiveLength:
         """A length for each request, up to its limit. `num_others` tokens are computed in the same step anyway."""
         rates = [self.acceptance.setdefault(request_id, Acceptance()).rate for request_id in request_ids]
         most = max(limits, default=0)
-        # All guesses in order of their worth: the chance that one and all before it are right.
+        # All draft tokens in order of their worth: the chance that one and all before it are accepted.
         owners, places = np.nonzero(np.arange(most) < np.array(limits)[:, None])
         chances = np.array(rates)[owners] ** (places + 1)
         order = np.argsort(-chances, kind="stable")

@@ -12,7 +12,7 @@ from typing import Any
 
 METHODS = ("ngram", "draft_model", "eagle")
 NAMES = {"draft_model": "tinyworld-draft", "eagle": "tinyworld-eagle"}  # the bundled model of a method
-MOST_TOKENS = 64  # of a draft: even where 95 of 100 guesses are right, those behind the 64th rarely count
+MOST_TOKENS = 64  # of a draft: even where 95 of 100 are accepted, those after the 64th rarely count
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class SpeculativeConfig:
     """What drafts: "ngram" looks the last tokens up in the text so far, "draft_model" runs a smaller model, "eagle" a
     head of one layer that reads the hidden states of the model it drafts for.
 
-    At most `num_speculative_tokens` are guessed in a step; `adaptive` guesses fewer where the acceptance measured so
+    At most `num_speculative_tokens` are drafted in a step; `adaptive` drafts fewer where the acceptance measured so
     far and the size of the batch say that they would not pay. An n-gram is looked up by its last `prompt_lookup_max`
     tokens, then by fewer, down to `prompt_lookup_min`. `model` is the draft model: a bundled name, a folder,
     a GGUF file or a hub id, with the tokenizer of the model it drafts for; `quantization` as in `LLM`. Of "eagle" it is

@@ -1,11 +1,11 @@
-"""A draft model: a smaller decoder guesses, token by token, in a paged cache of its own. Built in chapter 18.
+"""A draft model: a smaller decoder drafts, token by token, in a paged cache of its own. Built in chapter 18.
 
-    certain tokens   t t t t t t              the target rejected the last guess and put x in its place:
-    draft's cache    k k k k k g g g          the three g were guesses; of their keys one is still right
-    next time        t t t t t t g x          common part kept, one token to compute, then the next guesses
+    certain tokens   t t t t t t              the target rejected a draft token and put x in its place:
+    draft's cache    k k k k k g g g          the three g were drafted; the keys of one are still right
+    next time        t t t t t t g x          common part kept, one token to compute, then the next draft
 
-After a full acceptance two tokens are to be computed first: the last guess, whose keys nobody needed before, and the
-target's free token. The first step of a draft is therefore a small ragged batch like any other.
+After a full acceptance two tokens are to be computed first: the last draft token, whose keys were not needed before,
+and the target's free token. The first step of a draft is therefore a small ragged batch like any other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DraftState:
 
     def __init__(self, request_id: str, cache_salt: str | None = None):
         self.request_id, self.cache_salt = request_id, cache_salt
-        self.token_ids: list[int] = []  # those of the request, then the guesses
+        self.token_ids: list[int] = []  # those of the request, then the draft tokens
         self.num_certain = 0  # of them, when it was asked the last time
         self.num_computed_tokens = 0
 
@@ -47,7 +47,7 @@ class DraftState:
         return len(self.token_ids) - 1
 
     def follow(self, token_ids: list[int]) -> None:
-        """Take over what has become certain; guesses that turned out wrong are forgotten, with their keys."""
+        """Take over what has become certain; rejected draft tokens are forgotten, with their keys."""
         same = self.num_certain
         while same < min(len(self.token_ids), len(token_ids)) and self.token_ids[same] == token_ids[same]:
             same += 1
@@ -106,7 +106,7 @@ class ModelDrafter:
             if metadata is None or len(metadata.rows) != len(active):
                 metadata = self._metadata(active)
             metadata.masks = self.masks.fill([(one.request.grammar, ()) for one in active])
-            if self.masks.stuck:  # guesses go no further than the grammar
+            if self.masks.stuck:  # the draft goes no further than the grammar
                 active = [one for index, one in enumerate(active) if index not in self.masks.stuck]
                 continue
             self._extend(active, metadata)
@@ -166,7 +166,7 @@ class ModelDrafter:
         return sorted(active, key=lambda one: one.num_missing > 1)
 
     def _make_room(self, one: Drafting) -> bool:
-        """Slots for what is certain and for the guesses; a new request begins with what the prefix cache holds of
+        """KV slots for what is certain and for the draft; a new request begins with what the prefix cache holds of
         it."""
         state, found = one.state, None
         if state.request_id not in self.manager.tables:
@@ -221,7 +221,7 @@ class Drafting:
             try:
                 self.request.grammar.accept(*token_ids)
             except GrammarError:
-                self.count = len(self.token_ids)  # guesses go no further than the grammar
+                self.count = len(self.token_ids)  # the draft goes no further than the grammar
                 return
         self.state.token_ids += token_ids
         self.token_ids += token_ids

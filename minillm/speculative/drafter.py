@@ -1,6 +1,6 @@
-"""What a drafter is: something that guesses the next tokens of a request. Built in chapter 18.
+"""What a drafter is: something that proposes the next tokens of a request. Built in chapter 18.
 
-A drafter may guess anything: the target model checks every token, so a bad guess costs time and changes nothing.
+A drafter may propose anything: the target model verifies every token, so a bad draft costs time and changes nothing.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class DraftedRequest(Protocol):
     output_token_ids: list[int]
     stop_token_ids: frozenset[int]
     cache_salt: str | None  # requests with different salts share nothing
-    grammar: Grammar | None  # what the guesses should obey (chapter 19)
+    grammar: Grammar | None  # what the draft should obey (chapter 19)
 
     def sample_seed(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Guesses for one request, in order. `probs` [len(token_ids), vocab_size] float32 is what each was drawn from,
-    where it was drawn by chance that the target does not share: rejection sampling takes more such guesses.
-    Without, a guess counts if the target draws the same token, which is right for any guess;
+    """Draft tokens for one request, in order. `probs` [len(token_ids), vocab_size] float32 is what each was drawn from,
+    where it was drawn by chance that the target does not share: rejection sampling accepts more of such tokens.
+    Without, a token is accepted if the target draws the same one, which is exact for any draft;
     greedy and seeded requests do so always."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Draft:
 
 
 def by_chance(request: DraftedRequest) -> bool:
-    """Whether its guesses may be drawn and checked by chance. With a seed the draft looks at the very noise that the
+    """Whether its draft may be drawn and verified at random. With a seed the draft looks at the very noise that the
     target will look at instead, and usually sees the same winner."""
     return request.params.seed is None and not request.params.is_greedy
 

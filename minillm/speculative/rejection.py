@@ -1,11 +1,11 @@
-"""Rejection sampling: guesses drawn from q become draws from p. Built in chapter 18.
+"""Rejection sampling: draft tokens drawn from q become draws from p. Built in chapter 18.
 
-    accept a guess x with probability min(1, p(x) / q(x));  at the first that is not, draw from max(p - q, 0)
+    accept a draft token x with probability min(1, p(x) / q(x));  at the first that is not, draw from max(p - q, 0)
 
 Leviathan et al. 2023 (https://arxiv.org/abs/2211.17192) and Chen et al. 2023 (https://arxiv.org/abs/2302.01318) prove
 that what comes out is distributed as p. Where the target's own noise is known to the drafter (a seeded request) or the
-guess was no chance at all (an n-gram, a greedy request), none of this is needed: the target draws its own token,
-and the guess was right if it is the same one.
+draft token was not drawn at random (an n-gram, a greedy request), none of this is needed: the target draws its own
+token, and a draft token that is the same is accepted.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ DRAFT, ACCEPT = 2**32, 2**32 + 1  # streams of chance of a request's own, beside
 
 
 class Drafted(NamedTuple):
-    """Guesses that were drawn from a distribution of their own, in the batch that checks them."""
+    """Draft tokens that were drawn from a distribution of their own, in the batch that verifies them."""
 
-    rows: Tensor  # [num_guesses] int64, the row of the batch whose token each guesses
-    token_ids: Tensor  # [num_guesses] int64
-    probs: Tensor  # [num_guesses, vocab_size] float32, what each was drawn from
+    rows: Tensor  # [num_draft_tokens] int64, the row of the batch that each is a draft for
+    token_ids: Tensor  # [num_draft_tokens] int64
+    probs: Tensor  # [num_draft_tokens, vocab_size] float32, what each was drawn from
 
     @classmethod
     def of(
@@ -48,35 +48,35 @@ class Drafted(NamedTuple):
 
 
 class RejectionSampler(Sampler):
-    """A sampler that, in rows with a guess drawn by chance, keeps the guess if it passes and redraws it if not.
+    """A sampler that, in rows with a draft token drawn at random, keeps it if it is accepted and redraws it if not.
 
-    So a row's token equals its guess exactly where the guess is accepted, as in all other rows. What stands behind a
-    rejected guess is drawn again in a later step, with the same noise of its positions: that is no bias,
-    since nobody has looked at what it was the first time.
+    So a row's token equals its draft token exactly where that is accepted, as in all other rows. What comes after a
+    rejected token is drawn again in a later step, with the same noise of its positions. That is no bias, since
+    the first draw was discarded unseen.
     """
 
     def choose(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
         token_ids = super().choose(logits, metadata)
         if metadata.drafted is None:
             return token_ids
-        rows, guesses, q = metadata.drafted
+        rows, draft_ids, q = metadata.drafted
         p = metadata.probs(logits)[rows]
         seeds, positions = metadata.seeds[rows], metadata.positions[rows]
-        accepted = accept(p, q, guesses, uniform(derive(seeds, ACCEPT), positions))
+        accepted = accept(p, q, draft_ids, uniform(derive(seeds, ACCEPT), positions))
         redrawn = residual(p, q).log().add_(gumbel_noise(seeds, positions, metadata.vocabulary)).argmax(dim=-1)
-        return token_ids.index_copy(0, rows, torch.where(accepted, guesses, redrawn))
+        return token_ids.index_copy(0, rows, torch.where(accepted, draft_ids, redrawn))
 
 
-def accept(p: Tensor, q: Tensor, guesses: Tensor, chance: Tensor) -> Tensor:
-    """Which guesses pass, bool [num_guesses]. p and q [num_guesses, vocab_size];
-    chance [num_guesses] uniform in [0, 1)."""
-    p, q = (x.gather(-1, guesses[:, None])[:, 0] for x in (p, q))
+def accept(p: Tensor, q: Tensor, draft_ids: Tensor, chance: Tensor) -> Tensor:
+    """Which draft tokens are accepted, bool [num_draft_tokens]. p and q [num_draft_tokens, vocab_size];
+    chance [num_draft_tokens] uniform in [0, 1)."""
+    p, q = (x.gather(-1, draft_ids[:, None])[:, 0] for x in (p, q))
     return chance * q < p
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
     """What to draw from after a rejection, not normalised: the part of p that q does not cover,
-    [num_guesses, vocab_size].
+    [num_draft_tokens, vocab_size].
 
     Where rounding leaves nothing of it, p itself: then the two are equal, and a rejection has no probability.
     """

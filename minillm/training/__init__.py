@@ -252,7 +252,7 @@ def save_state(out: Path, config: TrainingConfig, step: int, model, optimizers) 
 
 
 def _pin_tokenizer(out: Path, tokenizer: Tokenizer) -> None:
-    """A run keeps the tokenizer it began with, in `out/tokenizer.json`, for whoever resumes it."""
+    """A run keeps the tokenizer it began with, in `out/tokenizer.json`, for a later run that resumes it."""
     file = out / "tokenizer.json"
     resumes = (out / "training.pt").exists() and file.exists()
     if resumes and Tokenizer.from_file(str(file)).to_str() != tokenizer.to_str():

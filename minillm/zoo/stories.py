@@ -104,7 +104,7 @@ def filler(rng: random.Random) -> str:
 
 
 def _met_before(text: str, helper: str) -> str:
-    """Whoever has been "an old fisherman" once is "the old fisherman" from then on."""
+    """A figure that has been "an old fisherman" once is "the old fisherman" from then on."""
     article, _, noun = helper.partition(" ")
     if article not in ("a", "an"):
         return text

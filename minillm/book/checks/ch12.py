@@ -43,7 +43,7 @@ check_merge_states = Checker(
 )
 check_plan_tiles = Checker(
     "plan_tiles",
-    hint="A tile is skipped if nobody sees any of it, whole if all see all of it. Ask the first and the last query.",
+    hint="A tile is skipped if no query sees any of it, whole if all see all of it. Try the first and the last query.",
 )
 
 
@@ -62,7 +62,7 @@ def _merge_example(case: Case) -> None:
 def _merge_edges(case: Case) -> None:
     values = case.randn(6, 3)
     merges(case, case.randn(2, 6), values, [list(range(6))])  # a single part
-    merges(case, case.randn(4, 6), values, [[], [], []])  # nobody saw anything
+    merges(case, case.randn(4, 6), values, [[], [], []])  # no query saw a key
     for level in (200.0, -200.0, 3000.0, -3000.0):
         merges(case, case.randint(-3, 4, 3, 6) + level, values, [[0], [1, 2, 3], [], [4, 5]])
     merges(case, torch.tensor([[0.0, 300.0, -300.0, 1.0, 2.0, 299.0]]), values, [[0], [2], [3, 4], [1, 5]])

@@ -115,7 +115,7 @@ def _same(
             unseen
             if name in "kv"
             else (
-                "That is another program's, or nobody's. Which rows has this program, "
+                "That row is another program's, or none's. Which rows has this program, "
                 "and of which heads? And a lane without a query of its own needs a mask."
             )
         )

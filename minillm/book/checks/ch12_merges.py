@@ -12,7 +12,7 @@ from minillm.book.checks.ch12_oracle import state_of
 def merges(case: Case, scores: Tensor, values: Tensor, parts: list[list[int]], groups: bool = False) -> None:
     """The parts' states merged, against the softmax over all of their keys; with `groups` also merged in two steps."""
     states = [state_of(scores[:, keys].double(), values[keys].double(), scores.dtype) for keys in parts]
-    for number, (best, total, acc) in enumerate(states):  # nobody stored the rest of an empty state
+    for number, (best, total, acc) in enumerate(states):  # the rest of an empty state was not stored
         total[best == -torch.inf], acc[best == -torch.inf] = (
             (torch.nan, torch.nan),
             (3.0, torch.inf),

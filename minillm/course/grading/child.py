@@ -94,7 +94,7 @@ def prepare(
     given = {step["index"]: _given(step) for step in job["steps"] if step["kind"] == "given"}
     watch = fingerprint.watcher
     defaults.guard_lookups()
-    for magic in ("reset", "reset_selective", "debug", "pdb"):  # they would take names away, or wait for somebody
+    for magic in ("reset", "reset_selective", "debug", "pdb"):  # they would take names away, or wait for input
         shell.register_magic_function(lambda line: None, "line", magic)
     stubs = {name: compile(e["stub"], "<given stub>", "exec") for name, e in job["exercises"].items() if e["stub"]}
 

@@ -175,7 +175,7 @@ def _grade_assignment(
         try:
             return [result for results in pool.map(grade_some, range(min(jobs, len(waiting)))) for result in results]
         finally:
-            with contextlib.suppress(queue.Empty):  # after Ctrl-C nobody waits for the rest
+            with contextlib.suppress(queue.Empty):  # after Ctrl-C the rest is not waited for
                 while True:
                     tasks.get_nowait()
 

@@ -102,7 +102,7 @@ Judge = Callable[[str, tuple, FrameType], Seen | None]
 
 
 def judges(folder: str, hidden: Sequence[str], references: Sequence[str], apart: bool) -> dict[str, Judge]:
-    """For each audited event a function that says what a person should read of it; None where it is nobody's affair.
+    """For each audited event a function that says what a person should read of it; None where there is nothing to read.
 
     folder: the only one to write into. hidden: files and folders that no student's code may open; references: that it
     may not open either, but the checks may. apart: the process has namespaces; otherwise sockets and other programs
@@ -112,7 +112,7 @@ def judges(folder: str, hidden: Sequence[str], references: Sequence[str], apart:
     libraries = (*_OF_OTHERS, _STDLIB, _PACKAGE + os.sep, *(p + os.sep for p in (_PATHS["purelib"], *outside)))
 
     def is_own(name: str) -> bool:
-        """Whether a file name is none of a library's: a cell, text compiled by anybody, a file of its own folder."""
+        """Whether a file name is none of a library's: a cell, text compiled at run time, a file of its own folder."""
         return not name.startswith(libraries)
 
     def behind(frame: FrameType | None, allowed: tuple[str, ...] = ()) -> FrameType | None:

@@ -61,7 +61,7 @@ class Outcome:
     modules: set[str] = field(default_factory=set)  # imported while it ran, where that was asked for
     notes: list[str] = field(default_factory=list)
     broken: str = ""
-    forged: bool = False  # somebody else than our own code spoke in the process's name
+    forged: bool = False  # other code than our own spoke in the process's name
 
     @property
     def failed(self) -> list[tuple[str, str]]:

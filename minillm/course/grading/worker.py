@@ -40,7 +40,7 @@ _SET = {
 
 
 class Gone(RuntimeError):
-    """The zygote has ended, of itself or because somebody ended it."""
+    """The zygote has ended, of itself or because it was killed."""
 
 
 class Worker:

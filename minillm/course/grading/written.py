@@ -1,4 +1,4 @@
-"""Whether the checks were written to while a student's code ran, also where it was put back before anybody looked.
+"""Whether the checks were written to while a student's code ran, also where it was put back before the check looked.
 
 CPython gives a dictionary a new version number with each write (PEP 509), and never an old one again. The variables of
 a module, the attributes of a class and those of an object are dictionaries. From Python 3.14 on there are no such

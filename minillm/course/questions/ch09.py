@@ -27,7 +27,7 @@ def _request(name: str, prompt: int, output: int, arrival: float = 0.0, user: st
 
 @BANK.computed(
     9,
-    "order a queue by length without starving anybody",
+    "order a queue by length so that no request starves",
     title="A key that ages",
     minutes=6,
     unit="order of service",

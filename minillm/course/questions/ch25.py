@@ -129,6 +129,6 @@ BANK.written(
         "a first way, and what prevents it",
         "a second way, and what prevents it",
         "a third way, and what prevents it",
-        "the score is counted, so that anybody can repeat it",
+        "the score is counted, so that any reader can repeat it",
     ),
 )

@@ -54,7 +54,7 @@ class TokenPool:
         self.used += num_tokens
         room = self.capacity - self.used
         if room < 0:
-            raise RuntimeError(f"{-room} tokens more than the {self.capacity} of the cache are taken")
+            raise RuntimeError(f"{-room} tokens beyond the {self.capacity} of the cache are taken")
         while len(self.idle) * self.block_size > room:
             block, _ = self.idle.popitem(last=False)
             self.changes[block] = False

@@ -262,7 +262,7 @@ class SimulatedReplica:
         return budget - count, preempted
 
     def _make_room(self) -> bool:
-        """Preempt the last requests until each decoding one can have a token more."""
+        """Preempt the last requests until each decoding one can have one more token."""
         preempted = False
         while self.pool.free < len(self.decoding):
             self._preempt(self.partial if self.partial is not None else next(reversed(self.decoding)))

@@ -116,7 +116,7 @@ def _fill_row(grammar: Grammar, draft: Sequence[int], words: np.ndarray, first: 
             grammar.accept(token_id)
             num_accepted += 1
             if grammar.is_terminated:
-                words[first + num_filled] = ANY_TOKEN  # nobody will look at it
+                words[first + num_filled] = ANY_TOKEN  # it is not read
             else:
                 grammar.fill_mask(words[first + num_filled])
             num_filled += 1
