@@ -154,7 +154,7 @@ MUTANTS = {
                 "    if ((column + 1) * BLOCK_SIZE > first) & (column * BLOCK_SIZE < length):",
                 "    if column >= 0:",
             ),
-            expect="belongs to somebody else by now",
+            expect="belongs to another request by now",
         ),
         Mutant(
             "entries that left the window",

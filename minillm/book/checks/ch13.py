@@ -45,7 +45,7 @@ def _prefix_example(case: Case) -> None:
 
 @check_merge_prefix.part("edges")
 def _prefix_edges(case: Case) -> None:
-    _merges(case, 3, 2, [2, 3, 1], [], 4)  # nothing is shared
+    _merges(case, 3, 2, [2, 3, 1], [], 4)  # no two sequences share anything
     _merges(case, 3, 2, [0, 3, 0], [2, 1], 4)  # nothing of one's own, and nothing at all
     _merges(case, 2, 3, [2, 0], [1, 0], 0)  # an empty prefix
     _merges(case, 1, 1, [1], [0], 1)
@@ -186,7 +186,7 @@ check_best_splits = FunctionChecker(
         ([0, 650, 1], 2, 4, 64, 8, Costs(2, 3, 0, 0)),
         ([640], 1, 10, 64, 20, Costs(0, 1, 0, 0)),  # 10 splits are as good as 20
         ([1024], 1, 16, 64, 16, Costs(1, 4, 0, 0)),
-        ([1024], 1, 16, 64, 16, Costs(1, 4, 40, 0)),  # merging costs more than it brings
+        ([1024], 1, 16, 64, 16, Costs(1, 4, 40, 0)),  # merging costs more than it saves
         ([1024], 1, 16, 64, 16, Costs(0, 4, 0, 5)),
         ([640], 1, 16, 64, 12, Costs(9, 1, 0, 0)),
         ([704], 3, 7, 64, 12, Costs(3, 10, 4, 1)),  # 11 tiles: not every number of splits gives shorter ones

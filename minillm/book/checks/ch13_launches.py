@@ -136,7 +136,7 @@ class Gather:
                 f"{name} is loaded {self.told()}",
                 hint=(
                     "Block 0 is the null block: there is nothing in it. Its positions are zeros in the output, "
-                    "and they are not read."
+                    "and they are never read."
                 ),
             )
         owners = [

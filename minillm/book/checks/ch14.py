@@ -214,7 +214,7 @@ def _ahead_edges(case: Case) -> None:
         3,
         {"A": [0], "B": [5], "C": [1, 0], "D": [1, 5]},
     )
-    # Everybody has an own stop token.
+    # Every request has a stop token of its own.
     _serves(case, [Ask("A", 6, 1), Ask("B", 6, 2)], 2, {"A": [2, 2, 1], "B": [1, 1, 1, 2]})
     # In no order of names.
     _serves(case, [Ask("Zoe", 2, 0), Ask("Ann", 3, 0), Ask("Max", 2, 0)], 2, {"Zoe": [1, 1], "Ann": [2, 0], "Max": [0]})
