@@ -23,7 +23,7 @@ SERVICE_TERMS = [
          "", "", "", 24),
     Term("maximum batch weight",
          "The most tokens that may be in a batch: of a step, by a latency (chapter 08); of the cache, by memory.",
-         "`max_num_batched_tokens`; GPU KV cache size", "`max_total_num_tokens`", "LLM-Pilot", 24),
+         "`max_num_batched_tokens`; GPU KV cache size", "`max_total_num_tokens`", "LLM-Pilot", 8),
     Term("model repository", "A folder of models by name and version, from which a server loads and unloads.",
          "", "", "model repository (Triton Inference Server)", 23),
     Term("open loop", "A load test that sends at times of its own, however slow the answers are.",

@@ -13,7 +13,7 @@ from minillm.book.style import Picture, canvas, colour, picture
 
 _SHADES = {"waiting": "background", "several tokens": "ours", "one token": "sky", "preempted": "wasted"}
 _PLACES = {"WAITING": (0, 1), "RUNNING": (1.5, 1), "PREEMPTED": (1.5, 0), "FINISHED": (3, 1)}
-_ARROWS = {  # from and to: the bend of the arrow, the place of its label
+_ARROWS = {  # from and to: how far the arrow curves, where it endss label
     ("WAITING", "RUNNING"): (0, (0.75, 1.07)),
     ("RUNNING", "FINISHED"): (0, (2.25, 1.07)),
     ("RUNNING", "PREEMPTED"): (-0.25, (1.83, 0.5)),

@@ -21,21 +21,24 @@ PRIVATE = {
     r"guesse[sd]|guessing": "draft tokens; predict, predicted",
     r"waits? for (the )?(memory|arithmetic)|what is waited for": "memory-bound, compute-bound; the bottleneck",
     r"ask(s|ed|ing)? for ahead|fetch(es|ed)? ahead": "prefetch",
-    r"tokens? more\b(?! than)": "one more token, two more tokens",
+    r"tokens? more\b(?! (than|likely|probable|often))": "one more token, two more tokens",
     r"the bend": "the ridge point",
 }
-_SLOT = r"(?<!batch )(?<!KV )(?<!adapter )(?<![\w`.])slots?(?![\w`=(])"
-PROSE_ONLY = {r"\broads?\b": "a configuration, a path", _SLOT: "a batch slot (a row) or a KV slot (a token's room)"}
+_SLOT = r"(?<!batch )(?<!KV )(?<!adapter )(?<![\w`.])slots?(?![\w`=(]| mapping| offset)"
+PROSE_ONLY = {
+    r"\broads?\b": "a configuration, a path",
+    _SLOT: "a batch slot (a row) or a KV slot (a token's room)",
+}
 # Words of the glossary that are plain English, too: before their chapter they mean that.
 HOMONYMS = {
-    "block", "bubble", "drain", "feature", "flight", "grammar", "knee", "padding", "page", "program", "rank", "replica",
-    "request", "router", "swap",
+    "block", "bubble", "calibration", "data parallel", "drain", "extend", "feature", "flight", "fusion", "grammar", "knee",
+    "padding", "page", "program", "rank", "replica", "request", "router", "swap", "tile",
 }  # fmt: skip
 _PATTERNS = [(re.compile(rf"\b(?:{word})\b", re.IGNORECASE), instead) for word, instead in PRIVATE.items()]
 _PROSE = [(re.compile(word), instead) for word, instead in PROSE_ONLY.items()]
-_CODE = re.compile(r"```.*?```|`[^`\n]*`|\$[^$\n]*\$|\]\([^)]*\)|https?://\S+", re.DOTALL)
+_CODE = re.compile(r"```.*?```|\$\$.*?\$\$|`[^`\n]*`|\$[^$\n]*\$|\]\([^)]*\)|https?://\S+", re.DOTALL)
 _QUOTED = re.compile(r"\*\"[^\"]*\"\*|[\"“][^\"”\n]*[\"”]")
-_TOLD = re.compile(r"chapters? \d\d|\d\d_\w+\.ipynb|primers")
+_TOLD = re.compile(r"[Cc]hapters? \d\d|\d\d_\w+\.ipynb|primers|https?://")  # or another work's title
 
 
 def private_words(text: str, *, prose: bool = False) -> Iterator[str]:
