@@ -3,6 +3,7 @@ Built in chapter 00."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from ..device import resolve_device
@@ -12,6 +13,7 @@ from .ladder import RUNGS, Recording, Rung, TimedText, prompt_ids, record
 
 PROMPT = "Once upon a time"
 BAR_WIDTH = 18
+PER_SECOND = 12  # frames
 
 
 def weight_bytes(model: str) -> int:
@@ -44,9 +46,14 @@ def watch(
         f"so at most {tokens_per_second:,.0f} tokens/s, one sequence, float32.\n"
     )
     prompt, done = prompt_ids(model, PROMPT), []
-    with Live(console=console, refresh_per_second=12) as live:
+    with Live(console=console, refresh_per_second=PER_SECOND) as live:
+        drawn = 0.0  # seconds, of the clock: drawing takes longer than a token, so not every token is drawn
 
         def update(said: list[TimedText] | tuple[TimedText, ...] = ()) -> None:
+            nonlocal drawn
+            if said and time.monotonic() - drawn < 1 / PER_SECOND:
+                return
+            drawn = time.monotonic()
             shown = table(rungs, done, said, tokens_per_second)
             live.update(shown)
             on_frame(shown)

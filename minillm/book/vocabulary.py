@@ -31,8 +31,8 @@ PROSE_ONLY = {
 }
 # Words of the glossary that are plain English, too: before their chapter they mean that.
 HOMONYMS = {
-    "block", "bubble", "calibration", "data parallel", "drain", "extend", "feature", "flight", "fusion", "grammar", "knee",
-    "padding", "page", "program", "rank", "replica", "request", "router", "swap", "tile",
+    "block", "bubble", "calibration", "data parallel", "drain", "extend", "feature", "flight", "fusion", "grammar",
+    "knee", "padding", "page", "program", "rank", "replica", "request", "router", "swap", "tile",
 }  # fmt: skip
 _PATTERNS = [(re.compile(rf"\b(?:{word})\b", re.IGNORECASE), instead) for word, instead in PRIVATE.items()]
 _PROSE = [(re.compile(word), instead) for word, instead in PROSE_ONLY.items()]
