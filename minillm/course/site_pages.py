@@ -27,6 +27,7 @@ _CODE = re.compile(r"(^(?:```|~~~).*?^(?:```|~~~)[ \t]*$|`+[^`\n]+`+)", re.MULTI
 _HEADING = re.compile(r"^#{1,6} +(.+?)[ #]*$", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()([^()\s]+)(?=\))")
 _HREF = re.compile(r'(?<=\bhref=")([^"]+)(?=")')
+_EMBEDDED = re.compile(r'(?<=\bsrc=")data:image/png;base64,([^"]+)(?=")')  # a folded figure
 _ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
 _BADGE = re.compile(r"\[!\[Open in Colab\]\([^)]*\)\]\(([^)]*)\)")
 _BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
@@ -108,20 +109,25 @@ class Pages:
         data = output.get("data", {})
         if "text/html" in data:
             text = _HREF.sub(lambda found: _built(self.link(found[1], page, where)), data["text/html"])
+            text = _EMBEDDED.sub(lambda found: self._file_of(found[1], page), text)
             kind = "book-output book-plain" if is_plain(text) else "book-output"
             text = f'<div class="{kind}">{text}</div>'
         elif "image/png" in data:
-            png = base64.b64decode(data["image/png"])
-            file = f"{hashlib.sha256(png).hexdigest()[:16]}.png"
-            self.figures[file] = png
             shown = output.metadata.get("image/png", {})
             width = f' width="{shown["width"]}"' if "width" in shown else ""
             alt = html.escape(shown.get("alt", ""), quote=True)
-            source = posixpath.relpath(f"{FIGURES}/{file}", posixpath.dirname(page))
+            source = self._file_of(data["image/png"], page)
             text = f'<div class="book-figure"><img src="{source}" alt="{alt}"{width} loading="lazy"></div>'
         else:
             return output
         return nbformat.v4.new_output("display_data", data={"text/html": text})
+
+    def _file_of(self, image: str, page: str) -> str:
+        """Keep a PNG in base64 as a file of the site; where `page` finds it."""
+        png = base64.b64decode(image)
+        file = f"{hashlib.sha256(png).hexdigest()[:16]}.png"
+        self.figures[file] = png
+        return posixpath.relpath(f"{FIGURES}/{file}", posixpath.dirname(page))
 
     def _define_terms(self, nb) -> None:
         """The long table of all terms becomes a list of definitions, which references and the search can reach."""
