@@ -356,7 +356,7 @@ class ForkedTables:
         Mutant(
             "keeps what it has copied",
             replace=("self.pool.free([table.pop()])", "table.pop()"),
-            expect="a block that nobody will ever free",
+            expect="a block that will never be freed",
         ),
         Mutant(
             "forgets the block for the copy",
@@ -466,7 +466,7 @@ class ForkedTables:
         Mutant(
             "forgets to give back",
             replace=("        self.pool.free(self.tables.pop(name))\n", "        self.tables.pop(name)\n"),
-            expect="a block that nobody will ever free",
+            expect="a block that will never be freed",
         ),
     ],
     "choose_victims": [

@@ -562,7 +562,7 @@ def sink_window(q, k, v, sink, window):
         Mutant(
             "loads all keys",
             replace=("end = past + tl.minimum(first + TILE_M // GROUP, num_queries)", "end = num_keys"),
-            expect="no one sees ahead",
+            expect="never ahead",
         ),
         Mutant(
             "forgets the past", replace=("past = num_keys - num_queries", "past = 0"), expect="never loads k[16, 0, 0]"
