@@ -113,7 +113,7 @@ def film(
 def growth(panels: Mapping[str, Mapping[str, Growth]]) -> Picture:
     """Counts over their formulas. panels: what is counted -> run -> growth, the worse run first."""
     fig, axes = canvas(width=9.6, height=3.4, cols=len(panels))
-    told = []
+    axes, told = np.atleast_1d(axes), []
     for ax, (name, runs) in zip(axes, panels.items()):
         for (label, grown), role in zip(runs.items(), ("wasted", "ours")):
             tokens = np.arange(1, len(grown.counts) + 1)

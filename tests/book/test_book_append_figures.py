@@ -25,8 +25,9 @@ def test_the_grid_counts_what_is_computed_again():
 
 
 def test_the_film_has_two_pictures_a_step():
+    """And one more, for where nothing moves; the first step recomputes nothing, so its two pictures are one."""
     film = append_figures.film(RUNS, "abc", size=(300, 117))
-    assert Image.open(io.BytesIO(film.png)).n_frames == 2 * 2 + 1  # the first is for where nothing moves
+    assert Image.open(io.BytesIO(film.png)).n_frames == 1 + 1 + 2
 
 
 def test_growth_and_what_is_kept():
