@@ -114,7 +114,7 @@ def report(result: Quantized) -> str:
 
 
 def bits_per_weight(decoder: Decoder) -> float:
-    """Of all matrices that are in few bits; before `prepare` or after."""
+    """Of all matrices that are in low-bit form; before `prepare` or after."""
     quantized = [linear.quantized for linear in decoder.linears().values() if linear.quantized is not None]
     return 8 * sum(q.num_bytes for q in quantized) / sum(q.out_features * q.in_features for q in quantized)
 

@@ -83,7 +83,7 @@ def bench_bits(
     device: Device = "auto",
     save: Save = None,
 ) -> None:
-    """Decode with weights of few bits: against our own bf16, transformers, llama.cpp, and over the batch sizes."""
+    """Decode with low-bit weights: against our own bf16, transformers, llama.cpp, and over the batch sizes."""
     with errors_in_one_line():
         from . import few_bits
 

@@ -1,4 +1,4 @@
-"""Decoding with weights of few bits, against our own bf16, `transformers` and llama.cpp, in one run.
+"""Decoding with low-bit weights, against our own bf16, `transformers` and llama.cpp, in one run.
 Built in chapter 15.
 
 A decode step cannot take less time than its bytes need: weights of 4.25 bits allow 3.8 times the tokens of bf16. `run`

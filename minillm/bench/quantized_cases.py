@@ -1,4 +1,4 @@
-"""What `minillm bench kernels` measures of products in few bits: weights in 4 bits, weights and inputs in 8.
+"""What `minillm bench kernels` measures of low-bit products: weights in 4 bits, weights and inputs in 8.
 Built in chapter 15.
 
 The limit of a case counts the bytes of the packed weight, with its scales, of the inputs and of the result; that of the

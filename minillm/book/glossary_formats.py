@@ -24,6 +24,6 @@ FORMAT_TERMS = [
     Term("rotation (of a model)",
          "An orthogonal matrix multiplies the residual stream and its readers undo it, so that no channel stands out.",
          "", "", "R1 and R2 (SpinQuant)", 16),
-    Term("two-level scale", "A scale in few bits for each block, and one number for all of these scales.",
+    Term("two-level scale", "A low-bit scale for each block, and one number for all of these scales.",
          "", "", "", 15),
 ]

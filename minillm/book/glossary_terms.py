@@ -212,7 +212,7 @@ TERMS = [
     Term("program", "Triton: one instance of a kernel, working on one tile.", "", "", "thread block (CUDA)", 10),
     Term("program of prompts",
          "Text and model calls in turns, over one prefix cache.", "", "`gen`, `select`, `fork`", "SGLang", 19),
-    Term("quantization", "Numbers in few bits: small integers or floats, and a scale that several share.",
+    Term("quantization", "Low-bit numbers: small integers or floats, and a scale that several share.",
          "`quantization`", "`--quantization`", "", 15),
     Term("query_start_loc", "Where each request's tokens begin in the flat batch; one entry more than requests.",
          "`query_start_loc`", "`extend_start_loc`, `qo_indptr`", "cu_seqlens (FlashAttention)", 4),

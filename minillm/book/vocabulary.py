@@ -18,6 +18,7 @@ PRIVATE = {
     r"the ones? who": "name it: the request that ..., the reader who ...",
     r"strangers?|newcomers?": "a request, a user",
     r"dearer": "more expensive",
+    r"few bits": "low-bit",
     r"guesse[sd]|guessing": "draft tokens; predict, predicted",
     r"waits? for (the )?(memory|arithmetic)|what is waited for": "memory-bound, compute-bound; the bottleneck",
     r"ask(s|ed|ing)? for ahead|fetch(es|ed)? ahead": "prefetch",

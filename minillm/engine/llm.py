@@ -53,7 +53,7 @@ class LLM(Chatting, BeamSearching, Pooling, Adapting, Upkeep):
     generation_config.json sets, and the defaults of `SamplingParams` for what it leaves out; with "vllm" they are the
     defaults of `SamplingParams` alone. The bundled models set none. Given SamplingParams are never mixed with them.
 
-    `quantization` writes the weights in few bits: "int8", "int4", "fp8", "fp4", "gptq", "awq", "smoothquant",
+    `quantization` writes the low-bit weights: "int8", "int4", "fp8", "fp4", "gptq", "awq", "smoothquant",
     "llm_int8", or a dict (`minillm.quantization.config`). `kv_cache_dtype="int8"` or "fp8" keeps keys and values in 8
     bits, "int4" in 4. `kv_retention={"sinks": 4, "window": 1020}` keeps no more of a text than those tokens, so that it
     may grow past what the model was made for; nothing of it enters the prefix cache (`minillm.kv_cache.retention`).

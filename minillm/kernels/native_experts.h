@@ -4,7 +4,7 @@
 //     sorted by expert         [ 0 2 | 1 | 0 1 2 ]  tokens                 e0    e1  e2
 //
 // The panels of an expert are read once for all of its rows, and only those of experts that have rows. Threads take units of some
-// panels of one expert, whoever is free the next. Where a unit has panels of gate, it has those of up too, and applies SwiGLU
+// panels of one expert, the next free thread the next. Where a unit has panels of gate, it has those of up too, and applies SwiGLU
 // to what both gave while that is in a near cache. How units are cut changes no bit of a row.
 
 // The packed weights of all experts: alike in kind and sizes, see `native_experts.join`.

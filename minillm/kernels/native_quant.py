@@ -1,4 +1,4 @@
-"""Weights in few bits for the CPU's own kernels: packed into panels of codes, multiplied by native_quant.h.
+"""Low-bit weights for the CPU's own kernels: packed into panels of codes, multiplied by native_quant.h.
 Built in chapter 15.
 
     codes [out, in], scales and zeros [out, groups]            w = scale * (table[code] - zero)

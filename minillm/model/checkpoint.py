@@ -44,7 +44,7 @@ SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penal
 # Where tools wrote what their newer versions write into config.json, and as which quant_method.
 SETTINGS_FILES = {"quantize_config.json": "gptq", "hf_quant_config.json": "modelopt"}
 
-# Folders whose weights are in few bits already: who takes those tensors, by the quant_method in config.json. Each is
+# Folders whose weights are low-bit already: who takes those tensors, by the quant_method in config.json. Each is
 # called with the decoder, whose matrices wait on "meta", the tensors and the quantization_config; it gives the decoder
 # its matrices, hands back the other tensors, and raises ValueError for what it cannot read.
 QuantizedReader = Callable[[Decoder, Iterator[tuple[str, Tensor]], dict[str, Any]], Iterable[tuple[str, Tensor]]]
@@ -114,7 +114,7 @@ def load_model(
 ) -> Decoder:
     """Build the decoder of a model folder and fill it from its safetensors files, converted to `dtype`.
 
-    With `quantization` (see `minillm.quantization.config`) its matrices are then written in few bits, one after the
+    With `quantization` (see `minillm.quantization.config`) its matrices are then written in low-bit form, one after the
     other; in full they only ever stand in host memory. Raises CheckpointError naming every tensor that is missing,
     surplus or misshapen, a damaged file, or pickle weights; ValueError for a configuration the decoder does not
     support. `max_model_len` is the longest text to come, if not the longest that the model was made for.
@@ -159,7 +159,7 @@ def read_model(
 
 
 def stored_quantization(path: Path, asked: QuantizationConfig | None = None) -> dict[str, Any] | None:
-    """The quantization_config of a folder whose weights are in few bits already; None of any other.
+    """The quantization_config of a folder whose weights are low-bit already; None of any other.
 
     Raises CheckpointError for a method that is not read, or where `asked` is something else than what is there.
     """

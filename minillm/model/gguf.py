@@ -38,7 +38,7 @@ from minillm.quantization.formats import FORMATS, QuantizedWeight
 
 Kind = gguf.GGMLQuantizationType
 PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
-KEPT = {Kind.Q8_0: 8, Kind.Q4_0: 4}  # types that stay in few bits, and how many
+KEPT = {Kind.Q8_0: 8, Kind.Q4_0: 4}  # types that stay in low-bit form, and how many
 BLOCK = 32  # weights that share a scale
 ROPE_DIVISORS = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"  # divisors of Phi-3, for long texts and short
@@ -79,7 +79,7 @@ class GGUFFile:
 
     @property
     def kept_types(self) -> list[str]:
-        """The types in the file that stay in few bits; what is dequantized as it is read is not among them."""
+        """The types in the file that stay in low-bit form; what is dequantized as it is read is not among them."""
         return sorted({tensor.kind.name for tensor in self.stored.values() if tensor.kind in KEPT})
 
     @property
@@ -283,7 +283,7 @@ class GGUFFile:
 def read_gguf(
     decoder: Decoder, tensors: Iterable[tuple[str, Tensor | QuantizedPart]], settings: dict[str, Any]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Give `decoder` the matrices that stay in few bits, and hand back the other tensors, for the caller to fill in."""
+    """Give `decoder` the matrices that stay low-bit, and hand back the other tensors, for the caller to fill in."""
     parts, plain = {}, {}
     for name, tensor in tensors:
         (parts if isinstance(tensor, QuantizedPart) else plain)[name] = tensor

@@ -88,7 +88,7 @@ class Linear(nn.Module):
         self.plain = empty_parameter(out_features, in_features, dtype=dtype, device=weight_device or device)
         self.panels: Tensor | None = None  # packed for our own kernel
         self.packed: Tensor | None = None  # packed for oneDNN
-        self.quantized: QuantizedLinear | None = None  # in few bits instead: chapter 15
+        self.quantized: QuantizedLinear | None = None  # in low-bit form instead: chapter 15
         self.bias = empty_parameter(out_features, dtype=dtype, device=device) if bias else None
         self.adapters: tuple[AdaptedPart, ...] = ()  # chapter 23
 

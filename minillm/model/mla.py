@@ -32,7 +32,7 @@ LATENT_NORM_EPS = 1e-6  # of the two norms on latents, whatever rms_norm_eps is
 class LatentSelfAttention(nn.Module):
     """The attention of one layer; `Linear`s have the names of a DeepSeek checkpoint.
 
-    kv_b_proj is no `Linear`: both of its halves are multiplied head by head, and never in few bits.
+    kv_b_proj is no `Linear`: both of its halves are multiplied head by head, and never in low-bit form.
     """
 
     def __init__(

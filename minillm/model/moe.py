@@ -4,8 +4,8 @@
          sort the tokens by expert, one product for all rows of each expert, back into the tokens' order, weighted sum
          + the shared expert, where there is one
 
-The experts are computed in one call where kernels serve: ours in C on a CPU, plain or in few bits; ours in Triton on a
-GPU, where the weights of a layer lie side by side. Elsewhere (few bits on a GPU, no compiler) expert after expert.
+The experts are computed in one call where kernels serve: ours in C on a CPU, plain or low-bit; ours in Triton on a
+GPU, where the weights of a layer lie side by side. Elsewhere (low-bit on a GPU, no compiler) expert after expert.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MixtureOfExperts(nn.Module):
         moe, hidden = config.moe, config.hidden_size
         made = (moe.biases, dtype, device, matrices, config.activation)
         kind = ClampedSwiGLU if config.activation == CLAMPED else SwiGLU
-        self.gate = Linear(hidden, moe.num_experts, moe.biases, dtype, device)  # small, and never in few bits
+        self.gate = Linear(hidden, moe.num_experts, moe.biases, dtype, device)  # small, and never in low-bit form
         self.correction_bias = None
         if moe.correction_bias:
             self.correction_bias = empty_parameter(moe.num_experts, dtype=torch.float32, device=device)

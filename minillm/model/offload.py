@@ -88,7 +88,7 @@ class LayerStream:
 
 def offload(layers: Sequence[DecoderLayer], num_bytes: int, device: torch.device) -> LayerStream:
     """Keep as many of the last layers on the host as `num_bytes` hold, and stream them; the matrices of the others go
-    to `device`, if they are not there. Raises ValueError when that saves nothing, or for weights in few bits."""
+    to `device`, if they are not there. Raises ValueError when that saves nothing, or for low-bit weights."""
     if any(linear.quantized is not None for layer in layers for linear in layer.linears().values()):
         raise ValueError(
             f"cpu_offload_bytes={num_bytes} streams plain weights, this model's are quantized; leave one of the two out"

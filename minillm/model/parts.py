@@ -1,4 +1,4 @@
-"""Weights that come in few bits, put where the decoder multiplies with them. Built in chapter 15.
+"""Low-bit weights, put where the decoder multiplies with them. Built in chapter 15.
 
 A checkpoint holds q, k and v apart; the decoder multiplies with one matrix of all three. Parts that are written alike
 (same format, same groups) stay as they are, one under the other:
@@ -28,7 +28,7 @@ EMBEDDING = "model.embed_tokens.weight"
 
 @dataclass(frozen=True)
 class QuantizedPart:
-    """One tensor of a checkpoint in few bits; `order` is the order in which its columns take the inputs,
+    """One tensor of a low-bit checkpoint; `order` is the order in which its columns take the inputs,
     if not theirs."""
 
     weight: QuantizedWeight

@@ -1,4 +1,4 @@
-"""A decoder in few bits: the output matrix, then every matrix of its layers. Built in chapter 15.
+"""A low-bit decoder: the output matrix, then every matrix of its layers. Built in chapter 15.
 
 Chapter 15 rounds each matrix by itself. Chapter 16 looks at data: texts walk through the layers, a factor moves between
 a product and what makes its inputs (AWQ, SmoothQuant), and the matrix is written by the method that `config` names.

@@ -2,7 +2,7 @@
 
 plain weights       the headers of the safetensors files say where each tensor lies; of it, a rank reads the rows or
                     columns that it holds, and nothing of the layers of other stages
-quantized weights   the whole model is read into host memory, or written in few bits there, and then cut: the scale
+quantized weights   the whole model is read into host memory, or written in low-bit form there, and then cut: the scale
                     of a group, or of a row, depends on weights that other ranks hold
 """
 

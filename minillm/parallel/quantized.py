@@ -1,4 +1,4 @@
-"""Weights in few bits, cut between ranks. Built in chapter 20.
+"""Low-bit weights, cut between ranks. Built in chapter 20.
 
     column parallel   some rows of the codes, with the scales of those rows
     row parallel      some columns. A scale that a whole row shares is copied; where groups of inputs share one, each

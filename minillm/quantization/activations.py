@@ -1,4 +1,4 @@
-"""Activations in few bits: one scale for each token, or one for all. Built in chapter 16."""
+"""Low-bit activations: one scale for each token, or one for all. Built in chapter 16."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ READ_BY = {  # fields that some methods alone look at
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """How every matrix of the decoder layers is written in few bits.
+    """How every matrix of the decoder layers is written in low-bit form.
 
     `weights` is a format of `FORMATS`; `group_size` inputs share a scale, None is a whole row. `activations` makes the
     products integer (or fp8) on both sides, their scales taken from each token, or fixed by calibration ("static").

@@ -1,4 +1,4 @@
-"""Number formats of few bits, and weights written in them. Built in chapter 15.
+"""Low-bit number formats, and weights written in them. Built in chapter 15.
 
 A format is a table: a code of `bits` bits names one of 2^bits values. A weight is a code, and a scale that a group of
 weights of one output share; where the grid need not be symmetric, a zero point too:

@@ -36,7 +36,7 @@ class Matrix(Protocol):
 
 
 class QuantizedLinear(nn.Module):
-    """y = x Wᵀ + b with W in few bits. `prepare` chooses the road; until then, it is the plain one.
+    """y = x Wᵀ + b with W in low-bit form. `prepare` chooses the road; until then, it is the plain one.
 
     `activations` ("int8", "fp8") rounds x too, one scale a token, or the fixed `activation_scale`. `outliers` are
     columns that stay as they are, with their weights [out_features, len(columns)] (LLM.int8(), chapter 16).
@@ -161,7 +161,7 @@ class QuantizedLinear(nn.Module):
         return lambda x, bias: quantized_matmul.quantized_matmul(x, packed, bias)
 
     def _scaled_product(self) -> Product:
-        """Few bits on both sides: the tokens are rounded by one kernel, and multiplied by another."""
+        """Low-bit on both sides: the tokens are rounded by one kernel, and multiplied by another."""
         weight, format = self.weight, self.activations
         packed, scales = scaled_matmul.pack(weight.codes, format), weight.scales[:, 0].float().contiguous()
         self.weight = weight.to("cpu")  # for `dequantize`; the device has it packed

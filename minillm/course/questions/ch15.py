@@ -97,8 +97,8 @@ def quantized_bytes(draw: Draw) -> Variant:
 
 @BANK.computed(
     15,
-    "at how many rows few bits stop paying",
-    title="Rows at which few bits stop paying",
+    "at how many rows low-bit weights stop paying",
+    title="Rows at which low-bit weights stop paying",
     minutes=5,
     unit="rows",
     tolerance=0.02,

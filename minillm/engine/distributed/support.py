@@ -1,6 +1,6 @@
 """What a parallel LLM serves, and what it refuses when it is made. Built in chapter 20.
 
-Served: every dtype and attention backend, weights in few bits (int8, int4, fp8, fp4, GPTQ, AWQ; GGUF), an 8-bit KV
+Served: every dtype and attention backend, low-bit weights (int8, int4, fp8, fp4, GPTQ, AWQ; GGUF), an 8-bit KV
 cache, prefix caching, chunked prompts, every policy, preemption by recomputation and by swap, host memory for prefixes,
 sliding windows and attention sinks, speculation with n-grams and draft models, adapters, grammars, penalties,
 log-probabilities, several samples, beam search, embeddings, mixtures of experts. A draft model is whole on each rank.
