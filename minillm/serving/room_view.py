@@ -79,7 +79,8 @@ class RoomView:
         """What happened in `steps`, which follow those of the last call, and how the engine stands now. `tags` are
         names that callers gave their own requests, by group id."""
         first = self.step + 1
-        for request in list(self.engine.scheduler.requests.values()):
+        now = list(self.engine.scheduler.requests.values())
+        for request in [*(one for step in steps for one in (*step.arrived, *step.ended)), *now]:  # as they arrived
             self._see(request)
         for step in steps:
             self._add(step)
@@ -113,8 +114,6 @@ class RoomView:
         self._times.append(step.time)
         self.totals["steps"] += 1
         self.totals["generated"] += len(step.generated)
-        for request in (*step.arrived, *step.ended):
-            self._see(request)
         for row in step.rows:
             self._add_row(row, step.num_accepted.get(row.request_id, 0))
         for name in step.generated:

@@ -37,6 +37,17 @@ def test_preempted_requests_are_told_and_what_they_compute_again():
     assert computed >= 4 * (30 + 59)
 
 
+def test_requests_are_numbered_as_they_arrived():
+    """Also one that came and went within the steps of one record, while a later one is in the scheduler still."""
+    llm = LLM(MODEL, dtype="float32", device="cpu", num_kv_blocks=50)
+    view, log = RoomView(llm.engine), StepLog()
+    llm.engine.step_logs.append(log)
+    llm.generate({"prompt_token_ids": [5] * 9}, SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
+    llm.submit([5] * 3, SamplingParams(temperature=0, max_tokens=2))
+    told = view.record(log.take())["requests"]
+    assert {one["number"]: one["prompt"] for one in told} == {1: 9, 2: 3}
+
+
 def test_draft_tokens_are_told():
     speculative_config = {"method": "ngram", "num_speculative_tokens": 3}
     llm = LLM(MODEL, dtype="float32", device="cpu", num_kv_blocks=50, speculative_config=speculative_config)
