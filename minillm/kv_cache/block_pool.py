@@ -106,7 +106,7 @@ class BlockPool:
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise RuntimeError unless every block is free or owned exactly as often as `tables` say."""
-        owned = [0] * (self.num_blocks + 1)
+        tables, owned = list(tables), [0] * (self.num_blocks + 1)
         for table in tables:
             for block in table:
                 owned[block] += 1
@@ -115,15 +115,12 @@ class BlockPool:
             block = next(i for i, (said, found) in enumerate(zip(self.ref_cnt, owned)) if said != found)
             raise RuntimeError(f"block {block}: ref_cnt={self.ref_cnt[block]}, but {owned[block]} tables hold it")
         unowned = owned.count(0) - 1  # all but the null block
-        if (
-            len(self.free_queue) != unowned
-            or any(map(owned.__getitem__, self.free_queue))
-            or NULL_BLOCK in self.free_queue
-        ):
+        held = {block for table in tables for block in table} | {NULL_BLOCK}
+        if len(self.free_queue) != unowned or any(block in self.free_queue for block in held):
             raise RuntimeError(
                 f"{unowned} blocks have no owner, but {len(self.free_queue)} stand in the free queue, or others do"
             )
-        named = sum(key is not None for key in self.block_hash)
+        named = len(self.block_hash) - self.block_hash.count(None)
         if named != len(self.cached) or any(self.block_hash[block] != key for key, block in self.cached.items()):
             raise RuntimeError("the hashes of the blocks and the index of cached blocks disagree")
 
