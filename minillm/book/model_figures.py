@@ -173,3 +173,20 @@ def latent() -> Picture:
         "A token becomes a latent of 512 numbers and a rotary key of 64, which are stored; from the latent come a key "
         "part and a value for each of 128 heads, and the rotary key is the second part of the key of every head.",
     )
+
+
+def last_row(seconds: Mapping[str, float], limit: float, flops: float) -> Picture:
+    """Seconds for the last row of logits of 128 tokens, ours last, over the time of the necessary `flops` alone."""
+    fig, ax = canvas(height=2.4)
+    shades = [colour("other")] * (len(seconds) - 1) + [colour("ours")]
+    bars = ax.barh(list(seconds), [1e3 * taken for taken in seconds.values()], color=shades, height=0.6)
+    ax.bar_label(bars, fmt="%.0f ms", padding=4)
+    label = f"limit: {flops / 1e9:.1f} GFLOP at this machine's best rate, {1e3 * limit:.0f} ms"
+    ax.axvline(1e3 * limit, color=colour("limit"), ls="--", label=label)
+    ax.set(xlabel="milliseconds (median of 5)", title="The last row of logits of 128 tokens, SmolLM2-135M shape")
+    ax.set(ylim=(len(seconds) - 0.4, -0.6), xlim=(0, 1.2e3 * max(limit, *seconds.values())))
+    ax.legend(loc="upper right", bbox_to_anchor=(1, -0.22))
+    return picture(
+        fig,
+        "Milliseconds for the last row of logits of 128 tokens, against the time its arithmetic takes at full rate",
+    )

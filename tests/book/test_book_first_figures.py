@@ -64,3 +64,4 @@ def test_heads_shares_and_bytes_carry_their_numbers():
     alt = model_figures.kv_range({"m": ("MQA", 2048, 8192, 2048), "n": ("MLA", 1024, 65536, 4096)}).alt
     assert "m 2 KiB (MQA)" in alt and "n 4 KiB (MLA)" in alt
     assert "latent of 512" in model_figures.latent().alt
+    assert "full rate" in model_figures.last_row({"theirs": 0.2, "ours": 0.1}, 0.05, 3e9).alt
