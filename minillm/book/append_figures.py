@@ -139,7 +139,7 @@ def kept_in_memory(models: Mapping[str, Kept], limit: float, limit_name: str) ->
         ax.text(lengths[-1] * 1.07, size[-1], name, va="center", color=colour(role))
         if model.weights / model.per_token < lengths[-1]:
             ax.plot(model.weights / model.per_token, model.weights / 1e9, "o", ms=8, color=colour(role))
-            told.append(f"{name} {model.weights / model.per_token:,.0f}")
+            told.append(f"{name} {model.weights // model.per_token:,}")
         if model.window:
             windowed = np.minimum(lengths, model.window) * model.per_token / 1e9
             ax.plot(lengths, windowed, "--", color=colour(role))
