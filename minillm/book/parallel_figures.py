@@ -80,6 +80,19 @@ def ring_states(states: Sequence[np.ndarray]) -> Picture:
     )
 
 
+def ring_progress(n: int) -> list[np.ndarray]:
+    """How many ranks' parts each chunk [rank, chunk] holds, before and after each step of a ring all-reduce."""
+    states = [np.ones((n, n), int)]
+    for step in range(2 * (n - 1)):
+        held = states[-1].copy()
+        for rank in range(n):
+            chunk = (rank - 2 - step) % n if step < n - 1 else (rank - 1 - (step - n + 1)) % n
+            from_left = states[-1][(rank - 1) % n, chunk]
+            held[rank, chunk] = held[rank, chunk] + from_left if step < n - 1 else from_left
+        states.append(held)
+    return states
+
+
 def all_reduce_curves(
     link: LinkSpeed, world_size: int, measured: Mapping[str, Mapping[float, float]], marks: Mapping[str, float]
 ) -> Picture:

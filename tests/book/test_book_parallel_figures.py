@@ -32,6 +32,11 @@ def test_each_picture_has_its_numbers_in_words():
     assert f"{len(published())} published results" in figures.published_chart(published()).alt
 
 
+def test_a_ring_collects_every_part_in_one_chunk_of_each_rank_and_then_hands_it_round():
+    states = figures.ring_progress(4)
+    assert len(states) == 7 and [int((state == 4).sum()) for state in states] == [0, 0, 0, 4, 8, 12, 16]
+
+
 def test_the_answer_of_the_hole_passes_and_is_the_one_that_the_chapter_folds():
     assert holes.check_kv_heads(holes.kv_heads_of) is None
     cells = nbfile.read(repository_root() / "chapters" / "20_one_model_many_devices.ipynb").cells
@@ -53,7 +58,6 @@ def test_plausible_mistakes_in_the_hole_are_named(wrong):
 
 
 def test_the_blanks_are_what_their_formulas_say():
-    assert BLANKS["logits"].answer == 64 * 128_256 // 2 * 4
     assert bubble_fraction(4, 27) <= 0.1 < bubble_fraction(4, 26)
     assert BLANKS["micro-batches"].answer == 27
     assert BLANKS["hidden"].answer == 2 * 8 / 64 * 494.5e12 / 50e9

@@ -5,7 +5,6 @@ from __future__ import annotations
 from minillm.book.blanks.asked import Blank
 
 BLANKS = {
-    "logits": Blank("Bytes that a step's 64 rows of all logits would cost, from one rank of two:", 16_416_768, "bytes"),
     "micro-batches": Blank("The least number of micro-batches with which 4 stages idle for at most 10%:", 27, "", 1e-9),
     "hidden": Blank("The least number of tokens on each rank from which on the transfer is hidden:", 2472.5, "tokens"),
 }
