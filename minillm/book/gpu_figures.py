@@ -1,8 +1,9 @@
-"""The drawings of chapter 10 about hardware: passes over memory, a GPU, warps, a block. Built in chapter 10."""
+"""The drawings of chapter 10 about hardware: passes over memory, a GPU, warps, a block, rooflines.
+Built in chapter 10."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from matplotlib.patches import FancyArrowPatch, Rectangle
@@ -107,6 +108,32 @@ def split_block(block: int, num_warps: int) -> Picture:
     ax.set(ylim=(2.5, -0.5), title=said)
     return picture(
         fig, f"A block is cut into warps, a warp into threads, and a thread keeps some numbers in registers. {said}."
+    )
+
+
+def fused_rooflines(machines: Mapping[str, tuple[float, float]], apart: float, together: float) -> Picture:
+    """Rooflines of machines, and on each an operation at two intensities: unfused (`apart`) and fused (`together`).
+
+    machines: "this machine", "T4", "A100", "H100" -> (bytes/s, FLOP/s); the intensities are FLOP/byte.
+    """
+    inks = {"this machine": "limit", "T4": "sky", "A100": "ours", "H100": "purple"}
+    fig, ax = canvas(width=8.5, height=4.2)
+    for name, (bandwidth, flops) in machines.items():
+        reach = np.geomspace(0.05, 64, 200)
+        ax.plot(reach, np.minimum(flops, reach * bandwidth), color=colour(inks[name]))
+        ax.text(70, flops, f"{name}, ridge {flops / bandwidth:.0f}", va="center", fontsize=9, color=colour(inks[name]))
+        ax.plot(apart, apart * bandwidth, "o", color=colour("wasted"))
+        ax.plot(together, together * bandwidth, "o", color=colour("good"))
+    for where, said, ink in ((apart, "nine\noperations", "wasted"), (together, "one\nkernel", "good")):
+        ax.axvline(where, color=colour(ink), lw=0.8, ls=":")
+        ax.text(where, 1.5e14, said, ha="center", va="top", fontsize=9, color=colour(ink), backgroundcolor="white")
+    ax.set(xscale="log", yscale="log", xlim=(0.04, 500), ylim=(2e8, 2e14), ylabel="FLOP/s")
+    ax.set(xlabel="arithmetic intensity (FLOP/byte)", title="Residual + RMSNorm, float16: what memory allows")
+    return picture(
+        fig,
+        f"Rooflines of {', '.join(list(machines)[:-1])} and {list(machines)[-1]}. On each, residual and norm stand far "
+        f"left of the ridge; fused, they stand {together / apart:.1f} times as far to the right and as much higher, "
+        "still on the slope.",
     )
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from minillm.book.gpu_figures import gpu_and_sm, passes_over_memory, split_block, warps_at_work
+from minillm.book.gpu_figures import fused_rooflines, gpu_and_sm, passes_over_memory, split_block, warps_at_work
 from minillm.book.launch_figures import DONE, LOADED, STORED, UNTOUCHED, Operation, Race, one_program, states_at
 
 
@@ -52,3 +52,9 @@ def test_a_chain_of_operations_races_a_kernel():
     assert race.running(24) == "operation 2 of 2: scale" and race.running(40) == "finished"
     assert race.states(24)["out"].tolist() == [[STORED, STORED], [UNTOUCHED, UNTOUCHED]]
     assert "operation 2 of 2: scale; the fused kernel, finished" in race.at(24).alt
+
+
+def test_rooflines_say_what_fusing_moves():
+    machines = {"this machine": (29e9, 144e9), "T4": (320e9, 8.1e12), "A100": (2e12, 2e13), "H100": (3e12, 7e13)}
+    drawn = fused_rooflines(machines, 0.125, 0.5)
+    assert "Rooflines of this machine, T4, A100 and H100." in drawn.alt and "4.0 times as far to the right" in drawn.alt
