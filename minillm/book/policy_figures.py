@@ -34,6 +34,34 @@ def virtual_engine() -> Picture:
     )
 
 
+def steps_and_ends(
+    expected: Sequence[float], took: Sequence[float], prefills: Sequence[bool], runs: Mapping
+) -> Picture:
+    """Left, each step's measured over its predicted milliseconds; right, requests finished over time.
+
+    prefills: whether a step has a prompt. runs: "measured" and "simulated", finished requests of each.
+    """
+    fig, (left, right) = canvas(width=8.5, height=3.4, cols=2)
+    for kind, role, name in ((False, "ours", "only decodes"), (True, "other", "with a prompt")):
+        dots = [(x, y) for x, y, prefill in zip(expected, took, prefills) if prefill == kind]
+        left.plot(*zip(*dots), "o", ms=4, alpha=0.6, color=colour(role), label=name)
+    most = 1.1 * max(*expected, float(np.percentile(took, 99)))
+    left.plot([0, most], [0, most], color=colour("limit"), lw=1)
+    left.set(xlim=(0, most), ylim=(0, most), xlabel="predicted (ms)", ylabel="measured (ms)")
+    left.set_title("Each step of an unseen trace")
+    left.legend()
+    for (name, requests), role in zip(runs.items(), ("ours", "prediction")):
+        ends = np.sort([one.token_times[-1] for one in requests])
+        right.step(ends, np.arange(1, len(ends) + 1), where="post", color=colour(role), label=name)
+    right.set(xlabel="time (s)", ylabel="requests finished", title="Requests finished")
+    right.legend()
+    return picture(
+        fig,
+        f"Measured against predicted time of {len(took)} steps that the cost model never saw; the median step is "
+        f"{np.median(took):.1f} ms.",
+    )
+
+
 def service_and_waits(runs: Mapping[str, object], greedy: str) -> Picture:
     """For each run, above, the tokens served to the other users and asked by them; below, each request's TTFT.
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from minillm.book.policy_figures import latency_against_load, service_and_waits, virtual_engine, within_slo
+from minillm.book.policy_figures import (
+    latency_against_load,
+    service_and_waits,
+    steps_and_ends,
+    virtual_engine,
+    within_slo,
+)
 
 
 def request(user, arrival, first, last=9.0):
@@ -16,6 +22,12 @@ def request(user, arrival, first, last=9.0):
 def test_the_simulator_is_drawn_beside_the_engine():
     alt = virtual_engine().alt
     assert "virtual clock" in alt and "the same objects" in alt and "ModelRunner" in alt
+
+
+def test_steps_are_drawn_over_their_prediction():
+    runs = {"measured": [request("a", 0.0, 1.0, 2.0)], "simulated": [request("a", 0.0, 1.0, 2.1)]}
+    alt = steps_and_ends([8.0, 30.0, 9.0], [8.5, 27.0, 9.0], [False, True, False], runs).alt
+    assert "time of 3 steps" in alt and "median step is 9.0 ms" in alt
 
 
 def test_waits_are_told_apart_by_user():
