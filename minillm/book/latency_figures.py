@@ -1,8 +1,8 @@
-"""The drawings of chapter 08: a prompt whole and in chunks, and the streams beside it. Built in chapter 08."""
+"""The drawings of chapter 08: a prompt whole and in chunks; steps, gaps and waits. Built in chapter 08."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -86,4 +86,62 @@ def timeline(run, title: str, until: float) -> Picture:
         fig,
         f"{title}. Tokens of four streams and of a document over time: the longest gap in a stream is {gap:.0f} ms, "
         f"the document's first token comes after {wait:.0f} ms. Below, tokens in each step.",
+    )
+
+
+def step_costs(
+    seconds: Mapping[int, Sequence[float]],
+    line: Callable[[np.ndarray], np.ndarray],
+    label: str,
+    predicted: Callable[[np.ndarray], np.ndarray],
+    title: str,
+) -> Picture:
+    """Milliseconds of a step over its tokens; `seconds`: tokens -> measured times, beside a line and a roofline."""
+    fig, ax = canvas(width=7.5, height=3.6)
+    sizes = list(seconds)
+    for n, times in seconds.items():
+        middle = float(np.median(times))
+        bar = [[(middle - min(times)) * 1e3], [(max(times) - middle) * 1e3]]
+        named = "measured" if n == sizes[0] else None
+        ax.errorbar(n, middle * 1e3, bar, fmt="o", color=colour("ours"), capsize=2, label=named)
+    x = np.geomspace(sizes[0], sizes[-1], 100)
+    ax.plot(x, line(x) * 1e3, color=colour("ours"), lw=1, label=label)
+    ax.plot(x, predicted(x) * 1e3, "--", color=colour("prediction"), lw=1.4, label="predicted: reading or arithmetic")
+    ax.set(xscale="log", yscale="log", xlabel="tokens in the step", ylabel="time of the step (ms)", title=title)
+    ax.set_xticks(sizes, sizes)
+    ax.minorticks_off()
+    ax.legend()
+    return picture(
+        fig,
+        "Time of a step against the tokens in it: nearly flat at first, then in proportion; measured points, a fitted "
+        "straight line and the roofline's prediction.",
+    )
+
+
+def gaps_and_waits(
+    budgets: Sequence[int],
+    gaps: Sequence[float],
+    waits: Sequence[float],
+    step: Callable[[np.ndarray], np.ndarray],
+    wait: Callable[[int], float],
+    light: float,
+) -> Picture:
+    """Milliseconds over the budget (the largest one is "off"): the streams' longest gap, and the document's wait."""
+    fig, (left, right) = canvas(width=9.5, height=3.3, cols=2)
+    grid = np.geomspace(min(budgets), max(budgets), 80).astype(int)
+    dashes = dict(color=colour("prediction"), lw=1.4)
+    left.plot(budgets, np.array(gaps) * 1e3, "o", color=colour("ours"), label="longest gap, recorded")
+    left.plot(grid, step(grid) * 1e3, "--", label="a full step, predicted", **dashes)
+    left.axhline(light * 1e3, color=colour("limit"), lw=1.2, label="a light step")
+    right.plot(budgets, np.array(waits) * 1e3, "o", color=colour("other"), label="TTFT of the document, recorded")
+    right.plot(grid, [wait(int(b)) * 1e3 for b in grid], "--", label="all its steps, predicted", **dashes)
+    for ax, title in ((left, "What the streams feel"), (right, "What the document pays")):
+        ax.set(xscale="log", xlabel="tokens allowed in a step", ylabel="ms", ylim=(0, None), title=title)
+        ax.set_xticks(budgets, [f"{b:,}" if b < max(budgets) else "off" for b in budgets])
+        ax.minorticks_off()
+        ax.legend()
+    return picture(
+        fig,
+        "Left: the longest gap of the streams grows with the budget. Right: the document's time to first token falls "
+        "with the budget. Both measured over predicted.",
     )
