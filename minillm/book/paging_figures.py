@@ -187,3 +187,43 @@ def crossover(again: float, moved: float, starts: float, name: str) -> Picture:
     return picture(
         fig, f"Time per token, recomputed and swapped, against tokens in one copy, {name}: equal at {at:.0f} tokens."
     )
+
+
+def attention_by_block(seconds: Mapping[int, Sequence[float]], floor: float) -> Picture:
+    """Times of decode attention in one layer over the block size; `floor`: seconds to read all keys and values."""
+    fig, ax = canvas(width=6.5, height=3)
+    sizes, limit = list(seconds), floor * 1e3
+    low, middle, high = np.array([np.percentile(times, (25, 50, 75)) * 1e3 for times in seconds.values()]).T
+    ax.errorbar(sizes, middle, [middle - low, high - middle], fmt="o-", capsize=2, color=colour("ours"))
+    ax.axhline(limit, color=colour("limit"), ls="--", lw=1.2)
+    ax.text(sizes[0], limit * 0.93, "reading all keys and values once", va="top", fontsize=9)
+    ax.set(xscale="log", yscale="log", xlabel="block size (tokens)", ylabel="time for one layer (ms)",
+           ylim=(limit / 2.5, None), title="Decode attention, 16 requests of 512 tokens, float32")  # fmt: skip
+    ax.set_xticks(sizes, sizes)
+    ax.minorticks_off()
+    return picture(
+        fig,
+        "Milliseconds for attention in one layer against block size, over the time to read all keys and values once.",
+    )
+
+
+def back_in_place(
+    measured: Mapping[str, Mapping[int, float]], tokens: Sequence[float], predictions: Mapping[str, Sequence[float]]
+) -> Picture:
+    """Seconds to bring a preempted request back. measured: way -> tokens -> seconds; predictions: over `tokens`."""
+    fig, ax = canvas(width=8.2, height=3.6)
+    for (way, seconds), role in zip(measured.items(), ("other", "ours")):
+        ax.plot(list(seconds), [s * 1e3 for s in seconds.values()], "o", color=colour(role), label=f"{way}, measured")
+    for name, seconds in predictions.items():
+        ax.plot(tokens, np.asarray(seconds) * 1e3, "--", color=colour("prediction"), lw=1.4)
+        ax.text(tokens[-1] * 1.08, seconds[-1] * 1e3, name, va="center", fontsize=8.5)
+    ax.set(xscale="log", yscale="log", xlabel="tokens the request holds", ylabel="time (ms)", xlim=(13, 24_000),
+           title="Back in place after a preemption (4 layers of SmolLM2-135M, float32)")  # fmt: skip
+    ax.set_xticks([16, 64, 256, 1024, 4096], ["16", "64", "256", "1,024", "4,096"])
+    ax.minorticks_off()
+    ax.legend()
+    return picture(
+        fig,
+        "Milliseconds to bring a preempted request back against the tokens it holds, recomputed and swapped, measured "
+        "over predictions; one more dashed line for a slow link.",
+    )

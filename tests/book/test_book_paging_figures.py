@@ -37,6 +37,14 @@ def test_the_figures_carry_their_numbers():
     assert "equal at inf" in paging_figures.crossover(10.0, 20.0, 1600.0, "a model").alt  # swapping never wins
 
 
+def test_the_measured_figures_say_what_they_draw():
+    seconds = {1: (0.009, 0.0091, 0.0089), 16: (0.0012, 0.0012, 0.0013)}
+    assert "attention in one layer against block size" in paging_figures.attention_by_block(seconds, 0.0005).alt
+    measured = {"recompute": {16: 0.01, 64: 0.02}, "swap": {16: 0.001, 64: 0.001}}
+    alt = paging_figures.back_in_place(measured, [16, 64], {"recompute": [0.01, 0.02], "swap": [0.001, 0.001]}).alt
+    assert "recomputed and swapped, measured over predictions" in alt
+
+
 def test_the_watch_sees_every_step_and_leaves_the_engine_as_it_was():
     llm = LLM("tinyworld", dtype="float32", block_size=4, num_kv_blocks=16, async_scheduling=False)
     with watch(llm) as steps:
