@@ -53,6 +53,38 @@ def speedup_curves(speedup: Callable[[float, int, float], float], c: float) -> P
     return picture(fig, f"Speed-up over γ for c = {c:.2f}. Best: {'; '.join(best)}.")
 
 
+def step_times_curve(times: Mapping[int, float], floor: float) -> Picture:
+    """Seconds of a step by its number of tokens, beside as many steps with one token and the reading of the weights."""
+    fig, ax = canvas(width=7, height=3)
+    ax.plot(list(times), [1e3 * t for t in times.values()], "o-", color=colour("ours"), label="one step")
+    as_many = [1e3 * times[1] * n for n in times]
+    ax.plot(list(times), as_many, ":", color=colour("wasted"), label="as many steps with one token")
+    ax.axhline(1e3 * floor, color=colour("limit"), ls="--", label="reading the weights: their sum")
+    ax.set(xlabel="tokens in the step", ylabel="time (ms)", ylim=(0, 6e3 * times[1]))
+    ax.set_title("A step with several tokens of one text")
+    ax.legend()
+    told = ", ".join(f"{n}: {1e3 * times[n]:.1f} ms" for n in (1, 2, 5, 8, 16))
+    return picture(fig, f"Time of a step by tokens in it. {told}. Far below the line in proportion to the tokens.")
+
+
+def measured_speedups(
+    gammas: Sequence[int], gained: Sequence[float], formula: Sequence[float], with_check: Sequence[float], title: str,
+    c: float,
+) -> Picture:  # fmt: skip
+    """Measured speed-up over the length of the draft, beside the formula without and with the cost of verifying."""
+    fig, ax = canvas(width=7, height=3.2)
+    ax.plot(gammas, formula, ":", color=colour("prediction"), label=f"the formula, c = {c:.2f}")
+    ax.plot(gammas, with_check, "--", color=colour("prediction"), label="... with what checking takes")
+    ax.plot(gammas, gained, "o-", color=colour("ours"), label="measured")
+    ax.axhline(1, color=colour("limit"), ls="--")
+    ax.set(xlabel="γ", ylabel="speed-up", ylim=(0, None), title=title)
+    ax.legend()
+    told = ", ".join(f"{x:.2f}" for x in gained)
+    return picture(
+        fig, f"Speed-up over γ: {told}. The formula (c = {c:.2f}) lies above; with the cost of checking, close."
+    )
+
+
 def tokens_by_kind(made: Mapping[str, tuple[float, float]]) -> Picture:
     """Tokens per step for each kind of text: with the draft model, and by n-gram lookup."""
     told = "; ".join(f"{kind} {model:.1f} and {lookup:.1f}" for kind, (model, lookup) in made.items())

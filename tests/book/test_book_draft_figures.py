@@ -60,6 +60,10 @@ def test_charts_name_their_numbers():
     rows = [(0.9, 0.85, 0.8), (0.92, 0.91, 0.79)]
     assert "At temperature 1: 0.92, 0.91 and 0.79" in draft_plots.acceptance_by_temperature([0.5, 1.0], rows, "toy").alt
     assert "counted 1.80, 2.52" in draft_plots.tokens_over_length([1, 2], [1.8, 2.52], [1.85, 2.57], 0.85).alt
+    times = {1: 0.01, 2: 0.0102, 5: 0.012, 8: 0.013, 16: 0.02}
+    assert "5: 12.0 ms, 8: 13.0 ms" in draft_plots.step_times_curve(times, 0.008).alt
+    told = draft_plots.measured_speedups([0, 4], [1.0, 1.66], [1.0, 2.1], [1.0, 1.85], "toy", c=0.15).alt
+    assert "1.00, 1.66" in told and "c = 0.15" in told
     curves = {500: [3.4, 0.8], 1500: [3.4, 2.3], 16_000: [3.4, 3.4]}
     assert "500 tokens: 3.4 at batch 1, 0.8 at 16" in draft_plots.long_text_curves([1, 16], curves, "toy").alt
 
