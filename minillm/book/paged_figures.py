@@ -1,4 +1,5 @@
-"""The drawings of chapter 13: a walk through a block table, SMs at work, a page of latents. Built in chapter 13."""
+"""The drawings of chapter 13: a walk through a block table, a stored token, SMs at work, a shared prefix, a page of
+latents. Built in chapter 13."""
 
 from __future__ import annotations
 
@@ -86,6 +87,45 @@ def latent_page() -> Picture:
         fig,
         "A page of 16 tokens with 512 latent and 64 rotary columns: 128 queries meet all columns for their scores, and "
         "the first 512 columns of the same page are summed as values",
+    )
+
+
+def stored_block(keys: np.ndarray, values: np.ndarray) -> Picture:
+    """Which of a block's 16 x 16 numbers of 2 bytes one token's key and value went to; a row is 32 bytes."""
+    pieces = [len(np.unique(elements * 2 // 32)) for elements in (keys, values)]
+    fig, axes = canvas(width=8.4, height=3.3, cols=2)
+    for ax, name, elements, touched in zip(axes, ("keys", "values"), (keys, values), pieces):
+        down, across = ("dimension", "token") if name == "keys" else ("token", "dimension")
+        shade = np.zeros(256)
+        shade[elements] = 1
+        ax.pcolormesh(shade.reshape(16, 16), cmap="Blues", vmin=0, vmax=1.4, edgecolors="white", lw=1)
+        ax.hlines(range(17), 0, 16, color=colour("limit"), lw=0.8)
+        ax.set(ylim=(16, 0), aspect="equal", xlabel=across, ylabel=f"{down} (a piece of 32 bytes)")
+        ax.set_xticks([0, 5, 15]), ax.set_yticks([0, 5, 15]), ax.grid(visible=False)
+        ax.set_title(f"{name}: {touched} piece{'s' * (touched > 1)} touched")
+    return picture(
+        fig,
+        "One block of keys and one of values, a row for each piece of 32 bytes. Token 5's key is a column, "
+        f"touching {pieces[0]} pieces; its value is a row, touching {pieces[1]}.",
+    )
+
+
+def shared_prefix(batch_sizes, traffic_of, shared: int, own: int, token_bytes: int) -> Picture:
+    """Bytes loaded in a step, counted ("separate" and "cascade") and by formula, against the number of sequences."""
+    fewer = traffic_of["separate"][-1] / traffic_of["cascade"][-1]
+    fig, ax = canvas(width=7.6, height=3.4)
+    for once, each, label in ((0, shared + own, "keys and values alone, by formula"), (shared, own, None)):
+        line = [(once + count * each) * token_bytes / 1e3 for count in (1, 16)]
+        ax.plot((1, 16), line, "--", color=colour("prediction"), lw=1.2, label=label)
+    for (name, counts), role in zip(traffic_of.items(), ("wasted", "ours")):
+        ax.plot(batch_sizes, [count / 1e3 for count in counts], "o", color=colour(role), label=f"{name}, counted")
+    ax.set(xlabel="sequences", ylabel="kB loaded in a step", xticks=batch_sizes)
+    ax.set_title(f"{shared} positions shared, {own} more for each sequence: {fewer:.1f} times less at 16")
+    ax.legend(loc="upper left")
+    return picture(
+        fig,
+        "Bytes loaded in one decode step against the number of sequences. Separate walks grow by the whole length for "
+        f"each, cascade by its own part only: {fewer:.1f} times less at 16.",
     )
 
 

@@ -146,6 +146,20 @@ def a_layer(operations: Mapping[str, Sequence[tuple[str, str]]]) -> Picture:
     return picture(fig, f"One decoder layer as a strip of operations: {told}.")
 
 
+def staircase(name: str, sizes: Sequence[int], most: int) -> Picture:
+    """Rows that are computed, padding included, against the sequences in a step, for one set of bucket sizes."""
+    rows = range(1, most + 1)
+    taken = [next(size for size in sizes if size >= n) for n in rows]
+    fig, ax = canvas(width=8.5, height=3.3)
+    ax.bar(rows, taken, color=colour("wasted"), alpha=0.45, width=0.85, label="padding")
+    ax.bar(rows, rows, color=colour("ours"), width=0.85, label="rows")
+    ax.set(xlabel="sequences in the step", ylabel="rows computed", xlim=(0, most + 1))
+    share = f"{1 - sum(rows) / sum(taken):.0%} of the rows are padding"
+    ax.set_title(f"{name}: {len(sizes)} graphs, {share} if all batch sizes are equally common")
+    ax.legend(loc="upper left")
+    return picture(fig, f"Rows computed against sequences in the step for the buckets {list(sizes)}: {share}.")
+
+
 def ladder(steps: Mapping[str, float], overheads: Mapping[str, float], floor: float, title: str) -> Picture:
     """A decode step in each configuration, its launch overhead, and the time to sum as many bytes; seconds."""
     fig, ax = canvas(width=9.5, height=1.6 + 0.5 * len(steps))
