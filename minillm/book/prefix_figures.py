@@ -1,9 +1,9 @@
-"""The drawings of chapter 07: a chain of hashes, a life of blocks, hits over sizes, an agent's loop, a lifetime.
+"""The drawings of chapter 07: hashes and blocks, hits over sizes, time to first token, votes, an agent's loop.
 Built in chapter 07."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -106,6 +106,81 @@ def hits(
         for shared, limit in endless.items()
     )  # fmt: skip
     return picture(fig, f"Prompt tokens found, from caches of {sizes[0]} to {sizes[-1]} blocks. {told}.")
+
+
+def time_to_first_token(
+    cached: Sequence[int], quartiles: Sequence[Sequence[float]], prompt: int, predicted: Callable[[int], float]
+) -> Picture:
+    """Milliseconds to the first token over cached tokens: (lower quartile, median, upper) of each, and a prediction."""
+    low, middle, high = (np.asarray(row) for row in quartiles)
+    fig, ax = canvas(width=7, height=3.4)
+    bars = [middle - low, high - middle]
+    ax.errorbar(cached, middle, bars, fmt="o", color=colour("ours"), capsize=2, label="measured")
+    line = np.arange(cached[0], cached[-1] + 1)
+    ink = colour("prediction")
+    ax.plot(line, [predicted(int(c)) for c in line], "--", color=ink, lw=1.4, label="predicted from two limits")
+    ax.axhspan(0, predicted(prompt - 1), color=colour("limit"), alpha=0.4, label="no step is shorter")
+    ax.set(
+        xlabel=f"prompt tokens found in the cache, of {prompt}",
+        ylabel="time to first token (ms)",
+        ylim=(0, None),
+        title="6 layers of SmolLM2-135M, random weights, float32",
+    )
+    ax.set_xticks(cached)
+    ax.legend()
+    return picture(
+        fig,
+        "Time to first token against the number of cached prompt tokens, measured over predicted: it falls in "
+        "proportion to what is left to compute.",
+    )
+
+
+def votes(
+    ks: Sequence[int], shares: Mapping[str, np.ndarray], greedy: float, prompt_tokens: int, forked: int
+) -> Picture:
+    """Left, right answers (%) over votes: name -> (mean, band) for each k. Right, what the prompts cost."""
+    fig, (ax, cost) = canvas(width=10, height=3.7, cols=2, width_ratios=[1.5, 1])
+    for (name, points), role in zip(shares.items(), ("ours", "other")):
+        middle, band = np.asarray(points).T
+        ax.plot(ks, middle, "o-", color=colour(role), label=name)
+        top = np.minimum(100, middle + band)
+        ax.fill_between(ks, middle - band, top, color=colour(role), alpha=0.13, lw=0)
+    ax.axhline(greedy, color=colour("limit"), ls=":", label="greedy, one sample")
+    title = "tinyworld, 60 sums in words"
+    ax.set(xscale="log", xlabel="samples that vote", ylabel="right answers (%)", title=title, ylim=(0, 102))
+    ax.legend(loc="lower right")
+    alone = [k * prompt_tokens / 1e3 for k in ks]
+    cost.plot(ks, alone, "s-", color=colour("wasted"), label="each sample its own prompt")
+    both = [prompt_tokens / 1e3, forked / 1e3]
+    cost.plot([ks[0], ks[-1]], both, "o-", color=colour("ours"), label="forks (counted)")
+    cost.set(xscale="log", xlabel="samples that vote", ylabel="prompt tokens computed (thousands)")
+    cost.set(title="What the prompts cost", ylim=(0, None))
+    cost.legend()
+    for one in (ax, cost):
+        one.set_xticks(ks, ks)
+        one.minorticks_off()
+    return picture(
+        fig,
+        "Left: share of right answers against number of votes at two temperatures, with bands. At 0.8 there is little "
+        "to gain, at 2.0 it rises steeply. Right: prompt tokens to compute against votes, flat with forks, rising "
+        "without.",
+    )
+
+
+def changed_values(change: np.ndarray) -> Picture:
+    """Relative change of each token's values in each layer, [num_layers, num_tokens]."""
+    fig, ax = canvas(width=9.5, height=2.6)
+    image = ax.imshow(100 * np.asarray(change), aspect="auto", cmap="Blues", vmin=0)
+    ax.figure.colorbar(image, ax=ax, label="change (%)")
+    ax.grid(visible=False)
+    title = "How much values change behind another text"
+    ax.set(xlabel="token of the moved paragraph", ylabel="layer", title=title)
+    ax.set_yticks(range(len(change)))
+    return picture(
+        fig,
+        "Relative change of each token's values, by layer, when a paragraph is moved behind another one: none in the "
+        "first layer, and in the later layers very unequal among the tokens.",
+    )
 
 
 def agent_loop(lengths: Sequence[int], again: Sequence[int]) -> Picture:

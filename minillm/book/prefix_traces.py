@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import combinations, count, takewhile
 from typing import NamedTuple
 
 from minillm import SamplingParams
 from minillm.engine.request import Request
 from minillm.kv_cache.manager import KVCacheManager
+from minillm.kv_cache.prefix import extend_chain
 
 
 class Turn(NamedTuple):
@@ -66,6 +67,55 @@ def replay(
             cache.cache_blocks(request)
         cache.free(request)
     return found
+
+
+def offline_optimum(trace: Sequence[Turn], num_blocks: int, block_size: int = 16) -> list[int]:
+    """Prompt tokens found in each request by a cache that knows the whole trace (Belady, 1966).
+
+    A block that a request computes without a lookup is not needed by it. Of two blocks that are needed again at the
+    same time, the one deeper in its chain is evicted.
+    """
+    chains = [_chain(turn.prompt + turn.answer[:-1], block_size) for turn in trace]
+    lookups = [chain[: (len(turn.prompt) - 1) // block_size] for chain, turn in zip(chains, trace)]
+    never, upcoming, due = len(trace), {}, []  # due: for each request, when its blocks are needed again
+    for i in reversed(range(len(trace))):
+        due.insert(0, [(upcoming.get(name, never), place) for place, name in enumerate(chains[i])])
+        upcoming |= {name: i if place < len(lookups[i]) else never for place, name in enumerate(chains[i])}
+    cached, found = {}, []  # cached: block -> (the request that needs it next, its place in the chain)
+    for turn, chain, lookup, needed in zip(trace, chains, lookups, due):
+        found.append(block_size * sum(1 for _ in takewhile(cached.__contains__, lookup)))
+        cached |= dict(zip(chain, needed))
+        surplus = len(cached) - num_blocks + _num_blocks(turn, block_size) - len(chain)  # the last block has no hash
+        for name in sorted(cached.keys() - set(chain), key=cached.get, reverse=True)[: max(0, surplus)]:
+            del cached[name]
+    return found
+
+
+def best_of_all(trace: Sequence[Turn], num_blocks: int, block_size: int) -> int:
+    """The most prompt tokens that any cache can find, by trying every choice of what to keep."""
+    states = {frozenset(): 0}  # what is cached -> most tokens found so far
+    for turn in trace:
+        own = frozenset(_chain(turn.prompt + turn.answer[:-1], block_size))
+        lookup = _chain(turn.prompt, block_size)[: (len(turn.prompt) - 1) // block_size]
+        room, after = num_blocks - _num_blocks(turn, block_size), {}
+        for cached, found in states.items():
+            found += block_size * sum(1 for _ in takewhile(cached.__contains__, lookup))
+            for kept in (kept for n in range(room + 1) for kept in combinations(sorted(cached - own), n)):
+                after[own | set(kept)] = max(found, after.get(own | set(kept), 0))
+        states = after
+    return max(states.values())
+
+
+def _chain(token_ids: list[int], block_size: int) -> list[bytes]:
+    """The hashes of all full blocks."""
+    chain: list[bytes] = []
+    extend_chain(chain, b"", token_ids, block_size, len(token_ids) // block_size)
+    return chain
+
+
+def _num_blocks(turn: Turn, block_size: int) -> int:
+    """Blocks in the table of a request at its end; the last token of an answer is never computed."""
+    return -(-(len(turn.prompt + turn.answer) - 1) // block_size)
 
 
 def prefill_tokens(llm, run: Callable[[], object]) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 
 from minillm import LLM, SamplingParams
 from minillm.book import prefix_figures
-from minillm.book.prefix_traces import Turn, chats, prefill_tokens, replay
+from minillm.book.prefix_traces import Turn, best_of_all, chats, offline_optimum, prefill_tokens, replay
 
 
 def test_the_idea_shows_a_chain_a_pool_and_two_hits():
@@ -27,6 +30,23 @@ def test_the_figures_carry_their_numbers():
     alt = prefix_figures.agent_loop([4000, 4600], [0, 4000]).alt
     assert "2 prompts of an agent loop, from 4,000 to 4,600 tokens; all but the last 600" in alt
     assert prefix_figures.lifetimes([0, 1], [0.2, 1.25], 0.25, "dear from 0.06 on").alt == "dear from 0.06 on"
+
+
+def test_measured_figures_need_only_numbers():
+    quartiles = ([9.0, 4.0], [10.0, 5.0], [12.0, 6.0])
+    alt = prefix_figures.time_to_first_token([0, 512], quartiles, 528, lambda cached: 6 - cached / 100).alt
+    assert "falls in proportion to what is left to compute" in alt
+    shares = {"temperature 2.0": np.array([[50, 6], [91, 7]])}
+    assert "number of votes" in prefix_figures.votes([1, 16], shares, 97.0, 2161, 2161).alt
+    assert "none in the first layer" in prefix_figures.changed_values(np.array([[0.0, 0.0], [0.1, 0.4]])).alt
+
+
+def test_the_offline_optimum_is_what_a_search_finds_and_lru_never_more():
+    rng = random.Random(1)
+    for room in (4, 5) * 5:
+        trace = [Turn([rng.randint(0, 1) for _ in range(rng.randint(2, 6))], [rng.randint(0, 1)] * 2) for _ in range(6)]
+        found = sum(offline_optimum(trace, room, 2))
+        assert found == best_of_all(trace, room, 2) >= sum(replay(trace, room, 2))
 
 
 def test_a_chat_begins_with_all_of_the_turn_before():
