@@ -10,6 +10,7 @@
 #include "native_products.h"
 #include "native_kv_codes.h"
 #include "native_pages.h"
+#include "native_few.h"
 #include "native_attention.h"
 #include "native_lora.h"
 

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from minillm.kernels import huge_pages
-from minillm.kernels.native_build import cache_folder, compile_shared, cpu_name, is_ours
+from minillm.kernels.native_build import cache_folder, compile_shared, cpu_name, is_ours, unit_flags
 from minillm.kernels.native_structs import (
     KV_FLAGS,
     LANES,
@@ -61,7 +61,7 @@ def library(dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = N
     compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("clang")
     if compiler is None:
         return None
-    flags = (*FLAGS, *DTYPES[dtype], *KV_FLAGS.get(kv_dtype, ()))
+    flags = (*FLAGS, *unit_flags(), *DTYPES[dtype], *KV_FLAGS.get(kv_dtype, ()))
     sources = b"".join(path.read_bytes() for path in (SOURCE, *sorted(SOURCE.parent.glob("native_*.h"))))
     key = hashlib.sha256(sources + repr((compiler, flags, cpu_name())).encode()).hexdigest()[:16]
     for folder in (cache_folder(), Path(tempfile.gettempdir()) / f"minillm-{os.getuid()}"):

@@ -65,6 +65,19 @@ static void softmax_row(float *s, long sinks, long from, long to, long end, floa
     *inverse = 1.0f / sum;
 }
 
+// A product of a tile: `rows` rows of x with `panels` panels of keys or values that were taken from their pages.
+static inline void multiply_taken(int unit, int rows, int panels, const T *x, long x_stride, const T *vectors, long in, float *sums,
+                                  long sums_stride, int begins) {
+#ifdef IN_TILES
+    if (unit) {
+        multiply_tiles(rows, panels, x, x_stride, vectors, panels * PAIR * LANES, in, sums, sums_stride, begins, 0);
+        return;
+    }
+#endif
+    (void)unit;
+    multiply_rows(rows, panels, panels, PAIR * LANES, x, x_stride, vectors, in, sums, sums_stride, begins, 0);
+}
+
 // The weights of `count` keys in T, [rows][KEYS]; of float32 they stand there already.
 static inline const T *weights_of(const float *scores, long stride, int rows, long count, T *room, long *apart) {
 #ifdef BF16
@@ -85,7 +98,8 @@ typedef struct {  // memory of a thread for one tile
     float *scores;                          // [TILE][stride]
     float *sums;                            // [TILE][dim, in whole panels]
     T *vectors;                             // the panels of WIDTH keys, or of KEYS values
-    T *weights;                             // [ROWS][KEYS]
+    T *weights;                             // [MOST_ROWS][KEYS]
+    float *widened;                         // [ROWS][dim or KEYS]
     long stride, dim_pairs, dim_panels;
 } TileMemory;
 
@@ -100,19 +114,45 @@ static size_t place_tile(TileMemory *memory, char *at, long dim, long keys, long
     PLACE(scores, rows * m.stride);
     PLACE(sums, rows * m.dim_panels);
     PLACE(vectors, WIDTH * m.dim_pairs > KEYS * WIDTH ? WIDTH * m.dim_pairs : KEYS * WIDTH);
-    PLACE(weights, ROWS * KEYS);
+    PLACE(weights, MOST_ROWS * KEYS);
+    PLACE(widened, IN_UNIT ? ROWS * (dim > KEYS ? dim : KEYS) : 0);
 #undef PLACE
     *memory = m;
     return used;
 }
+
+#ifdef IN_TILES
+static inline void widen_queries(int unit, const TileMemory *m, long count) { if (unit) widen(m->queries, count, m->widened); }
+
+static inline void score_in_pages(int unit, int rows, int panels, const C *const *at, long size, const TileMemory *m, long dim,
+                                  float *scores) {
+    if (unit) score_few_by_tiles(rows, panels, at, size, m->widened, dim, scores, m->stride);
+    else score_few(rows, panels, at, size, m->queries, dim, scores, m->stride);
+}
+
+static inline void add_in_pages(int unit, int rows, int panels, const C *const *at, long count, long from, const T *weights,
+                                long apart, const TileMemory *m, float *sums, int begins) {
+    if (unit && from == 0) widen(weights, rows * apart, m->widened);
+    if (unit) add_few_by_tiles(rows, panels, at, count, from, m->widened, sums, m->dim_panels, begins);
+    else add_few(rows, panels, at, count, from, weights, apart, sums, m->dim_panels, begins);
+}
+#else
+#define widen_queries(unit, m, count) (void)(unit)
+#define score_in_pages(unit, rows, panels, at, size, m, dim, scores) \
+    score_few(rows, panels, at, size, (m)->queries, dim, scores, (m)->stride)
+#define add_in_pages(unit, rows, panels, at, count, from, weights, apart, m, sums, begins) \
+    add_few(rows, panels, at, count, from, weights, apart, sums, (m)->dim_panels, begins)
+#endif
 
 // Attention of up to TILE queries of one sequence that read the same KV head, in order of position. Row r sees the keys from[r]
 // to to[r] - 1, and the sinks; learned[r] is its sink logit.
 static void attend_tile(int rows, const Past *past, const TileMemory *m, const long *from, const long *to, const float *learned,
                         int turns, float scale, T **out) {
     const Pages *p = past->pages;
-    const long dim = p->dim, start = past->start, last = past->last, end = start + whole(last - start, LANES);
+    const int unit = uses_unit(p), together = unit ? MOST_ROWS : ROWS;  // rows that are multiplied at once
+    const long dim = p->dim, start = past->start, last = past->last, end = start + whole(last - start, unit ? TILE_INPUTS : LANES);
     const int in_place = rows <= ROWS && start == past->first && p->size % LANES == 0 && dim % LANES == 0;
+    if (in_place) widen_queries(unit, m, rows * dim);
     PREFETCH_BLOCKS(key_block, past, past->first, start + WIDTH < last ? start + WIDTH : last);
     for (long key = start; key < last; key += WIDTH) {
         long panels = (last - key + LANES - 1) / LANES, next = key + WIDTH;
@@ -121,14 +161,14 @@ static void attend_tile(int rows, const Past *past, const TileMemory *m, const l
         if (in_place) {
             const C *at[PANELS];
             for (int n = 0; n < panels; n++) at[n] = key_block(past, (key + n * LANES) / p->size) + (key + n * LANES) % p->size;
-            score_few(rows, panels, at, p->size, m->queries, dim, m->scores + key - start, m->stride);
+            score_in_pages(unit, rows, panels, at, p->size, m, dim, m->scores + key - start);
             continue;
         }
         take_keys(past, key, panels, m->vectors);
-        for (int r = 0; r < rows; r += ROWS) {
-            while (r + ROWS < rows && to[r + ROWS - 1] <= key) r += ROWS;  // none of these sees them
-            multiply_rows(rows - r < ROWS ? rows - r : ROWS, panels, panels, PAIR * LANES, m->queries + r * m->dim_pairs,
-                          m->dim_pairs, m->vectors, m->dim_pairs, m->scores + r * m->stride + key - start, m->stride, 1, 0);
+        for (int r = 0; r < rows; r += together) {
+            while (r + together < rows && to[r + together - 1] <= key) r += together;  // none of these sees them
+            multiply_taken(unit, rows - r < together ? rows - r : together, panels, m->queries + r * m->dim_pairs, m->dim_pairs,
+                           m->vectors, m->dim_pairs, m->scores + r * m->stride + key - start, m->stride, 1);
         }
     }
     if (turns) score_sinks(rows, m->turned, past, m->scores, m->stride);
@@ -144,7 +184,8 @@ static void attend_tile(int rows, const Past *past, const TileMemory *m, const l
     }
     if (SCALED) scale_keys(rows, past, p->value_scales, m->scores, m->stride);
     for (long key = start; key < last; key += KEYS) {
-        long count = whole(last - key < KEYS ? last - key : KEYS, PAIR), next = key + KEYS;
+        long pieces = unit ? TILE_INPUTS : PAIR;  // keys that come together
+        long count = whole(last - key < KEYS ? last - key : KEYS, pieces), next = key + KEYS;
         const C *at[KEYS + 1];
         find_values(past, key, count, at);
         if (next < last) PREFETCH_BLOCKS(value_block, past, next, next + KEYS < last ? next + KEYS : last);
@@ -152,16 +193,15 @@ static void attend_tile(int rows, const Past *past, const TileMemory *m, const l
             long panels = (dim - d + LANES - 1) / LANES;
             if (panels > PANELS) panels = PANELS;
             if (!in_place) take_values(at, count, d, panels, dim, m->vectors);
-            for (int r = 0; r < rows; r += ROWS) {
-                int some = rows - r < ROWS ? rows - r : ROWS;
+            for (int r = 0; r < rows; r += together) {
+                int some = rows - r < together ? rows - r : together;
                 if (to[r + some - 1] <= key) continue;  // their weights are 0
                 long apart;
                 const T *weights = weights_of(m->scores + r * m->stride + key - start, m->stride, some, count, m->weights, &apart);
                 float *sums = m->sums + r * m->dim_panels + d;
-                long seen = to[r + some - 1] - key < count ? whole(to[r + some - 1] - key, PAIR) : count;  // of these rows
-                if (in_place) add_few(some, panels, at, seen, d, weights, apart, sums, m->dim_panels, key == start);
-                else multiply_rows(some, panels, panels, PAIR * LANES, weights, apart, m->vectors, seen, sums, m->dim_panels,
-                                   key == start, 0);
+                long seen = to[r + some - 1] - key < count ? whole(to[r + some - 1] - key, pieces) : count;  // of these rows
+                if (in_place) add_in_pages(unit, some, panels, at, seen, d, weights, apart, m, sums, key == start);
+                else multiply_taken(unit, some, panels, weights, apart, m->vectors, seen, sums, m->dim_panels, key == start);
             }
         }
     }
@@ -194,6 +234,7 @@ static long attend_all(const Pages *p, const Sequences *seqs, const T *q, long q
     if (p->window && in_window < most) most = in_window;
     const long height = tile_rows(most);
     TileMemory m;
+    begin_tiles();
     char *room = reserve(&for_tiles, place_tile(&m, NULL, dim, most, height) + 64);
     if (room) place_tile(&m, (char *)whole((long)room, 64), dim, most, height);
     long num_tiles = 0;
@@ -240,6 +281,7 @@ static long attend_all(const Pages *p, const Sequences *seqs, const T *q, long q
         past.last = to[rows - 1];
         attend_tile(rows, &past, &m, from, to, learned, turn != NULL && p->sinks, scale, places);
     }
+    end_tiles();
     return !room;
 }
 

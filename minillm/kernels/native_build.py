@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import stat
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 
 
@@ -42,3 +44,15 @@ def cpu_name() -> str:
     return platform.machine() + "".join(
         sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
     )
+
+
+@cache
+def unit_flags() -> tuple[str, ...]:
+    """What the compiler has to leave out where Linux does not let this process use the CPU's matrix unit (AMX): its
+    registers are large, so a process asks for them first (`arch_prctl`, Linux 5.16). Threads of later have leave, too.
+    """
+    if platform.machine() != "x86_64" or " amx_bf16" not in cpu_name():
+        return ()
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    granted = ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+    return () if granted else ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")

@@ -116,6 +116,7 @@ static int multiply_experts(const Matrix *of_expert, const Order *order, const T
 #pragma omp for
             for (long row = 0; row < rows; row++) take_row(first, &taken, row);
         }
+        begin_tiles();
 #pragma omp for schedule(monotonic : dynamic) nowait
         for (long u = 0; u < order->count * units; u++) {
             long e = order->active[u / units], begin = order->starts[e], count = order->starts[e + 1] - begin;
@@ -125,6 +126,7 @@ static int multiply_experts(const Matrix *of_expert, const Order *order, const T
             multiply_panels(of_expert + e, &taken, begin, count, panels + from, panels + to, &target);
             gate_rows(made, gated, begin, count, from * LANES, to * LANES, half, inner);
         }
+        end_tiles();
         if (omp_get_thread_num() == 0) done = now();
     }
     if (size > 1) note_wait(done - begun, now() - done);

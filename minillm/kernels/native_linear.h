@@ -17,6 +17,9 @@
 // result never depends on its company.
 #if defined(BF16) && defined(__AVX512BF16__) && defined(__AVX512VBMI__)
 #define IN_PAIRS
+#if defined(__AMX_BF16__) && (!defined(PANELS) || PANELS <= 3)
+#define IN_TILES
+#endif
 enum { PAIR = 2 };
 typedef __m512 accumulator;
 typedef __m512i factors, broadcast;
@@ -166,6 +169,8 @@ static __attribute__((noinline)) void multiply_rows(int rows, int count, int pan
 #undef OF_ROWS
 }
 
+#include "native_amx.h"
+
 // `count` panels from panel `first` of a weight of `out` outputs: of one group, or, where that is one panel, of several.
 typedef struct {
     long first, out;
@@ -182,6 +187,12 @@ static void multiply_numbers(const T *x, long rows, const Panels *of, const T *w
     int panels = panels_beside(of);
     long apart = GROUP > 1 ? PAIR * LANES : in * LANES;
     weights += of->first / GROUP * GROUP * LANES * in + of->first % GROUP * PAIR * LANES;
+#ifdef IN_TILES
+    for (long i = 0; i < in; i += DEPTH)
+        multiply_tiles(rows, of->count, x + i, in, weights + i * panels * LANES, panels * LANES * PAIR, in - i < DEPTH ? in - i : DEPTH,
+                       sums, WIDTH, i == 0, rows <= TILE_ROWS ? AHEAD : GROUP * LANES * in * (long)sizeof(T));
+    return;
+#endif
     for (long i = 0; i < in; i += DEPTH)
         for (long row = 0; row < rows; row += ROWS) {
             long depth = in - i < DEPTH ? in - i : DEPTH, count = rows - row < ROWS ? rows - row : ROWS;

@@ -50,3 +50,19 @@ def test_sums_behind_sinks_have_one_order_in_any_company(dtype):
         whole = attend(q, k, v, [30], size, window, sinks)
         for lengths in ([1] * 30, [2] * 15, [3, 4, 20, 2, 1]):
             assert torch.equal(attend(q, k, v, lengths, size, window, sinks), whole), (size, sinks, window, lengths)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "group, dim, size", [(1, 32, 16), (3, 64, 16), (8, 64, 32), (9, 96, 16), (2, 64, 5), (2, 48, 16)]
+)
+def test_sums_have_one_order_in_any_company(group, dim, size, dtype):
+    """The same without sinks: few queries read the pages in place, many from a copy."""
+    torch.manual_seed(0)
+    count = 150
+    q, k = torch.randn(count, 2 * group, dim).to(dtype), torch.randn(count, 2, dim).to(dtype)
+    v = (torch.randn(count, 2, dim) + 2.0**30 * torch.randint(-1, 2, (count, 2, dim))).to(dtype)
+    for sharpness in (0, 1, 40):  # equal weights; unequal ones; all but a few of them zero
+        whole = attend(q * sharpness, k, v, [count], size, None, 0)
+        for lengths in ([1] * count, [2] * 75, [7, 60, 1, 33, 16, 32, 1], [149, 1]):
+            assert torch.equal(attend(q * sharpness, k, v, lengths, size, None, 0), whole), (sharpness, lengths)
