@@ -48,7 +48,7 @@ static void multiply_block(const Matrix *m, const Rows *taken, long row, long ro
         for (long r = 0; r < rows; r += ROWS)
             multiply_integer_rows(rows - r < ROWS ? rows - r : ROWS, of, m, taken->codes + (row + r) * m->in,
                                   taken->scales + row + r, sums + r * WIDTH);
-    } else if (all_rows >= DECODE_FROM && m->group >= SPAN) {  // short groups are scaled too often
+    } else if (ALL_DECODED || (all_rows >= DECODE_FROM && m->group >= SPAN)) {  // short groups are scaled too often
         multiply_decoded(m, of, x, rows, x_sums, sums);
     } else {
         for (long r = 0; r < rows; r += ROWS) {

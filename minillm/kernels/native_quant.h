@@ -25,6 +25,11 @@
 #ifndef DECODE_FROM
 #define DECODE_FROM 33  // rows from which panels are decoded first, and once
 #endif
+#ifdef IN_TILES  // the order of the matrix unit, for one row too
+enum { ALL_DECODED = 1 };
+#else
+enum { ALL_DECODED = 0, TILE_ROWS = ROWS };
+#endif
 enum {
     STEP = 8,
     SPAN = 256,  // inputs that are summed before they are scaled: a group, or what of a longer one fits the nearest cache decoded
@@ -221,7 +226,8 @@ static void decode_span(const Matrix *m, const Panels *of, long n, long first, l
 // Up to CHUNK rows of x times some panels, which are decoded span by span, once for all rows.
 static void multiply_decoded(const Matrix *m, const Panels *of, const T *x, long rows, const float *x_sums, float *sums) {
     T values[SPAN * WIDTH] __attribute__((aligned(64)));
-    float part[ROWS * WIDTH] __attribute__((aligned(64)));
+    enum { PART = ALL_DECODED ? TILE_ROWS : ROWS };  // rows at once
+    float part[PART * WIDTH] __attribute__((aligned(64)));
     const long spans = spans_of(m);
     for (long i = 0, s = 0, in; i < m->in; i += in, s++) {
         in = span_end(m, i) - i;
@@ -230,9 +236,13 @@ static void multiply_decoded(const Matrix *m, const Panels *of, const T *x, long
             decode_span(m, of, of->first + p, i, in, values + p * PAIR * LANES, of->count * LANES);
             sides[p] = side_of(m, of->first + p, i);
         }
-        for (long row = 0; row < rows; row += ROWS) {
-            int count = rows - row < ROWS ? rows - row : ROWS;
+        for (long row = 0; row < rows; row += PART) {
+            int count = rows - row < PART ? rows - row : PART;
+#ifdef IN_TILES
+            multiply_tiles(count, of->count, x + row * m->in + i, m->in, values, of->count * PAIR * LANES, in, part, WIDTH, 1, 0);
+#else
             multiply_rows(count, of->count, of->count, PAIR * LANES, x + row * m->in + i, m->in, values, in, part, WIDTH, 1, 0);
+#endif
             for (int r = 0; r < count; r++)
                 for (int p = 0; p < of->count; p++) {
                     lanes *total = (lanes *)(sums + (row + r) * WIDTH + p * LANES), sum = *(lanes *)(part + r * WIDTH + p * LANES);
