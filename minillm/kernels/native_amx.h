@@ -36,6 +36,9 @@ static inline void set_tile_rows(int rows) {
     tile_rows_set = rows;
 }
 
+// The unit's order in vector instructions: the sums of a tile's even and odd inputs.
+typedef struct { lanes even, odd; } Halves;
+
 // Around products of a thread: telling the unit its shapes takes as long as 10 instructions of it.
 static inline void begin_tiles(void) { tile_rows_set = 0; }
 

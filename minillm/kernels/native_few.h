@@ -11,9 +11,6 @@ static inline void widen(const T *x, long count, float *to) {
     for (long i = 0; i < count; i += LANES) *(lanes *)(to + i) = load_lanes(x + i);
 }
 
-// Sums of a tile: even and odd inputs apart, as the unit has them.
-typedef struct { lanes even, odd; } Halves;
-
 // sums += what `rows` rows of x, floats, make of two inputs of `panels` times LANES outputs each.
 #define ADD_PAIR(sum, x, stride, w0, w1)                                          \
     for (int r = 0; r < rows; r++)                                                \

@@ -48,6 +48,10 @@ static void multiply_block(const Matrix *m, const Rows *taken, long row, long ro
         for (long r = 0; r < rows; r += ROWS)
             multiply_integer_rows(rows - r < ROWS ? rows - r : ROWS, of, m, taken->codes + (row + r) * m->in,
                                   taken->scales + row + r, sums + r * WIDTH);
+#ifdef IN_TILES
+    } else if (rows <= FEW_CODES) {
+        multiply_few_codes(rows, m->kind, m, of, x, x_sums, sums);
+#endif
     } else if (ALL_DECODED || (all_rows >= DECODE_FROM && m->group >= SPAN)) {  // short groups are scaled too often
         multiply_decoded(m, of, x, rows, x_sums, sums);
     } else {

@@ -186,6 +186,68 @@ static inline __attribute__((always_inline)) void multiply_codes(const int rows,
         for (int p = 0; p < panels; p++) *(lanes *)(sums + r * WIDTH + p * LANES) = total[r][p];
 }
 
+#ifdef IN_TILES
+// The same in the order of native_amx.h, for so few rows that writing the values of a span for the unit would take longer.
+enum { FEW_CODES = 2 };
+
+static inline __attribute__((always_inline)) void multiply_codes_by_tiles(const int rows, const int panels, const int kind,
+                                                                          const Matrix *m, const Panels *of, int p0, const T *x,
+                                                                          const float *x_sums, float *sums) {
+    const long spans = spans_of(m), apart = panels_apart(m, kind), step = panels_beside(of) * step_bytes(kind);
+    const uint8_t *codes = codes_of_panel(m, of->first + p0);
+    const ints upper = -65536 - (ints){};
+    lanes total[FEW_CODES][PANELS] = {};
+    for (long s = 0, i = 0; s < spans; s++) {
+        long begin = i, end = span_end(m, i);
+        lanes sum[FEW_CODES][PANELS] = {};
+        while (i < end) {
+            Halves half[FEW_CODES][PANELS] = {};
+            for (long stop = i + TILE_INPUTS < end ? i + TILE_INPUTS : end; i < stop; i += STEP, codes += step) {
+                for (long b = 0; b < GROUP * step_bytes(kind) && p0 == 0; b += 64) prefetch(codes + b + AHEAD);
+#pragma GCC unroll 2
+                for (int c = 0; c < STEP / PAIR; c += 2) {
+                    factors w[PANELS][2];
+                    for (int p = 0; p < panels; p++) decode(kind, codes + p * apart, c, m->table, w[p]);
+                    for (int k = 0; k < 2; k++)
+                        for (int r = 0; r < rows; r++) {
+                            ints pair = (ints)load_broadcast(x + r * m->in + i + (c + k) * PAIR);
+                            lanes even = (lanes)(pair << 16), odd = (lanes)(pair & upper);
+                            for (int p = 0; p < panels; p++) {
+                                half[r][p].even = fused(even, (lanes)((ints)w[p][k] << 16), half[r][p].even);
+                                half[r][p].odd = fused(odd, (lanes)((ints)w[p][k] & upper), half[r][p].odd);
+                            }
+                        }
+                }
+            }
+            for (int r = 0; r < rows; r++)
+                for (int p = 0; p < panels; p++) sum[r][p] += half[r][p].even + half[r][p].odd;
+        }
+        for (int p = 0; p < panels; p++) {
+            Side side = side_of(m, of->first + p0 + p, begin);
+            for (int r = 0; r < rows; r++)
+                total[r][p] = add_span(total[r][p], sum[r][p], m, &side, m->zeros ? x_sums[r * spans + s] : 0);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < panels; p++) *(lanes *)(sums + r * WIDTH + p * LANES) = total[r][p];
+}
+
+static __attribute__((noinline)) void multiply_few_codes(int rows, const int kind, const Matrix *m, const Panels *of, const T *x,
+                                                         const float *x_sums, float *sums) {
+    int p = 0;
+#define OF_ROWS(n, most)                                                                                                       \
+    case n:                                                                                                                    \
+        for (; p + most <= of->count; p += most) multiply_codes_by_tiles(n, most, kind, m, of, p, x, x_sums, sums + p * LANES); \
+        for (; p < of->count; p++) multiply_codes_by_tiles(n, 1, kind, m, of, p, x, x_sums, sums + p * LANES);                 \
+        break;
+#define OF_KIND(kind)                                                                                                          \
+    case kind: switch (rows) { OF_ROWS(1, PANELS) OF_ROWS(2, PANELS) } break;
+    switch (kind) { OF_KIND(NIBBLES) OF_KIND(BYTES) }
+#undef OF_KIND
+#undef OF_ROWS
+}
+#endif
+
 static inline __attribute__((always_inline)) void multiply_codes_of(int rows, const int kind, const Matrix *m, const Panels *of,
                                                                     const T *x, const float *x_sums, float *sums) {
     int p = 0;
