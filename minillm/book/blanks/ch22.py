@@ -6,5 +6,7 @@ from minillm.book.blanks.asked import Blank
 
 BLANKS = {
     "moved bytes": Blank("The keys and values of a prompt of 8,192 tokens of Qwen3-8B:", 1.208, "GB", 0.02),
-    "two choices": Blank("Replicas whose load a power-of-two router reads for each request, of 1,000:", 2, "replicas"),
+    "router cost": Blank(
+        "Cost of a replica that caches 3,000 of 4,200 prompt tokens, with a load of 6,000 (w = 0.25):", 2700, "tokens"
+    ),
 }
