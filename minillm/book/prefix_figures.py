@@ -146,7 +146,7 @@ def votes(
         top = np.minimum(100, middle + band)
         ax.fill_between(ks, middle - band, top, color=colour(role), alpha=0.13, lw=0)
     ax.axhline(greedy, color=colour("limit"), ls=":", label="greedy, one sample")
-    title = "tinyworld, 60 sums in words"
+    title = "tinyworld, 40 sums in words"
     ax.set(xscale="log", xlabel="samples that vote", ylabel="right answers (%)", title=title, ylim=(0, 102))
     ax.legend(loc="lower right")
     alone = [k * prompt_tokens / 1e3 for k in ks]
