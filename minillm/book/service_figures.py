@@ -104,13 +104,13 @@ def blocks_of_clients_that_leave(ignored: Sequence[int], aborted: Sequence[int],
     )
 
 
-def cost_per_token(microseconds: Mapping[str, float], predicted: float) -> Picture:
+def cost_per_token(microseconds: Mapping[str, float], predicted: float, whose: str = "your prediction") -> Picture:
     """A bar for each way to ask, the first of them without HTTP; `predicted` is what the others add to it."""
     fig, ax = canvas(width=8.6, height=2.3)
     bars = ax.barh(list(microseconds), list(microseconds.values()), color=colour("ours"), height=0.6)
     ax.bar_label(bars, [f" {value:.0f} µs" for value in microseconds.values()])
     first, *_ = microseconds.values()
-    ax.axvline(first + predicted, color=colour("prediction"), ls="--", lw=1.4, label="your prediction")
+    ax.axvline(first + predicted, color=colour("prediction"), ls="--", lw=1.4, label=whose)
     ax.set(xlabel="time per token (µs)", ylim=(len(microseconds) - 0.4, -0.6), title="One stream of tinyworld")
     ax.set_xlim(0, 1.15 * max(first + predicted, *microseconds.values()))
     ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0))
