@@ -6,11 +6,16 @@ import ctypes
 import os
 import shutil
 import tempfile
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 
-from minillm.kernels import native
-from minillm.kernels.native_build import compile_shared
+import torch
+from torch import Tensor
+
+from minillm.book.rungs import best_of
+from minillm.kernels import huge_pages, native
+from minillm.kernels.native_build import NO_UNIT, compile_shared, has_unit, unit_flags
 
 # `linear` of native_products.h for one thread and unquantized weights: the other kernels take most of a build's time.
 _SOURCE = r"""
@@ -21,6 +26,7 @@ void linear(const T *x, const T *weights, const T *bias, T *out, long rows, long
     Target target = {bias, NULL, out, out_features};
     float sums[CHUNK * WIDTH] __attribute__((aligned(64)));
     long panels = (out_features + LANES - 1) / LANES;
+    begin_tiles();
     for (long row = 0; row < rows; row += CHUNK)
         for (long first = 0, stop; first < panels; first = stop) {
             long count = rows - row < CHUNK ? rows - row : CHUNK;
@@ -30,6 +36,7 @@ void linear(const T *x, const T *weights, const T *bias, T *out, long rows, long
             multiply_numbers(x + row * in, count, &of, weights, in, sums);
             finish(sums, row, count, &of, &target);
         }
+    end_tiles();
 }
 """
 
@@ -42,8 +49,46 @@ def compiled(*flags: str) -> ctypes.CDLL:
     source.write_text(_SOURCE)
     compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("clang")
     include = f"-I{native.SOURCE.parent}"
-    compile_shared(compiler, (*native.FLAGS, include, *flags), source, folder / "product.so")
+    compile_shared(compiler, (*native.FLAGS, *unit_flags(), include, *flags), source, folder / "product.so")
     library = ctypes.CDLL(str(folder / "product.so"))
     pointer, number = ctypes.c_void_p, ctypes.c_long
     library.linear.argtypes = (pointer, pointer, pointer, pointer, number, number, number)
     return library
+
+
+def unit_times(widths: Sequence[int], out: int = 3072, inputs: int = 576) -> dict[tuple[str, int], float] | None:
+    """Seconds of a bfloat16 product on one core, of so many rows each: with the CPU's matrix unit, without it, and
+    PyTorch's. The weights are other ones in every product. None for a CPU without such a unit."""
+    if not has_unit():
+        return None
+    weights = [torch.randn(out, inputs).bfloat16() for _ in range(12)]
+    packed = [huge_pages.copy(native.pack(weight)) for weight in weights]
+
+    def times(multiply: Callable, matrices: list[Tensor]) -> dict[int, Callable]:
+        x = {rows: torch.randn(rows, inputs).bfloat16() for rows in widths}
+        return {rows: partial(_each, multiply, x[rows], matrices) for rows in widths}
+
+    runs = {
+        "matrix unit": times(_call(compiled("-DBF16"), out), packed),
+        "vector instructions": times(_call(compiled("-DBF16", *NO_UNIT), out), packed),
+        "PyTorch": times(torch.nn.functional.linear, weights),
+    }
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    spent = best_of({(name, rows): run for name, by_rows in runs.items() for rows, run in by_rows.items()}, repeats=3)
+    torch.set_num_threads(threads)
+    return {key: seconds / len(weights) for key, seconds in spent.items()}
+
+
+def _each(multiply: Callable, x: Tensor, matrices: list[Tensor]) -> None:
+    for matrix in matrices:
+        multiply(x, matrix)
+
+
+def _call(library: ctypes.CDLL, out: int) -> Callable:
+    def multiply(x: Tensor, weights: Tensor) -> Tensor:
+        made = torch.empty(len(x), out, dtype=x.dtype)
+        library.linear(x.data_ptr(), weights.data_ptr(), None, made.data_ptr(), len(x), out, x.shape[1])
+        return made
+
+    return multiply

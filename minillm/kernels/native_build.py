@@ -46,13 +46,19 @@ def cpu_name() -> str:
     )
 
 
+NO_UNIT = ("-DNO_MATRIX_UNIT",)
+
+
 @cache
-def unit_flags() -> tuple[str, ...]:
-    """What the compiler has to leave out where Linux does not let this process use the CPU's matrix unit (AMX): its
-    registers are large, so a process asks for them first (`arch_prctl`, Linux 5.16). Threads of later have leave, too.
-    """
+def has_unit() -> bool:
+    """Whether this process may use the CPU's matrix unit (Intel's AMX). Its registers are large, so Linux wants to be
+    asked first (`arch_prctl`, since 5.16). Later threads and child processes have leave, too."""
     if platform.machine() != "x86_64" or " amx_bf16" not in cpu_name():
-        return ()
+        return False
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
-    granted = ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
-    return () if granted else ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
+    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+
+
+def unit_flags() -> tuple[str, ...]:
+    """What the compiler is told where there is no such leave."""
+    return () if has_unit() else NO_UNIT

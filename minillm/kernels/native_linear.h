@@ -17,7 +17,7 @@
 // result never depends on its company.
 #if defined(BF16) && defined(__AVX512BF16__) && defined(__AVX512VBMI__)
 #define IN_PAIRS
-#if defined(__AMX_BF16__) && (!defined(PANELS) || PANELS <= 3)
+#if defined(__AMX_BF16__) && !defined(NO_MATRIX_UNIT)
 #define IN_TILES
 #endif
 enum { PAIR = 2 };

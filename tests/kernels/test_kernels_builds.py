@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from minillm.kernels import native
+from minillm.kernels.native_build import NO_UNIT
 from minillm.kernels.native_structs import Layer, Matrix, Pages, Sequences
 from minillm.quantization.formats import FORMATS
 from tests.kernels.test_kernels_native_quant import (
@@ -25,13 +26,12 @@ from tests.kernels.test_kernels_native_quant import (
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler with OpenMP here: the twins serve")
 FULL = native.library  # the build for this CPU, to compare with
-NO_UNIT = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
 BUILDS = {  # what the compiler leaves out, T, and what pages hold
     "this CPU": ((), torch.bfloat16, None),
     "this CPU, pages of codes": ((), torch.bfloat16, torch.float8_e4m3fn),
     "without a matrix unit": (NO_UNIT, torch.bfloat16, torch.int8),
-    "AVX-512 without VBMI": ((*NO_UNIT, "-mno-avx512vbmi"), torch.bfloat16, torch.int8),
-    "AVX-512 without bfloat16 and VNNI": ((*NO_UNIT, "-mno-avx512bf16", "-mno-avx512vnni"), torch.bfloat16, None),
+    "AVX-512 without VBMI": (("-mno-avx512vbmi",), torch.bfloat16, torch.int8),
+    "AVX-512 without bfloat16 and VNNI": (("-mno-avx512bf16", "-mno-avx512vnni"), torch.bfloat16, None),
     "AVX2": (("-mno-avx512f",), torch.float32, torch.float8_e4m3fn),
     "no AVX": (("-march=x86-64",), torch.float32, torch.uint8),
 }
