@@ -179,3 +179,21 @@ def ladder(steps: Mapping[str, float], overheads: Mapping[str, float], floor: fl
         f"A decode step in each configuration, and its launch overhead; summing as many bytes takes "
         f"{1e3 * floor:.1f} ms. {told}.",
     )
+
+
+def matrix_unit(times: Mapping[tuple[str, int], float], operations: int) -> Picture:
+    """The rate of a product by its rows: `times` in seconds by name and rows, `operations` of a row."""
+    names, widths = list(dict.fromkeys(name for name, _ in times)), sorted({rows for _, rows in times})
+    fig, ax = canvas(width=6.4, height=3.6)
+    for name, role in zip(names, ("ours", "wasted", "other")):
+        rates = [rows * operations / times[name, rows] / 1e9 for rows in widths]
+        ax.plot(widths, rates, "o-", color=colour(role), label=name)
+    ax.set(xscale="log", yscale="log", xlabel="rows", ylabel="GFLOP/s", title="A bfloat16 product on one core")
+    ax.set_xticks(widths, widths)
+    ax.minorticks_off()
+    ax.legend()
+    ends = (widths[0], widths[-1])
+    told = "; ".join(f"{name}: {' and '.join(f'{1e6 * times[name, rows]:,.0f} µs' for rows in ends)}" for name in names)
+    return picture(
+        fig, f"Rate of a product against its rows, both axes logarithmic. Of {ends[0]} and {ends[1]} rows, {told}."
+    )
