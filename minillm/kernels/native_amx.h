@@ -9,9 +9,10 @@
 //     row 1                                   pair 1    w2 w3                                    [16]
 //     ..                                      ..                                                 ..
 //
-// The instruction sums even and odd inputs of a tile apart, adds the two, and adds that to what was there. This order is another one
-// than that of `multiply_tile`, so a matrix that is multiplied here is multiplied here for one row, too: a row's result never depends
-// on its company.
+// The instruction sums even and odd inputs of a tile apart, adds the two, and adds that to what was there: another order than
+// that of `multiply_tile`. A row's result must not depend on its company, so numbers are multiplied here for one row, too, and
+// one or two rows of codes (native_quant.h) and few queries (native_few.h), which do without the unit, add in its order. Their
+// results may differ from the unit's only where all numbers of a sum are subnormal: the unit takes those for 0.
 #ifdef IN_TILES
 enum { TILE_ROWS = 16, TILE_INPUTS = 32 };
 

@@ -1,7 +1,8 @@
 // Attention over pages, in place: every query looks at its past. Built in chapter 14.
 //
-// Both products are those of native_linear.h. WIDTH keys at a time, taken from their pages, are the panels that a tile's queries
-// are multiplied with; then KEYS values at a time are the panels that the weights of the keys are multiplied with.
+// Both products are those of native_linear.h, or of native_amx.h and native_few.h. WIDTH keys at a time, taken from their pages,
+// are the panels that a tile's queries are multiplied with; then KEYS values at a time are the panels that the weights of the
+// keys are multiplied with.
 
 // Scores of the sinks, which meet queries that are turned: [rows][dim] floats.
 static void score_sinks(int rows, const float *turned, const Past *past, float *scores, long stride) {

@@ -52,7 +52,7 @@ NO_UNIT = ("-DNO_MATRIX_UNIT",)
 @cache
 def has_unit() -> bool:
     """Whether this process may use the CPU's matrix unit (Intel's AMX). Its registers are large, so Linux wants to be
-    asked first (`arch_prctl`, since 5.16). Later threads and child processes have leave, too."""
+    asked first (`arch_prctl`, since 5.16), once for all threads; a program that this one starts asks again."""
     if platform.machine() != "x86_64" or " amx_bf16" not in cpu_name():
         return False
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18

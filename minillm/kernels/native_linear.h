@@ -13,8 +13,8 @@
 // With 16 registers (AVX2) a group is one panel: six rows of it fill them. One row would leave most of them empty, and every
 // addition waiting for the one before it, so one row takes PANELS groups at once, two or three rows take two.
 //
-// A sum begins with the first input and takes one after the other, whatever the tile and whichever rows share it: a row's
-// result never depends on its company.
+// A sum begins with the first input and takes one after the other (in the CPU's matrix unit, tile after tile: native_amx.h),
+// whatever the tile and whichever rows share it: a row's result never depends on its company.
 #if defined(BF16) && defined(__AVX512BF16__) && defined(__AVX512VBMI__)
 #define IN_PAIRS
 #if defined(__AMX_BF16__) && !defined(NO_MATRIX_UNIT)

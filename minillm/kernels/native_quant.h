@@ -25,7 +25,7 @@
 #ifndef DECODE_FROM
 #define DECODE_FROM 33  // rows from which panels are decoded first, and once
 #endif
-#ifdef IN_TILES  // the order of the matrix unit, for one row too
+#ifdef IN_TILES  // more rows than FEW_CODES are multiplied in the matrix unit
 enum { ALL_DECODED = 1 };
 #else
 enum { ALL_DECODED = 0, TILE_ROWS = ROWS };
