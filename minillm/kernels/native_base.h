@@ -143,8 +143,7 @@ static inline lanes fused(lanes x, lanes y, lanes z) {
 #endif
 }
 
-// The same for LANES numbers up to 88, and 0 below -87: the numbers that follow there have fewer bits than a float, and on many CPUs
-// each product with one of them takes a hundred times as long.
+// The same for LANES numbers up to 88, and 0 below -87: exp is subnormal soon after, and many CPUs multiply subnormal numbers slowly.
 static inline lanes exp_lanes(lanes x) {
     const lanes low = -87.0f - (lanes){};
     ints kept = x >= low;

@@ -60,5 +60,5 @@ def has_unit() -> bool:
 
 
 def unit_flags() -> tuple[str, ...]:
-    """What the compiler is told where there is no such leave."""
+    """What the compiler is told where that permission is missing."""
     return () if has_unit() else NO_UNIT
