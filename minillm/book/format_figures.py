@@ -38,7 +38,8 @@ def packed_bytes(packed: Sequence[int], codes: Sequence[int]) -> Picture:
 
 
 def gain_limits(rows, gains: Mapping[str, Sequence[float]], ridge: float, inks: Mapping[str, str]) -> Picture:
-    """The largest possible gain over 16 bits against the rows of a product."""
+    """The largest possible gain over 16 bits against the rows of a product, which reach to where there is none left."""
+    level = next(row for row, *values in zip(rows, *gains.values()) if max(values) <= 1)
     fig, ax = canvas(width=7.4, height=3.3)
     for name, values in gains.items():
         ax.plot(rows, values, color=colour(inks[name]), label=name)
@@ -52,8 +53,8 @@ def gain_limits(rows, gains: Mapping[str, Sequence[float]], ridge: float, inks: 
     flat = ", ".join(f"{name} {values[0]:.2f} times" for name, values in gains.items())
     return picture(
         fig,
-        f"The largest possible gain over 16 bits by rows, A100: flat at first ({flat}), then falling to 1 at about "
-        f"{ridge:.0f} rows.",
+        f"The largest possible gain over 16 bits by rows, A100: flat at first ({flat}), then falling to 1 at "
+        f"{level:.0f} rows.",
     )
 
 

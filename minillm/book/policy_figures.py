@@ -90,7 +90,7 @@ def service_and_waits(runs: Mapping[str, object], greedy: str) -> Picture:
             ]
             name = f"the {greedy} user" if who else f"the {len(users)} others"
             below.plot(*zip(*dots), marker, ms=size, color=colour(shade), label=name, mew=0)
-            told.append(f"{title}: {name} wait {np.mean([wait for _, wait in dots]):.2f} s on average")
+            told.append(f"{title}: {name} waited {np.mean([wait for _, wait in dots]):.2f} s on average")
         above.set_title(title), below.set_xlabel("time; arrival of a request (s)")
     axes[0, 0].set_ylabel("tokens per modest user"), axes[1, 0].set_ylabel("TTFT (s)")
     axes[0, 0].legend(loc="lower right"), axes[1, 1].legend(loc="upper right")

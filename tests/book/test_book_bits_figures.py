@@ -41,8 +41,9 @@ def test_formats_bytes_gains_and_layouts():
     assert "fp8 and fp4 crowd around 0" in bits_figures.marks({"int4": np.arange(-7, 8) / 7, "fp4": [-1.0, 0, 1]}).alt
     assert "NVFP4: a box of 8 bits over each 16" in format_figures.levels().alt
     assert "2 codes in 1 bytes, highest bit first: 00111001" in format_figures.packed_bytes([0x39], [9, 3]).alt
-    alt = format_figures.gain_limits([1, 1024], {"int4": [3.76, 1.0]}, 153.0, {"int4": "ours"}).alt
-    assert "int4 3.76 times" in alt and "about 153 rows" in alt
+    gains, inks = {"int4": [3.76, 1.0, 1.0], "int8": [2.0, 1.2, 1.0]}, {"int4": "ours", "int8": "other"}
+    alt = format_figures.gain_limits([1, 160, 166], gains, 153.0, inks).alt
+    assert "int4 3.76 times, int8 2.00 times), then falling to 1 at 166 rows" in alt, "not where the ridge is"
     assert "AWQ [(0, 0), (2, 0)]" in format_figures.layouts({"AWQ": ([(0, 0), (2, 0)], "outputs 8 to 15")}).alt
 
 

@@ -35,7 +35,7 @@ def test_waits_are_told_apart_by_user():
     charges = [(1.5, "user 1", 10), (2.5, "user 2", 10), (4.0, "greedy", 10)]
     alt = service_and_waits({"fcfs": SimpleNamespace(requests=requests, charges=charges)} | {
         "fair": SimpleNamespace(requests=requests[::-1], charges=charges)}, "greedy").alt  # fmt: skip
-    assert "fcfs: the greedy user wait 4.00 s" in alt and "fair: the 2 others wait 1.00 s" in alt
+    assert "fcfs: the greedy user waited 4.00 s" in alt and "fair: the 2 others waited 1.00 s" in alt
 
 
 def test_policies_are_told_at_the_highest_load():
