@@ -41,7 +41,7 @@ MUTANTS = {
         Mutant(
             "prefers torch_dtype",
             replace=('config.get("dtype") or config["torch_dtype"]', 'config.get("torch_dtype") or config["dtype"]'),
-            expect="where both stand",
+            expect="if both entries are there",
         ),
         Mutant(
             "takes a null head_dim for a number",
@@ -336,12 +336,12 @@ def cached_generate(decode, prompt_ids, max_tokens, eos_id=None):
         Mutant(
             "forgets how far it had been",
             replace=("self.high = max(self.high, self.length)", "self.high = self.length"),
-            expect="farthest ever",
+            expect="largest length so far",
         ),
         Mutant(
             "checks each rewind alone",
             replace=("self.length - k < max(0, self.high - self.slack)", "k > min(self.slack, self.length)"),
-            expect="farthest ever",
+            expect="largest length so far",
         ),
         Mutant(
             "no slack in the storage",

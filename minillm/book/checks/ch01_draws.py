@@ -185,7 +185,7 @@ def _penalty_edges(case: Case) -> None:
         4,
         [2.0, 2.0, -2.0, 0.0],
         "when the output only repeats the prompt",
-        "A token of the prompt is never punished.",
+        "A token of the prompt is never penalised.",
     )
     judge([], [0, 2], 0.5, 4, [4.0, 2.0, -1.0, 0.0], "with a penalty under 1 (a reward)")
     two = case.call(logits.expand(2, 4).clone(), [[0], []], [[1], [1]], torch.tensor([2.0, 4.0]), 3)

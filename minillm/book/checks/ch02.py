@@ -45,7 +45,7 @@ check_gqa_attention = Checker(
 )
 check_window_bias = Checker(
     "window_bias",
-    hint="Query j of a sequence stands at position seq_len - query_len + j and sees positions p - window to p.",
+    hint="New token j of a sequence is at position p = seq_len - query_len + j and sees positions p - window to p.",
     forbid=("minillm.model.attention.causal_mask",),
 )
 check_count_flops = Checker(
@@ -188,7 +188,7 @@ def _bias_edges(case: Case) -> None:
         [2, 14, 5],
         [2, 13, 39],
         None,
-        hint="A sequence cannot bring more tokens than it is long.",
+        hint="A sequence cannot have more new tokens than it is long.",
     )
     case.true(
         {"14", "13"} <= set(re.findall(r"\d+", str(error))),
@@ -217,15 +217,15 @@ def _flops_example(case: Case) -> None:
 
 @check_count_flops.part("edges")
 def _flops_edges(case: Case) -> None:
-    flops_equal(case, _config(), [1], [1000], 1, hint="One token goes through the layers, and looks at 1,000 keys.")
-    flops_equal(case, _config(), [4], [4], 0, hint="No row wants logits here.")
+    flops_equal(case, _config(), [1], [1000], 1, hint="One token is processed, and it looks at 1,000 keys.")
+    flops_equal(case, _config(), [4], [4], 0, hint="No row needs logits here.")
     flops_equal(
         case,
         _config(hidden_size=16, head_dim=32),
         [2],
         [2],
         2,
-        hint="q_proj is [num_heads · head_dim, hidden_size], and o_proj the other way round.",
+        hint="q_proj is [num_heads · head_dim, hidden_size], and o_proj is [hidden_size, num_heads · head_dim].",
     )
     flops_equal(
         case,
@@ -233,7 +233,7 @@ def _flops_edges(case: Case) -> None:
         [5, 2],
         [9, 2],
         2,
-        hint="A layer with window W reads at most W keys for a query, its own position included.",
+        hint="In a layer with window W a query sees at most W positions, its own included.",
     )
     flops_equal(
         case,
@@ -241,7 +241,7 @@ def _flops_edges(case: Case) -> None:
         [2],
         [2],
         1,
-        hint="Tied or not, the embedding is a lookup and the logits are a product.",
+        hint="The embedding is a lookup and the logits are a product, whether or not they share a matrix.",
     )
 
 

@@ -81,7 +81,7 @@ check_cache_bytes = FunctionChecker(
     misconceptions={
         "Query heads leave nothing behind: count num_key_value_heads.": partial(cache_bytes, query_heads=True),
         "A token leaves a key and a value in each KV head: two vectors.": partial(cache_bytes, vectors=1),
-        "head_dim stands in the file, and need not be hidden_size / num_attention_heads.": partial(
+        "The file gives head_dim, which need not be hidden_size / num_attention_heads.": partial(
             cache_bytes, given_size=False
         ),
         "A file with kv_lora_rank keeps latents; its num_key_value_heads and head_dim are of the naive form.": partial(
@@ -98,7 +98,7 @@ check_cache_bytes = FunctionChecker(
         "Only the layers that layer_types calls sliding_attention have the window.": partial(
             cache_bytes, window="everywhere"
         ),
-        "Before a window is full it holds the tokens that there are: min(num_tokens, sliding_window).": partial(
+        "A sequence shorter than the window is kept whole: min(num_tokens, sliding_window).": partial(
             cache_bytes, most=False
         ),
     },

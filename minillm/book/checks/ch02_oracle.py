@@ -27,7 +27,7 @@ def rotary_close(case: Case, x: Tensor, positions: Tensor, theta: float, expecte
             rotated(halves, positions, theta)
         ),
         (
-            "The pairs are turned as they should, and then all first members put before all second ones: "
+            "The pairs are turned correctly, but then all first members stand before all second ones: "
             "they must alternate."
         ): _apart(expected),
         "The pairs turn clockwise: check the signs, (a cos - b sin, b cos + a sin).": rotated(x, -positions, theta),
@@ -79,8 +79,8 @@ def gqa_close(
     expected = attend(q, k, v, allowed) if expected is None else expected
     guesses = {
         (
-            "This deals the heads in consecutive groups; here they are dealt round: "
-            f"head h reads KV head h % {kv_heads}, not h // {group}."
+            "These are the values when consecutive query heads share a KV head: "
+            f"here query head h reads KV head h % {kv_heads}, not h // {group}."
         ): attend(q, k, v, allowed, kv_head=lambda head: head // group),
         f"The scores were not scaled: divide them by sqrt(head_dim), here by {size**0.5:.3g}.": attend(
             q, k, v, allowed, divisor=1.0
@@ -158,8 +158,9 @@ def no_copy(case: Case, queries: int, seq_len: int, heads: int, kv_heads: int, h
     limit = max(k.numel(), q.numel(), heads * queries * seq_len)
     case.true(
         watch.largest <= limit,
-        f"{watch.operation} made a tensor of {watch.largest:,} elements; K has {k.numel():,}, the scores "
-        f"{heads * queries * seq_len:,}, and K repeated for every query head would have {heads * seq_len * head_dim:,}",
+        f"{watch.operation} made a tensor of {watch.largest:,} elements; q has {q.numel():,}, k has {k.numel():,}, the "
+        f"scores have {heads * queries * seq_len:,}, and K repeated for every query head would have "
+        f"{heads * seq_len * head_dim:,}",
         hint=(
             "Broadcasting in `@` copies too: put the query heads of a group side by side, as more rows of one product."
         ),
@@ -216,10 +217,8 @@ def flops_equal(
         "A multiply-add is two FLOPs.": total // 2,
         "Each visible pair costs twice: a product for the score, and one for the weighted sum of V.": total
         - scores // 2,
-        "A query sees no key behind its own position: count p + 1 keys for position p.": total
-        - scores
-        + flops(*step, every_key=True)[1],
-        "Logits are computed for num_logits rows, whatever number of tokens comes in.": total
+        "A query sees no later key: count p + 1 keys for position p.": total - scores + flops(*step, every_key=True)[1],
+        "Logits are computed for num_logits rows, however many new tokens there are.": total
         - logits
         + 2 * sum(query_lens) * c.hidden_size * c.vocab_size,
         "o_proj is a product too, [hidden_size, num_heads · head_dim].": total

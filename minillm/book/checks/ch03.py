@@ -30,22 +30,19 @@ check_cache_bytes = Checker(
 check_doubling_cache = Checker(
     "doubling_cache",
     hint=(
-        "keys and values are [num_kv_heads, capacity, head_dim]; query i of a chunk of m stands at position "
-        "length - m + i."
+        "keys and values are [num_kv_heads, capacity, head_dim]; query i of a chunk of m is at position length - m + i."
     ),
     forbid=_BACKENDS,
 )
 check_ring_cache = Checker(
     "ring_cache",
-    hint="Position p lives in slot p % window; a query at position p sees the positions from p - window + 1 to p.",
+    hint="Position p is in KV slot p % window; a query at position p sees the positions from p - window + 1 to p.",
     forbid=_BACKENDS,
 )
 check_repair_positions = Checker("repair_positions", hint="A token's position is the number of tokens before it.")
 check_rewindable_ring = Checker(
     "rewindable_ring",
-    hint=(
-        "Position p lives in slot p % (window + slack); the farthest point ever reached says what has been overwritten."
-    ),
+    hint=("Position p is in KV slot p % (window + slack); the largest length so far says what has been overwritten."),
     forbid=_BACKENDS,
 )
 
@@ -89,7 +86,7 @@ def _bytes_edges(case: Case) -> None:
         case.call(base | {"dtype": "float32"}, 5),
         2 * 5 * one,
         "the size with dtype and torch_dtype",
-        hint="Newer files write dtype; where both stand, it counts.",
+        hint="Newer files have dtype; if both entries are there, dtype counts.",
     )
     case.equal(
         case.call(base | {"dtype": "float32"}, 5, "float8_e4m3fn"),
@@ -187,7 +184,7 @@ def _ring_example(case: Case) -> None:
         "the list of outputs for queries of zeros, window 3, values 1, 2, 3, 10",
         hint="The fourth query sees the values 2, 3 and 10.",
     )
-    case.equal(ring.positions(), [3, 1, 2], "positions() after 4 tokens", hint="Position 3 has taken slot 3 % 3 = 0.")
+    case.equal(ring.positions(), [3, 1, 2], "positions() after 4 tokens", hint="Position 3 is in KV slot 3 % 3 = 0.")
     case.is_a(ring.positions(), list, "what positions() returns", of=int)
     case.close(ring.values.flatten(), torch.tensor([10.0, 2.0, 3.0]), "values, slot by slot,")
 
@@ -276,7 +273,7 @@ def _rewind_example(case: Case) -> None:
         [step(100.0), step(0.0)], [51.0, 50.0], "the list of outputs after the rewind: the values are now 1, 2, 100, 0"
     )
     case.raises(
-        ValueError, ring.rewind, 3, hint="slack is 2: from the farthest point ever reached, no more than 2 tokens back."
+        ValueError, ring.rewind, 3, hint="slack is 2: the length may be at most 2 less than the largest length so far."
     )
 
 
@@ -292,7 +289,7 @@ def _rewind_edges(case: Case) -> None:
     with case.hinting("k = 0 is allowed: nothing is taken back."):
         drive_rewind(case, 3, 1, [0, 4, 0, 0, -1, 0, 2])
     drive_rewind(case, 7, 2, [3, 50, -2, 1], heads=4, kv_heads=4, head_dim=32)
-    case.raises(ValueError, case.run(case.student, 2, 2, 1, 1).rewind, -1, hint="A negative count is an error.")
+    case.raises(ValueError, case.run(case.student, 2, 2, 1, 1).rewind, -1, hint="k is negative: raise ValueError.")
 
 
 @check_rewindable_ring.part("random")

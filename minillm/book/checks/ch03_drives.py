@@ -146,7 +146,8 @@ def drive_rewind(
     for index, move in enumerate(moves):
         if index in refused:
             told = (
-                f"length {past.length}, farthest ever {high}, slack {slack}: what is needed may be overwritten already."
+                f"length {past.length}, largest length so far {high}, slack {slack}: "
+                "the window may be overwritten already."
             )
             if past.length + move < 0:
                 told = (
@@ -175,7 +176,7 @@ def _step(case: Case, ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     case.true(
         not overlap.found,
         f"step wrote two tokens into one slot with one assignment ({overlap.found}); which one stays is not defined",
-        hint="Of a chunk longer than the ring, write only the tokens that stay.",
+        hint="Of a chunk longer than the ring, write only the last tokens, those that stay.",
     )
     return out
 

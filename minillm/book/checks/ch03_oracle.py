@@ -65,7 +65,7 @@ def attended(
             first,
             [length - 1] * count,
         ),
-        "Query i of the chunk was taken to stand at position i; it stands at length - m + i.": (first, range(count)),
+        "Query i of the chunk was taken to stand at position i; it is at length - m + i.": (first, range(count)),
         "The first queries of the chunk missed the oldest positions of their windows: "
         "gather window - 1 positions before the chunk, and attend before you write.": (
             [max(f, length - reach) for f in first],
@@ -87,7 +87,7 @@ def attended(
         and got.shape == expected.shape
         and not torch.allclose(got.float(), expected, atol=1e-4, rtol=1e-4)
     ):
-        hint = "NaN: the slots that hold no valid position were read." if got.isnan().any() else None
+        hint = "NaN: slots that hold no valid position were read." if got.isnan().any() else None
         for told, (begin, end) in guesses.items():
             hint = hint or (
                 told if torch.allclose(got.float(), attend(q, past, begin, end), atol=1e-4, rtol=1e-4) else None
@@ -97,7 +97,7 @@ def attended(
             if torch.allclose(got.float(), attend(q, before, first, last), atol=1e-4, rtol=1e-4):
                 hint = (
                     "The check changed the last stored key and value, in keys and values, before this call, "
-                    "and the output does not follow: attend to what lies there, not to another copy."
+                    "and the output does not follow: attend to these tensors, not to another copy."
                 )
         if not hint and torch.allclose(got.float(), attend(q, past, first, last, modulo), atol=1e-4, rtol=1e-4):
             hint = "Query head h reads KV head h // (num_heads // num_kv_heads), not h % num_kv_heads."
