@@ -71,7 +71,7 @@ def admit(waiting, budget, free_slots, min_chunk):
         Mutant(
             "running rows do not take from the budget",
             replace=("            budget -= count\n            index += 1\n", "            index += 1\n"),
-            expect="Every row takes its tokens from the budget",
+            expect="Every row counts against the budget",
         ),
         Mutant(
             "those who join do not take from the budget",
@@ -79,7 +79,7 @@ def admit(waiting, budget, free_slots, min_chunk):
                 "RequestStatus.RUNNING\n            self.add_row(output, request, count)\n            budget -= count\n",
                 "RequestStatus.RUNNING\n            self.add_row(output, request, count)\n",
             ),
-            expect="Every row takes its tokens from the budget",
+            expect="Every row counts against the budget",
         ),
         Mutant(
             "waiting before running",
@@ -106,7 +106,7 @@ def admit(waiting, budget, free_slots, min_chunk):
                 "            request.num_computed_tokens = row.start + row.num_tokens\n",
                 "            request.num_computed_tokens = row.start + row.num_tokens if row.samples else row.start\n",
             ),
-            expect="update() moves it on to the end of the row",
+            expect="update() sets it to the end of the row",
         ),
         Mutant(
             "a finished request keeps running",
@@ -124,7 +124,7 @@ def admit(waiting, budget, free_slots, min_chunk):
                 "RequestStatus.FINISHED, reason\n        self.kv_cache.free(request)\n",
                 "RequestStatus.FINISHED, reason\n",
             ),
-            expect="Blocks go back",
+            expect="Call kv_cache.free(request)",
         ),
         Mutant(
             "a finished request stays known",
@@ -134,7 +134,7 @@ def admit(waiting, budget, free_slots, min_chunk):
         Mutant(
             "finishes twice",
             replace=("        if request.is_finished:\n            return\n", ""),
-            expect="one that has finished already stays as it is",
+            expect="one that has finished stays as it is",
         ),
         Mutant(
             "a preempted request is lost",
@@ -185,7 +185,7 @@ def admit(waiting, budget, free_slots, min_chunk):
         Mutant(
             "goes on after it preempted itself",
             replace=("            if request not in self.running:\n                break\n", ""),
-            expect="perhaps the one that asked",
+            expect="perhaps the one that needed the block",
         ),
         Mutant(
             "one request too many",

@@ -262,10 +262,10 @@ check_ridge_batch = FunctionChecker(
     trials=60,
     returns="the batch",
     misconceptions={
-        "A batch exactly on the ridge is compute-bound.": partial(by_formula, up=lambda a, b: a // b + 1),
+        "A batch exactly at the ridge point is compute-bound.": partial(by_formula, up=lambda a, b: a // b + 1),
         "Compare in integers: a float keeps 53 bits.": partial(by_formula, up=lambda a, b: math.ceil(a / b)),
         "Round up: the batch below the quotient is still memory-bound.": partial(by_formula, up=lambda a, b: a // b),
-        "It fits if weights and caches take exactly the memory.": partial(
+        "A batch fits if weights and caches take exactly the memory.": partial(
             by_formula, fits=lambda need, room: need < room
         ),
         "The cache has keys and values.": partial(by_formula, tensors=1),

@@ -44,7 +44,7 @@ def _random_prompts(draw: Draw) -> tuple:
 
 
 _EACH_ONCE = "Every prompt is in exactly one batch."
-_TOO_SLOW = "Keep the best plan of the last prompts, for every number of them, and build on it."
+_TOO_SLOW = "Store the best plan for the last prompts, for every number of them, and build on it."
 
 check_plan_batches = FunctionChecker(
     "plan_batches",
@@ -88,7 +88,7 @@ check_plan_batches = FunctionChecker(
         "Of plans with equal cost take the one with the fewest batches.": partial(
             planned, rank=lambda cost, count, sizes: (cost, -count, sizes)
         ),
-        "At equal cost and equally many batches the smallest list of sizes wins: [1, 3] before [2, 2].": partial(
+        "At equal cost and with equally many batches the smallest list of sizes wins: [1, 3] before [2, 2].": partial(
             planned, rank=lambda cost, count, sizes: (cost, count, [-size for size in sizes])
         ),
         "A batch has at most max_prompts prompts.": partial(planned, most=1),

@@ -66,7 +66,7 @@ def _is_apart(num_experts, top_k, weight_bytes, flops, bandwidth, batch) -> bool
 
 
 _H100 = (989e12, 3350e9)
-_SLOW = "No batch after another: `largest` may be 1,000,000,000,000."
+_SLOW = "Do not try one batch after another: `largest` may be 1,000,000,000,000."
 
 check_expert_bend = FunctionChecker(
     "expert_bend",
@@ -78,7 +78,7 @@ check_expert_bend = FunctionChecker(
         "one row is enough": (8, 2, 2.0, 1.3e12, 1e12, 10),
         "the last batch allowed is the first that is compute-bound": (8, 1, 1.0, 5.5e12, 1e12, 21),
         "the batch before the ridge point is the last one allowed": (8, 1, 1.0, 5.5e12, 1e12, 20),
-        "a bend in the middle of a small mixture": (8, 1, 1.0, 4.1e12, 1e12, 10**12),
+        "a ridge point far below the limit": (8, 1, 1.0, 4.1e12, 1e12, 10**12),
         "more chosen than there are": (4, 5, 2.0, *_H100, 10),
         "no expert chosen": (4, 0, 2.0, *_H100, 10),
         "many experts": (256, 8, 0.5625, 9e15, 7.7e12, 10**12),
@@ -95,7 +95,7 @@ check_expert_bend = FunctionChecker(
         "A row chooses top_k different experts: it misses one with probability 1 - k / E.": partial(
             bend, touched=lambda batch, e, k: e * (1 - (1 - 1 / e) ** batch)
         ),
-        "The bytes of a weight count: NVFP4 reads 0.5625 of them, not 2.": partial(bend, bytes_of=2.0),
+        "A weight has weight_bytes bytes: 0.5625 in NVFP4, not always 2.": partial(bend, bytes_of=2.0),
         "A batch beyond `largest` does not count: return None.": partial(bend, beyond=True),
         "top_k must lie between 1 and num_experts: raise ValueError.": partial(bend, checks=False),
         _SLOW: _one_by_one,

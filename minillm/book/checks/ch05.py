@@ -106,9 +106,7 @@ check_stop_conditions = FunctionChecker(
         "The first new token is output token number num_outputs + 1.": partial(taken, first=0),
         "Rule 1, too, needs min_tokens output tokens.": partial(taken, minimum=("stop",)),
         "Rule 2, too, needs min_tokens output tokens.": partial(taken, minimum=("end",)),
-        "ignore_eos concerns rule 1 only; a stop token still ends the request.": partial(
-            taken, ignores=("end", "stop")
-        ),
+        "ignore_eos changes rule 1 only; a stop token still ends the request.": partial(taken, ignores=("end", "stop")),
         "rule 1 comes before rule 2: stop_reason is None for eos_id, also if it is a stop token.": partial(
             taken, rules=("stop", "end", "length")
         ),
@@ -146,9 +144,9 @@ def admitted(
 def _explain_admitted(got, expected, waiting, budget, free_slots, min_chunk) -> str | None:
     sizes = dict(waiting)
     if len(got) > free_slots:
-        return f"{len(got)} requests join, but {free_slots} slots are free. A request that is cut takes a slot, too."
+        return f"{len(got)} requests join, but {free_slots} batch slots are free. A request that is cut takes one, too."
     if sum(count for _, count in got) > budget:
-        return f"{sum(count for _, count in got)} tokens, but the budget is {budget}. Each takes its tokens from it."
+        return f"{sum(count for _, count in got)} tokens, but the budget is {budget}. Every request counts."
     for name, count in got:
         rest = sizes[name] - count
         if count <= 0:
@@ -191,8 +189,8 @@ check_admission = FunctionChecker(
     trials=150,
     returns="the list of (name, tokens)",
     misconceptions={
-        "What a request gets is taken from the budget of those behind it.": partial(admitted, spends=False),
-        "Neither part may be shorter than min_chunk, the rest as little as the piece.": partial(admitted, rest=False),
+        "The tokens of a request are subtracted from the budget of those behind it.": partial(admitted, spends=False),
+        "Neither part may be shorter than min_chunk: not the piece, and not the rest.": partial(admitted, rest=False),
         "A piece of exactly min_chunk tokens is allowed.": partial(admitted, piece=1),
         "A request that does not join is passed over; the requests behind it still get their turn.": partial(
             admitted, passes=False
@@ -205,7 +203,7 @@ check_admission = FunctionChecker(
         ),
         "No more than free_slots requests join.": partial(admitted, slots=1),
         "A request that does not fit whole is cut if the rule allows it.": partial(admitted, cuts=False),
-        "Each request in its turn, in the order of the queue.": partial(admitted, key=lambda pair: pair[1]),
+        "Requests join in the order of the queue.": partial(admitted, key=lambda pair: pair[1]),
     },
     explain=_explain_admitted,
 )
@@ -261,7 +259,7 @@ check_enough_memory = FunctionChecker(
         ),
         "Memory grows in every step until a request finishes.": lambda requests: sum(held + 1 for held, _ in requests),
         "In its last step a request still holds all its tokens.": partial(by_sorting, early=1),
-        "In the last step of a request those with as many steps left, or more, are still running.": partial(
+        "In the last step of a request, all requests with at least as many steps left are still running.": partial(
             by_sorting, key=lambda request: request[1]
         ),
         "The peak may come before the last request finishes.": partial(by_sorting, most=lambda peak, now: now),

@@ -88,7 +88,7 @@ def drive(
         theirs.pool.num_free,
         blocks,
         "the number of free blocks when all requests have finished",
-        hint="Every block goes back: kv_cache.free(request).",
+        hint="Free all blocks of a request that ends: kv_cache.free(request).",
     )
     return preempted
 
@@ -158,7 +158,7 @@ def _alike(case: Case, student: World, reference: World, told: str) -> None:
         owners,
         right,
         f"the list of requests that own blocks {told}\n  the list",
-        hint="Blocks go back with kv_cache.free(request) when a request finishes, and when it is preempted.",
+        hint="Call kv_cache.free(request) when a request finishes, and when it is preempted.",
     )
     call(case, student.kv_cache.check_integrity, told)
     case.equal(
@@ -171,19 +171,19 @@ def _alike(case: Case, student: World, reference: World, told: str) -> None:
 _RAISED = {
     "schedule": (
         "For a waiting request, pass `computed` to allocate_slots, too; a preempted request, "
-        "perhaps the one that asked, has no blocks and no place in `running`."
+        "perhaps the one that needed the block, has no blocks and is not in `running`."
     ),
     "update": "A request may have been aborted between schedule and update: skip its row.",
-    "finish": "A request is in `running` or in `waiting` when it ends; one that has finished already stays as it is.",
+    "finish": "A request may be in `running` or in `waiting` when it ends; one that has finished stays as it is.",
 }
 _ASPECTS = {
     "num_computed_tokens": (
-        "update() moves it on to the end of the row, a preemption sets it to 0; "
+        "update() sets it to the end of the row, a preemption sets it to 0; "
         "a request that joins starts at computed.num_tokens."
     ),
     "output_token_ids": "request.append(token_id), once for every token that was sampled.",
     "status": "WAITING, RUNNING, PREEMPTED, FINISHED: the method that moves a request sets its status.",
-    "finish_reason": "request.append says why it ends; finish(request, reason) keeps the reason it is given.",
+    "finish_reason": "request.append sets it; finish(request, reason) sets it to the given reason.",
 }
 _PLACES = {
     "running": "In the order in which they joined, without those that finished or were preempted.",

@@ -23,7 +23,7 @@ class World:
 
 _FIELDS = {
     "request_id": "One row for each request, in the order in which they got tokens; a row names its request by its id.",
-    "start": "A row goes on where the computed tokens end.",
+    "start": "A row starts at request.num_computed_tokens.",
     "samples": "A token is sampled only where the row reaches the last token of the request.",
     "block_ids": "kv_cache.tables[request.request_id], after allocate_slots has been called for this row.",
 }
@@ -40,7 +40,7 @@ def as_planned(
     case.true(
         total <= budget,
         f"{total} tokens are planned in {told}",
-        hint="Every row takes its tokens from the budget, a waiting request's and a running one's alike.",
+        hint="Every row counts against the budget, that of a waiting request and that of a running one.",
     )
     case.true(
         len(running) <= seqs,

@@ -152,7 +152,8 @@ def _repairs(case: Case, rows: Sequence[tuple[str, int, int]], memory: int, seqs
     for job in jobs.values():
         case.run(scheduler.add, job, may_change=True)
     told = (
-        f"(budget {budget}, memory {memory}, {seqs} slots; jobs of (prompt, max_tokens) {[(p, m) for _, p, m in rows]})"
+        f"(budget {budget}, memory {memory}, {seqs} batch slots; "
+        f"jobs of (prompt, max_tokens) {[(p, m) for _, p, m in rows]})"
     )
     stands = "Nothing is computed yet."
     for step, (plan, running, waiting) in enumerate(repaired([Job(*row) for row in rows], memory, seqs, budget), 1):
@@ -161,7 +162,7 @@ def _repairs(case: Case, rows: Sequence[tuple[str, int, int]], memory: int, seqs
         case.true(
             sum(got.values()) <= budget,
             f"{sum(got.values())} tokens are planned in {where}: {got}",
-            hint=f"The budget holds in every step; the other tokens are computed in the next one. {stands}",
+            hint=f"The budget holds in every step; what does not fit is computed in a later one. {stands}",
         )
         case.true(
             all(count > 0 for count in got.values()),

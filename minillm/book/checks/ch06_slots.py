@@ -34,7 +34,7 @@ def _explain_slots(got: Any, expected: Any, tables, starts, counts, size) -> str
     if not isinstance(expected, Raised):
         return None
     last = next(s + c - 1 for t, s, c in zip(tables, starts, counts) if c and s + c > size * len(t))
-    return f"No block of the table holds position {last}: a ValueError, before anything is written."
+    return f"No block of the table holds position {last}: raise ValueError."
 
 
 def _random_slots(draw: Draw) -> tuple:
@@ -69,27 +69,25 @@ check_slot_mapping = FunctionChecker(
     ],
     random=_random_slots,
     raises=(ValueError,),
-    returns="the list of slots",
+    returns="the list of KV slots",
     misconceptions={
-        "Sequence i's first token of this step stands at position starts[i], not at 0.": partial(
+        "The first token of sequence i in this step is at position starts[i], not at 0.": partial(
             slots, slot=lambda tables, t, p, i, size: t[i // size] * size + i % size
         ),
-        "A token that would fall into the null block, 0, is written nowhere: its slot is -1.": partial(
-            slots, null=False
-        ),
+        "A token whose block is the null block, 0, is not stored: its KV slot is -1.": partial(slots, null=False),
         "One block too far: position block_size - 1 is the last one of the first block.": partial(
             slots, slot=lambda tables, t, p, i, size: t[min((p + 1) // size, len(t) - 1)] * size + p % size
         ),
-        "A block has block_size slots: block b begins at slot b * block_size.": partial(
+        "A block has block_size KV slots: block b begins at KV slot b * block_size.": partial(
             slots, slot=lambda tables, t, p, i, size: t[p // size] + p % size
         ),
-        "Blocks are counted from 0, and block 0 has slots too: block b begins at b * block_size.": partial(
+        "Blocks are counted from 0, and block 0 has KV slots, too: block b begins at b * block_size.": partial(
             slots, slot=lambda tables, t, p, i, size: (t[p // size] - 1) * size + p % size
         ),
         "Every sequence has a table of its own.": partial(
             slots, slot=lambda tables, t, p, i, size: tables[0][p // size % len(tables[0])] * size + p % size
         ),
-        "That is the position. The table says where its block really lies.": partial(
+        "This is the position. The table says in which block it is.": partial(
             slots, slot=lambda tables, t, p, i, size: p
         ),
     },

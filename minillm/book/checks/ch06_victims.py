@@ -132,7 +132,7 @@ def _explain_victims(got: Any, expected: Any, running: list[Running], k: int) ->
     if cost > least:
         return f"{got} cost {cost} and free {freed}; {expected} cost {least} and free {len(freed_by(running, right))}."
     if len(places) > len(right):
-        return f"Both cost {cost}: the smaller number of victims counts then."
+        return f"Both cost {cost}: the smaller number of victims wins."
     return f"Both cost {cost}, and both are {len(places)}: the later arrivals go. Compare from the last one on."
 
 
@@ -148,7 +148,7 @@ def _owners(running: list[Running], victims: Iterable[int]) -> int:
 check_choose_victims = FunctionChecker(
     "choose_victims",
     _victims,
-    hint="A block is free when every request that holds it has gone. Cheapest first, then the fewest, then the latest.",
+    hint="A block is free when all its owners are preempted. Lowest cost, then the fewest, then the latest.",
     examples=_cases(*((*_FORKS, k) for k in range(1, 10))),
     edges=_cases(
         (0,),
@@ -171,30 +171,30 @@ check_choose_victims = FunctionChecker(
     random=_random_victims,
     returns="the list of victims",
     misconceptions={
-        "A block that another request holds stays: it is free when all who hold it have gone.": partial(
+        "A block stays while another request has it: it is free when all its owners are preempted.": partial(
             best_of_all, freed=lambda running, s: len({b for i in s for b in running[i].blocks} - {0})
         ),
-        "The null block, 0, is no block that could be freed.": partial(
+        "The null block, 0, cannot be freed.": partial(
             best_of_all,
             freed=lambda running, s: len(freed_by(running, s)) + any(0 in running[i].blocks for i in s),
         ),
         "A block counts once, however many requests held it.": partial(best_of_all, freed=_owners),
-        "At least k blocks: more of them are as good.": partial(best_of_all, enough=lambda freed, k: freed == k),
-        "Equal costs: the smaller number of victims counts then.": partial(
+        "At least k blocks become free; more are as good.": partial(best_of_all, enough=lambda freed, k: freed == k),
+        "Of equal costs, the smaller number of victims wins.": partial(
             best_of_all, rank=lambda running, s: (rank(running, s)[0], -len(s), rank(running, s)[2])
         ),
-        "Equal costs and numbers: the later arrivals go, not the earlier.": partial(
+        "Of equal costs and numbers, the later arrivals are preempted, not the earlier.": partial(
             best_of_all, rank=lambda running, s: (*rank(running, s)[:2], sorted(s))
         ),
-        "Equal costs and numbers: compare the places from the largest down, not from the smallest up.": partial(
+        "Of equal costs and numbers: compare the indices from the largest down, not from the smallest up.": partial(
             best_of_all, rank=lambda running, s: (*rank(running, s)[:2], [-i for i in sorted(s)])
         ),
         "If all of them do not free k blocks, the answer is None.": partial(best_of_all, none=[]),
         "The names come in the order of `running`.": lambda running, k: (
             (best_of_all(running, k) or [])[::-1] or (best_of_all(running, k))
         ),
-        "The cheapest for each block is not always of use: two blocks do not help where three are wanted.": greedy,
-        "From the back is what the scheduler does; here the lowest cost counts.": from_the_back,
+        "The lowest cost per block is not enough: two free blocks do not help if three are needed.": greedy,
+        "The scheduler preempts from the back; here the lowest total cost decides.": from_the_back,
         "Trying every subset takes forever here. Only requests of one group share blocks: solve each group, then put "
         "the groups together.": best_of_all,
     },
