@@ -94,12 +94,12 @@ MUTANTS = {
         Mutant(
             "the name stays when the block is handed out",
             replace=("                del self.index[self.name_of.pop(block)]\n", "                pass\n"),
-            expect="is passed off as",
+            expect="is said to hold",
         ),
         Mutant(
             "the name goes from the block, not from the index",
             replace=("del self.index[self.name_of.pop(block)]", "self.name_of.pop(block)"),
-            expect="is passed off as",
+            expect="is said to hold",
         ),
         Mutant(
             "names when it admits",
@@ -107,7 +107,7 @@ MUTANTS = {
                 "        return 4 * len(hits)\n",
                 "        self.computed(request, len(text))\n        return 4 * len(hits)\n",
             ),
-            expect="is passed off as",
+            expect="is said to hold",
         ),
         Mutant(
             "names a block that is half computed",
@@ -131,7 +131,7 @@ MUTANTS = {
         Mutant(
             "a full hit",
             replace=("< len(text) and", "<= len(text) and len(text) >= 4 * len(hits) + 4 and"),
-            expect="nothing is left to compute",
+            expect="even if everything is cached",
         ),
         Mutant(
             "hits gain no owner",
@@ -159,7 +159,7 @@ class PrefixCache(BrokenCache):
         self.index = {n: b for n, b in self.index.items() if b not in new or text.startswith(n)}
         return cached
 """,
-            expect="is passed off as",
+            expect="is said to hold",
         ),
         Mutant(
             "a tuple for a table",

@@ -39,7 +39,7 @@ MUTANTS = {
                 'if unknown := targets.keys() - {"ttft", "tpot", "itl", "e2e"}:',
                 "if requests and (unknown := targets.keys() - {'ttft', 'tpot', 'itl', 'e2e'}):",
             ),
-            expect="also if the window has no requests",
+            expect="even if the window has no requests",
         ),
     ],
     "itl_percentile": [

@@ -53,7 +53,7 @@ def _random_samples(draw: Draw) -> tuple:
 check_vote = FunctionChecker(
     "vote",
     elected,
-    hint="Count first. Log-probabilities decide between the answers with the most votes, and nowhere else.",
+    hint="Count first. Log-probabilities decide only between the answers with the most votes.",
     examples=[
         ([18, 20, 18, None], [-4.0, -1.0, -5.0, -0.5]),
         ([18, 20, 18, 20], [-4.0, -2.0, -5.0, -6.0]),  # 18 has -9 in total, 20 has -8
@@ -79,7 +79,7 @@ check_vote = FunctionChecker(
     trials=60,
     returns=("the answer", "its votes"),
     misconceptions={
-        "None is no answer, however often it stands there.": partial(elected, readable=lambda answer: True),
+        "None is no answer, however often it occurs.": partial(elected, readable=lambda answer: True),
         "0 is an answer like any other.": partial(elected, readable=bool),
         "The answer with the most votes wins, however improbable.": partial(
             elected, rank=lambda votes, total, answer: (total, votes, -answer)
@@ -145,7 +145,7 @@ _MISTAKES = {
     "is a hit, and these keys and values belong to another beginning.": "no parent",
     "Every block is hashed with the root; hash it with the hash of the block before.": "root",
     "The salt is missing: two users with the same text share their blocks.": "no salt",
-    "The salt enters every block; it belongs into the root only.": "salt in every block",
+    "The salt is hashed in every block; it belongs in the root only.": "salt in every block",
     "There is a hash for the last block although it is not full.": "partial",
     "The hash before comes first in your bytes; here the tokens come first, then the hash before.": "parent first",
     "Your tokens take 8 bytes each, here they take 4.": "8 bytes",
@@ -154,7 +154,7 @@ _MISTAKES = {
     "The first block is hashed with the salt itself, not with the SHA-256 of the salt.": "salt for root",
     "All tokens are hits, and no token is left to compute: then there are no logits for the next token.": "full hit",
     "Only whole blocks are reused: if the last token must be computed, its whole block is.": "cap",
-    "A hit ends at the first hash that is not known: blocks behind a hole do not count.": "hole",
+    "A hit ends at the first hash that is not known: blocks behind it do not count.": "hole",
 }
 check_prefix_hasher = Checker(
     "prefix_hasher",

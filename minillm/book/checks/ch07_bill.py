@@ -76,6 +76,6 @@ check_agent_bill = FunctionChecker(
         ),
         "The whole prompt has to reach the minimum, not what is new in it.": partial(billed, least_new=True),
         "Tokens that are written to the cache cost the price of a write.": partial(billed, premium="input"),
-        "Answers are billed too, at the price of output.": partial(billed, output=False),
+        "Answers cost money, too, at the price of output.": partial(billed, output=False),
     },
 )

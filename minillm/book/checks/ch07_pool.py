@@ -8,9 +8,9 @@ from functools import partial
 from minillm.book.checks import Case, Checker
 
 _MISTAKES = {
-    "The blocks of a table join the queue last one first: heads of texts are what others share, "
+    "The blocks of a table join the queue last block first: heads of texts are what others share, "
     "so they are evicted last.": "head first",
-    "The block at the front of the queue is allocated, which was free longest; yours was freed last.": "most recent",
+    "allocate takes the block at the front of the queue; yours was at the end.": "most recent",
     "A block that is allocated must forget its hash at once: its new owner overwrites what it holds.": "hash stays",
     "The hash was forgotten when the block became free; it is forgotten only when the block is allocated.": (
         "hash goes early"
@@ -18,7 +18,7 @@ _MISTAKES = {
     "A block without a hash joins at the front of the queue: allocating it first loses nothing.": "all to the end",
     "A hit adds an owner: raise ref_cnt, or the first owner to finish frees the block.": "no owner on hit",
     "A block that was hit has an owner and must leave the queue, from any place in it.": "hit stays in the queue",
-    "A hit ends at the first hash that is not known: blocks behind a hole are of no use.": "over the hole",
+    "A hit ends at the first hash that is not known: blocks behind it are of no use.": "over the hole",
     "The first block of a hash keeps it; a second copy gets none.": "second copy wins",
     "free removes one owner; the block is free only when it has no owner left.": "one owner frees",
     "A block that has a hash keeps it, whatever second hash it is given.": "two hashes",
@@ -26,7 +26,7 @@ _MISTAKES = {
         "half forgotten"
     ),
     "A call that raises changes nothing: check the whole table first.": "half a table",
-    "Too few free blocks raise ValueError.": "what there is",
+    "If too few blocks are free, raise ValueError.": "what there is",
     "Block 0 is a block like any other: compare with None.": "block 0",
     "0 and the empty string are hashes like any other: compare with None.": "falsy hash",
 }
@@ -106,7 +106,7 @@ class Pool:
 
 check_cached_pool = Checker(
     "cached_pool",
-    hint="Blocks leave at the front; they return last block first, with a hash to the end, others to the front.",
+    hint="Blocks are taken from the front. Freed ones join last block first, with a hash at the end, else in front.",
     misconceptions={hint: partial(Pool, mistake=mistake) for hint, mistake in _MISTAKES.items()},
     forbid=("minillm.kv_cache.block_pool.BlockPool",),
 )

@@ -70,15 +70,15 @@ def lives(case: Case, num_blocks: int, events: list[tuple]) -> None:
             lies, wanted = held.get(block), rest[0][4 * index : 4 * index + 4]
             case.true(
                 lies == wanted,
-                f"{told}: block {block} is passed off as {wanted!r}, but "
-                + (f"holds {lies!r}" if lies else "nothing was ever written there"),
-                hint="Which request wrote into that block last, and when did it get, or keep, a wrong name?",
+                f"{told}: block {block} is said to hold {wanted!r}, but "
+                + (f"holds {lies!r}" if lies else "nothing was ever written into it"),
+                hint="Which request wrote into that block last? And when did the block get a wrong name, or keep one?",
             )
         hint = None
         if got == len(rest[0]):
-            hint = "Everything is cached, and nothing is left to compute: the last character always is."
+            hint = "The last character is always computed, even if everything is cached."
         elif got < expected:
-            hint = "What was computed, and is still there, must be found."
+            hint = "A block that was computed and not allocated again must be found."
         case.equal(got, expected, f"{told}: the number of cached characters", hint=hint)
         case.equal(blocks, right.tables[request], f"{told}: its table", hint=_TABLE)
 
@@ -232,7 +232,7 @@ def _against_all_orders(case: Case, got: list, prompts, arrivals, block_size, ca
 
 def _explain_order(got, expected, prompts, arrivals, block_size, capacity, ageing) -> str | None:
     if sorted(row[0] for row in got) != list(range(len(prompts))):
-        return "Every prompt is served, once."
+        return "Every prompt is served once."
     place = next(place for place, (mine, right) in enumerate(zip(got, expected)) if mine != right)
     index = expected[place][0]
     return (
@@ -282,11 +282,11 @@ _SERVE_MISTAKES = {
     "The least recently used blocks are evicted; yours evicts the most recent.": "most recent",
     "The cache holds at most `capacity` blocks; yours goes on growing.": "no eviction",
     "Only full blocks are cached; yours keeps the last one although it is not full.": "partial",
-    "A prompt that arrives after the clock does not wait yet.": "not there yet",
-    "A prompt that arrives exactly at the clock waits already.": "too late",
+    "A prompt whose arrival is later than the clock does not wait yet.": "not there yet",
+    "A prompt whose arrival equals the clock waits already.": "too late",
     "Ties go to the earlier arrival, then to the smaller index.": "late ties",
-    "Waiting counts: a prompt earns `ageing` for each unit of time that it has waited.": "no ageing",
-    "Cached tokens count: they are added to what waiting has earned.": "only ageing",
+    "The score has the waiting time, too: `ageing` for each unit of time.": "no ageing",
+    "The score has the cached tokens, too, not only the waiting time.": "only ageing",
     "`ageing` may be a fraction.": "whole ageing",
 }
 check_serve_order = FunctionChecker(

@@ -120,10 +120,10 @@ check_goodput_window = FunctionChecker(
         "A request ends with its last token, not with its first.": partial(
             goodput, ended=lambda arrival, times: (times or [arrival])[0]
         ),
-        "start <= t < end: what ends exactly at the end belongs to the next window.": partial(
+        "start <= t < end: a request that ends exactly at `end` belongs to the next window.": partial(
             goodput, inside=lambda start, ended, end: start <= ended <= end
         ),
-        "start <= t < end: what ends exactly at the start belongs to this window.": partial(
+        "start <= t < end: a request that ends exactly at `start` belongs to this window.": partial(
             goodput, inside=lambda start, ended, end: start < ended < end
         ),
         "A value equal to the target meets it.": partial(goodput, meets=operator.lt),
@@ -131,7 +131,7 @@ check_goodput_window = FunctionChecker(
         '"itl" is the longest gap, "tpot" the mean.': partial(goodput, itl=lambda gaps: sum(gaps) / len(gaps)),
         "A failed request counts among the requests of its window.": partial(goodput, failed=False),
         "A failed request is never good, not even without targets.": partial(goodput, empty=True),
-        "A target with another name raises ValueError, also if the window has no requests.": partial(
+        "A target with another name raises ValueError, even if the window has no requests.": partial(
             goodput, known=_TARGETS | {"ITL", "speed"}, meets=lambda value, most: value <= most
         ),
         "The attainment of a window without requests is None.": partial(goodput, none=0.0),

@@ -53,7 +53,7 @@ def _explain_plan(got, expected, running, waiting, budget, max_num_seqs, cap, gr
         left -= count
     served = [name for name, _ in got if name in queue]
     if len(served) > max(0, max_num_seqs - len(running)):
-        return f"{len(running) + len(served)} requests are in the batch: every running one has a place, tokens or not."
+        return f"{len(running) + len(served)} requests are in the batch: every running one is, with or without tokens."
     if served != queue[: len(served)]:
         return f"a waiting request overtakes: {served}. The first waiting request that gets 0 tokens ends the plan."
     return None
@@ -109,7 +109,7 @@ check_plan_step = FunctionChecker(
         "A whole todo need not be a multiple of the grain.": partial(planned, whole=lambda *_: False),
         "No request gets more than the cap in one step.": partial(planned, capped=False),
         "a waiting request overtakes: the first one that gets 0 tokens ends the plan.": partial(planned, passes=True),
-        "Every running request has a place in the batch, tokens or not.": partial(
+        "Every running request is in the batch, with or without tokens.": partial(
             planned, places=lambda plan, running: len(plan)
         ),
         "Leave out the requests that get 0 tokens.": partial(planned, zeros=True),

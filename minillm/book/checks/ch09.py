@@ -34,8 +34,8 @@ check_patient_queue = Checker(
     forbid=POLICIES,
     allow=BASES,
     hint=(
-        "Put back first; then the first one overtaken `patience` times; then the shortest. "
-        "A pop overtakes the requests added before."
+        "First those that were put back, then the first one overtaken `patience` times, then the shortest. "
+        "A popped request overtakes those added before it."
     ),
 )
 check_beat_it = Checker(
@@ -87,7 +87,7 @@ def _key_edges(case: Case) -> None:
         third[1],
         12.0,
         "safe, of a cost of 100 and priority 2",
-        hint="Two levels of priority are 2 * grace = 4 seconds more.",
+        hint="Two levels of priority add 2 * grace = 4 seconds.",
     )
     case.equal(_key(case, (12, 2, 5.0, 0), knobs)[1], 0.0, "safe, of a cheapest request of priority 0")
     case.close(_key(case, (12, 2, 5.0, 3), knobs)[1], 6.0, "safe, of a cheapest request of priority 3")
@@ -189,7 +189,7 @@ def _patient_edges(case: Case) -> None:
         for _ in range(3):
             pair.peek()
         pair.pops("a long b")
-    with case.hinting("The shortest counts prompt and max_tokens together; ties go to the one that was added first."):
+    with case.hinting("The length is prompt and max_tokens together; ties go to the one that was added first."):
         pair = _patient(case, 9)
         for name, prompt, most in (("a", 10, 30), ("b", 30, 5), ("c", 20, 15), ("d", 5, 35)):
             pair.tell("add", ask(name, prompt, most))
@@ -294,7 +294,7 @@ def _beat_edges(case: Case) -> None:
         case.true(
             sum(one.num_preemptions for one in requests) > 0,
             "no request was preempted",
-            hint="The trace has too little memory for that.",
+            hint="The memory is too small to serve this trace without preemptions.",
         )
 
 

@@ -45,7 +45,7 @@ _FULL = [("a", 1, 0.0, [1, 2]), ("b", 2, 1.0, [3, 4]), ("c", 2, 2.0, [5])]
 check_make_way = FunctionChecker(
     "make_way",
     way,
-    hint="The least important first, and no more than it takes; if all that are allowed do not suffice, none.",
+    hint="The largest priority first, and no more than necessary; if all that are allowed do not suffice, return [].",
     examples=[(0, 1, _FULL, 3, 3), (0, 4, _FULL, 1, 8)],
     edges={
         "blocks are there, and no batch slot": (0, 1, _FULL, 9, 3),
@@ -65,12 +65,12 @@ check_make_way = FunctionChecker(
     returns="the names",
     misconceptions={
         "Priorities that are equal do not preempt each other.": partial(way, equals=True),
-        "A block is free when the last of its owners has gone.": partial(way, owned=False),
+        "A block is free when all its owners are preempted.": partial(way, owned=False),
         "A request needs a batch slot, too.": partial(way, slot=False),
         "A request needs blocks, too, not only a batch slot.": partial(way, blocks=False),
-        "If it would not fit after all preemptions, none of them helps: return [].": partial(way, vain=True),
-        "Look whether it fits before the first preemption.": partial(way, at_least=1),
-        "The least important first: the largest priority, then the latest arrival.": partial(
+        "If the request would not fit after all preemptions that are allowed, return [].": partial(way, vain=True),
+        "Check whether the request fits before the first preemption, too.": partial(way, at_least=1),
+        "The largest priority goes first, then the latest arrival.": partial(
             way, key=lambda request, place: (-request[1], -request[2], place)
         ),
         "Among equals the request that arrived last is preempted first.": partial(
