@@ -23,6 +23,9 @@ _FRONT_DOOR = ("LLM", "SamplingParams", "__version__")
 _ABSOLUTE = re.compile(
     r"(?<![\w.:/])/(?:home|root|Users|tmp|work|opt|usr|var|content|mnt|private)/[\w.]|\b[A-Z]:\\\\?[A-Za-z]"
 )
+_NEEDS = re.compile(r"^\*Needs: (.+)\*$", re.MULTILINE)  # the line under the heading of an exercise
+_SECTION = re.compile(r'"([^"]+)"(?! above)(?: of chapter (\d\d))?')
+_HEADING = re.compile(r"^##+ (.+)$", re.MULTILINE)
 _PROGRESS = re.compile(r"\d+%\||it/s\]|s/it\]|\r")
 _BADGE = re.compile(
     r"colab-badge\.svg\)\]\(https://colab\.research\.google\.com/github/([\w.-]+/[\w.-]+)/blob/main/([\w./-]+)\)"
@@ -55,6 +58,7 @@ def lint(path: Path) -> list[Problem]:
     else:
         found += [(i, "has saved outputs; exercises and solutions carry none") for i, cell in _code(nb) if cell.outputs]
         found += [(None, problem) for problem in workload.complaints(nb)]
+        found += _sections(nb, path)
     return [Problem(path, cell, message) for cell, message in found]
 
 
@@ -162,6 +166,22 @@ def _one_output(output) -> Iterator[str]:
             yield "its output holds a progress bar: pass use_tqdm=False"
         if re.search(r"\bat 0x[0-9a-f]{6,}", text):
             yield "its output holds a memory address"
+
+
+def _sections(nb, path: Path) -> Iterator[tuple[int | None, str]]:
+    """Sections that an exercise needs, in quotation marks, and that neither the chapter nor the notebook has."""
+    chapters = {file.name[:2]: file for file in (path.parents[1] / "chapters").glob("[0-9][0-9]_*.ipynb")}
+    for i, cell in enumerate(nb.cells):
+        for needs in _NEEDS.findall(cell.source if cell.cell_type == "markdown" else ""):
+            for title, number in _SECTION.findall(needs):
+                chapter = chapters.get(number or path.name[:2])
+                if chapter and title not in _headings(nb) | _headings(nbfile.read(chapter)):
+                    yield i, f'needs "{title}", which is no heading of chapter {chapter.name[:2]}'
+
+
+def _headings(nb) -> set[str]:
+    texts = [cell.source.replace("*", "") for cell in nb.cells if cell.cell_type == "markdown"]
+    return {title.strip() for text in texts for title in _HEADING.findall(text)}
 
 
 def _imports(nb, path: Path) -> Iterator[tuple[int | None, str]]:

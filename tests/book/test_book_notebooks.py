@@ -95,6 +95,22 @@ def test_exercises_and_solutions_carry_no_outputs(problems, sample_solution):
     assert problems(sample_solution, "solutions") == ["has saved outputs; exercises and solutions carry none"]
 
 
+def test_an_exercise_names_sections_that_exist(problems, sample_chapter, sample_solution):
+    text = "\n\n## Idea: *one* table\n\n### Optional: more"
+    sample_chapter.cells[0].source += text
+    problems(sample_chapter)
+    statement = sample_solution.cells[3]
+    begin, end = statement.source.split("\n", 1)
+
+    def needing(line):
+        statement.source = f"{begin}\n*Needs: {line}*\n{end}"
+        return problems(sample_solution, "solutions")
+
+    assert needing('the sections "Idea: one table" and "Optional: more", exercise 1, and "Anything" above.') == []
+    assert needing('the section "Idea".') == ['needs "Idea", which is no heading of chapter 06']
+    assert needing('"Idea: one table" of chapter 07.') == []  # there is no chapter 07 here to compare with
+
+
 @pytest.fixture
 def made_up_package(tmp_path, monkeypatch):
     """A package whose rooms are built in chapters 02 and 09, re-exported by the room of chapter 02."""
