@@ -18,7 +18,8 @@ def ladder() -> Picture:
     for row, (rate, f) in enumerate(zip(rates, figures.values(), strict=True)):
         ax.text(rate * 1.06, row, f"{rate:,.0f}  ({f['times_first']:.1f}×)", va="center", fontsize=9)
     ax.set(xscale="log", xlim=(50, 6 * max(rates)), ylim=(len(names) - 0.4, -0.6), xlabel="tokens per second")
-    ax.set_title("One story from tinyworld on two CPU cores\nEach of the last three bars adds one idea to “own kernels”", x=-0.28)
+    title = "One story from tinyworld on two CPU cores\nEach of the last three bars adds one idea to “own kernels”"
+    ax.set_title(title, x=-0.28)
     ax.grid(visible=False, axis="y")
     told = ", ".join(f"{name} {rate:,.0f}" for name, rate in zip(names, rates, strict=True))
     return picture(fig, f"Bars on a logarithmic scale, tokens per second of each rung of the ladder: {told}.")
