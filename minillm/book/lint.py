@@ -24,7 +24,7 @@ _ABSOLUTE = re.compile(
     r"(?<![\w.:/])/(?:home|root|Users|tmp|work|opt|usr|var|content|mnt|private)/[\w.]|\b[A-Z]:\\\\?[A-Za-z]"
 )
 _NEEDS = re.compile(r"^\*Needs: (.+)\*$", re.MULTILINE)  # the line under the heading of an exercise
-_SECTION = re.compile(r'"([^"]+)"(?! above)(?: of chapter (\d\d))?')
+_SECTION = re.compile(r'"([^"]+)"(?! above)(?: (?:of|in) chapter (\d\d))?')
 _HEADING = re.compile(r"^##+ (.+)$", re.MULTILINE)
 _PROGRESS = re.compile(r"\d+%\||it/s\]|s/it\]|\r")
 _BADGE = re.compile(
@@ -181,7 +181,8 @@ def _sections(nb, path: Path) -> Iterator[tuple[int | None, str]]:
 
 def _headings(nb) -> set[str]:
     texts = [cell.source.replace("*", "") for cell in nb.cells if cell.cell_type == "markdown"]
-    return {title.strip() for text in texts for title in _HEADING.findall(text)}
+    titles = {title.strip() for text in texts for title in _HEADING.findall(text)}
+    return titles | {title.removeprefix("Optional: ") for title in titles}
 
 
 def _imports(nb, path: Path) -> Iterator[tuple[int | None, str]]:

@@ -106,9 +106,11 @@ def test_an_exercise_names_sections_that_exist(problems, sample_chapter, sample_
         statement.source = f"{begin}\n*Needs: {line}*\n{end}"
         return problems(sample_solution, "solutions")
 
-    assert needing('the sections "Idea: one table" and "Optional: more", exercise 1, and "Anything" above.') == []
+    assert (
+        needing('the sections "Idea: one table" and "Optional: more", "more", exercise 1, and "Anything" above.') == []
+    )
     assert needing('the section "Idea".') == ['needs "Idea", which is no heading of chapter 06']
-    assert needing('"Idea: one table" of chapter 07.') == []  # there is no chapter 07 here to compare with
+    assert needing('"Idea: one table" in chapter 07.') == []  # there is no chapter 07 here to compare with
 
 
 @pytest.fixture
