@@ -326,7 +326,7 @@ def repaired_attention(q, k, v, documents):
         Mutant(
             "no sinks",
             replace=("sinks = tl.minimum(sink, start)", "sinks = 0"),
-            expect="never loads k[0, 0] (missing: rows 0–3)",
+            expect="never loads k[0, 0] (missing: rows 0–3;",
         ),
         Mutant(
             "sinks and window overlap",

@@ -1,12 +1,14 @@
 """Checks of chapter 11: tile traffic, a snake, split-K, a last tile, a fused epilogue, turns dealt out.
 Built in chapter 11.
 
-The references are in `ch11_oracle`; `ch11_launches` runs kernels in the interpreter and looks at what each program
-touched. `ch11_kernels` has the next three, `ch11_streams` the last.
+The references are in `ch11_oracle`. `ch11_kernels` has the next three, `ch11_streams` the last.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable
 from functools import partial
 
@@ -14,7 +16,6 @@ import torch
 
 from minillm.book.checks import Case, Checker, Draw, FunctionChecker
 from minillm.book.checks.ch11_kernels import check_fused_epilogue, check_last_tile, check_split_k
-from minillm.book.checks.ch11_launches import whole_numbers_only
 from minillm.book.checks.ch11_oracle import (
     Tile,
     best_tile,
@@ -164,6 +165,27 @@ check_tile_traffic = FunctionChecker(
 
 
 # --- 2: a snake through the tiles
+
+
+def whole_numbers_only(case: Case) -> None:
+    """No `/` and no `divmod` in the function: a kernel calls it later."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(case.student)))
+    except (OSError, TypeError, SyntaxError):
+        return  # no text to look at: its results are judged all the same
+    hint = (
+        "Divide with //, so that whole numbers stay whole. The function becomes part of a kernel, "
+        "and Triton has to compile it."
+    )
+    for node in ast.walk(tree):
+        case.true(
+            not isinstance(getattr(node, "op", None), ast.Div), f"{case.student.__name__} divides with /", hint=hint
+        )
+        case.true(
+            not (isinstance(node, ast.Name) and node.id == "divmod"),
+            f"{case.student.__name__} calls divmod",
+            hint=f"// and % instead. {hint}",
+        )
 
 
 @check_snake_order.part("example")

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy
 import torch
 from torch import Tensor
 
@@ -118,22 +117,24 @@ class Part:
     inner: range
 
 
-def offsets(tall: range, wide: range, width: int) -> numpy.ndarray:
-    """Where a block lies in a matrix whose rows have `width` elements."""
-    return (numpy.array(tall)[:, None] * width + numpy.array(wide)[None, :]).reshape(-1)
-
-
-def parts(m: int, n: int, inner: Sequence[range], tile: int) -> dict[tuple[int, int, int], Part]:
-    """(slice, tile row, tile column) -> its work."""
-    return {
-        (s, i // tile, j // tile): Part(range(i, min(i + tile, m)), range(j, min(j + tile, n)), part)
+def parts(m: int, n: int, inner: Sequence[range], tile: int) -> list[tuple[int, Part]]:
+    """(slice, its work), tile after tile."""
+    return [
+        (s, Part(range(i, min(i + tile, m)), range(j, min(j + tile, n)), part))
         for s, part in enumerate(inner)
         for i in range(0, m, tile)
         for j in range(0, n, tile)
-    }
+    ]
 
 
-def silu_of_gate_times_up(x: Tensor, gate_up: Tensor) -> Tensor:
-    """silu(x gateᵀ) · (x upᵀ) in float64."""
+def product(a: Tensor, b: Tensor, num_splits: int = 1) -> Tensor:
+    """In float64, rounded once."""
+    return (a.double() @ b.double()).to(a.dtype)
+
+
+def silu_of_gate_times_up(x: Tensor, gate_up: Tensor, *, gate_last: bool = False, silu: bool = True) -> Tensor:
+    """silu(x gateᵀ) · (x upᵀ) in float64, rounded once. The keywords are mistakes."""
     gate, up = (x.double() @ gate_up.double().T).chunk(2, dim=1)
-    return gate * torch.sigmoid(gate) * up
+    if gate_last:
+        gate, up = up, gate
+    return (gate * (torch.sigmoid(gate) if silu else 1.0) * up).to(x.dtype)

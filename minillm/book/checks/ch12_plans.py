@@ -1,20 +1,20 @@
-"""Judges plans of skipped, whole and masked tiles, by asking for each query and key. Built in chapter 12."""
+"""The check of chapter 12's plans of skipped, whole and masked tiles. Built in chapter 12."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from minillm.book.checks import Case
-from minillm.book.checks.patience import bounded
+from minillm.book.checks import Case, Draw, FunctionChecker, Timed
 
 WHOLE, MASKED, SKIPPED = "whole", "masked", "skipped"
+Run = tuple[str, int, int]  # (kind, first tile, the tile after the last)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A call of exercise 2: the last `num_queries` of `num_keys` positions ask,
-    behind a prefix that all of them see."""
+    """The last `num_queries` of `num_keys` positions ask, behind a prefix that all of them see."""
 
     num_queries: int
     num_keys: int
@@ -22,10 +22,6 @@ class Plan:
     tile_n: int
     prefix: int
     window: int | None
-
-    @property
-    def args(self) -> tuple:
-        return self.num_queries, self.num_keys, self.tile_m, self.tile_n, self.prefix, self.window
 
     def positions(self, tile: int) -> range:
         """The positions of one tile's queries."""
@@ -49,95 +45,131 @@ class Plan:
             for key in self.keys(key_tile):
                 shown.setdefault(self.sees(position, key), (position, key))
         if True not in shown:
-            return SKIPPED, "none of these queries sees any of these keys"
+            return SKIPPED, "None of these queries sees any of these keys."
         if False not in shown:
-            return WHOLE, "each of these queries sees all of these keys"
-        seen, unseen = (
-            f"the query at position {shown[is_seen][0]} {verb} key {shown[is_seen][1]}"
-            for is_seen, verb in ((True, "sees"), (False, "does not see"))
+            return WHOLE, "Each of these queries sees all of these keys."
+        beyond = ", which does not exist" if shown[False][1] >= self.num_keys else ""
+        return MASKED, (
+            f"The query at position {shown[True][0]} sees key {shown[True][1]}; "
+            f"the query at position {shown[False][0]} does not see key {shown[False][1]}{beyond}."
         )
-        return MASKED, f"{seen}; {unseen}{', which does not exist' if shown[False][1] >= self.num_keys else ''}"
+
+    def runs(self, query_tile: int) -> list[Run]:
+        """The kind of a tile changes only where one of these keys lies in it."""
+        first, last = self.positions(query_tile)[0], self.positions(query_tile)[-1]
+        window = self.num_keys if self.window is None else self.window
+        edges = (0, self.prefix, first + 1, last + 1, first - window + 1, last - window + 1, self.num_keys)
+        end = -(-self.num_keys // self.tile_n)
+        cuts = {min(max(edge // self.tile_n + step, 0), end) for edge in edges for step in (0, 1)}
+        found: list[Run] = []
+        for begin, stop in pairwise(sorted(cuts | {end})):
+            kind, _ = self.kind(query_tile, begin)
+            if found and found[-1][0] == kind:
+                begin = found.pop()[1]
+            found.append((kind, begin, stop))
+        return found
 
 
-def plans(case: Case, plan: Plan) -> None:
-    """Every tile, by brute force."""
-    runs = _runs_of(case, plan, case.call(*plan.args))
-    for query_tile, found in enumerate(runs):
-        for kind, begin, end in found:
-            for key_tile in range(begin, end):
-                _right_kind(case, plan, query_tile, key_tile, kind)
+def planned(*numbers: Any) -> list[list[Run]]:
+    """The runs of each query tile."""
+    plan = Plan(*numbers)
+    return [plan.runs(tile) for tile in range(-(-plan.num_queries // plan.tile_m))]
 
 
-def plans_far(case: Case, plan: Plan) -> None:
-    """The tiles on both sides of each bound, and some between, where there are too many to ask them all."""
-    told = "A program has no time to look at each tile: compute where the runs begin and end."
-    for query_tile, found in enumerate(_runs_of(case, plan, bounded(case, 20_000, told, case.student, *plan.args))):
-        for kind, begin, end in found:
-            for key_tile in {
-                begin,
-                min(begin + 1, end - 1),
-                (begin + end) // 2,
-                case.rng.randrange(begin, end),
-                max(end - 2, begin),
-                end - 1,
-            }:
-                _right_kind(case, plan, query_tile, key_tile, kind)
-
-
-def _right_kind(case: Case, plan: Plan, query_tile: int, key_tile: int, kind: str) -> None:
-    expected, why = plan.kind(query_tile, key_tile)
-    case.true(
-        kind == expected,
-        f"{_named(plan, query_tile, key_tile)} is {kind!r}, expected {expected!r}",
-        hint=f"{why[0].upper()}{why[1:]}.",
-    )
-
-
-def _named(plan: Plan, query_tile: int, key_tile: int) -> str:
-    positions, keys = plan.positions(query_tile), plan.keys(key_tile)
-    return (
-        f"query tile {query_tile} (positions {positions[0]} to {positions[-1]}) and key tile {key_tile} "
-        f"(keys {keys[0]} to {keys[-1]}): it"
-    )
-
-
-def _runs_of(case: Case, plan: Plan, got: Any) -> list:
-    """The runs, once their form is right."""
-    tiles = -(-plan.num_queries // plan.tile_m)
+def _well_formed(case: Case, got: Any, *numbers: Any) -> None:
+    """The runs' form, and the first tile that is of another kind."""
+    plan, right = Plan(*numbers), planned(*numbers)
     case.is_a(got, list, "the result")
-    case.equal(
-        len(got), tiles, "the number of query tiles", hint="The last tile may not be full; it counts all the same."
-    )
+    last = "The last tile may not be full; it counts all the same."
+    case.equal(len(got), len(right), "the number of query tiles", hint=last)
+    key_tiles = right[0][-1][2]
     for query_tile, runs in enumerate(got):
         end, before = 0, None
         for run in runs:
-            case.true(
-                isinstance(run, tuple) and len(run) == 3 and run[0] in (SKIPPED, WHOLE, MASKED),
-                f"a run of query tile {query_tile} is {run!r}, not a tuple (kind, begin, end)",
-                hint="Each run is a tuple, and its kind one of 'skipped', 'whole' and 'masked'.",
-            )
-            for number in run[1:]:
-                case.is_a(
-                    number, int, f"a bound of the run {run!r}", hint="Divide with //, so that whole numbers stay whole."
-                )
+            _is_run(case, run, query_tile)
             case.true(
                 run[1] == end and run[2] > run[1],
-                (
-                    f"query tile {query_tile}: the run {run!r} comes after tile {end - 1}; "
-                    f"each run begins where the one before ended, and none is empty: {runs!r}"
-                ),
+                f"query tile {query_tile}: the run {run!r} comes after tile {end - 1}; "
+                f"each run begins where the one before ended, and none is empty: {runs!r}",
             )
-            case.true(
-                run[0] != before,
-                f"query tile {query_tile}: two {run[0]!r} runs side by side, {runs!r}",
-                hint="They are one run.",
-            )
+            told = f"query tile {query_tile}: two {run[0]!r} runs side by side, {runs!r}"
+            case.true(run[0] != before, told, hint="They are one run.")
             end, before = run[2], run[0]
-        key_tiles = -(-plan.num_keys // plan.tile_n)
-        case.equal(
-            end,
-            key_tiles,
-            f"query tile {query_tile}: the end of the last run",
-            hint=f"{plan.num_keys} keys are {key_tiles} tiles, skipped ones too.",
-        )
-    return got
+        told = f"query tile {query_tile}: the end of the last run"
+        case.equal(end, key_tiles, told, hint=f"{plan.num_keys} keys are {key_tiles} tiles, skipped ones too.")
+    for query_tile, runs in enumerate(got):
+        for kind, begin, end in runs:
+            for right_kind, start, stop in right[query_tile]:
+                if kind != right_kind and max(begin, start) < min(end, stop):
+                    _another_kind(case, plan, query_tile, max(begin, start), kind)
+
+
+def _is_run(case: Case, run: Any, query_tile: int) -> None:
+    case.true(
+        isinstance(run, tuple) and len(run) == 3 and run[0] in (SKIPPED, WHOLE, MASKED),
+        f"a run of query tile {query_tile} is {run!r}, not a tuple (kind, begin, end)",
+        hint="Each run is a tuple, and its kind one of 'skipped', 'whole' and 'masked'.",
+    )
+    for number in run[1:]:
+        told = f"a bound of the run {run!r}"
+        case.is_a(number, int, told, hint="Divide with //, so that whole numbers stay whole.")
+
+
+def _another_kind(case: Case, plan: Plan, query_tile: int, key_tile: int, kind: str) -> None:
+    positions, keys = plan.positions(query_tile), plan.keys(key_tile)
+    expected, why = plan.kind(query_tile, key_tile)
+    case.fail(
+        f"query tile {query_tile} (positions {positions[0]} to {positions[-1]}) and key tile {key_tile} "
+        f"(keys {keys[0]} to {keys[-1]}): it is {kind!r}, expected {expected!r}",
+        hint=why,
+    )
+
+
+def _random(draw: Draw) -> tuple:
+    num_queries = draw.randint(1, 25)
+    num_keys = num_queries + draw.rng.choice((0, draw.randint(0, 40)))
+    prefix = draw.rng.choice((0, draw.randint(0, num_keys + 1)))
+    window = draw.rng.choice((None, draw.randint(1, num_keys + 4)))
+    return num_queries, num_keys, draw.randint(1, 9), draw.randint(1, 9), prefix, window
+
+
+def _far(*numbers: Any) -> Timed:
+    return Timed(
+        "a plan of many tiles",
+        lambda draw: numbers,
+        "A program has no time to look at each tile: compute where the runs begin and end.",
+        lines=20_000,
+    )
+
+
+check_plan_tiles = FunctionChecker(
+    "plan_tiles",
+    planned,
+    returns="the runs",
+    form=_well_formed,
+    examples=[(8, 20, 4, 4, 3, 6), (12, 12, 4, 4, 0, None)],
+    edges=[
+        (1, 1, 16, 16, 0, None),
+        (1, 17, 16, 16, 0, None),
+        (1, 32, 16, 16, 0, 16),
+        (1, 32, 16, 16, 0, 17),
+        (16, 16, 16, 16, 16, 1),
+        (10, 10, 4, 3, 7, None),
+        (10, 10, 3, 4, 10, 2),
+        (9, 30, 4, 8, 0, 1),
+        (9, 30, 4, 8, 30, None),
+        (20, 20, 8, 4, 6, 3),
+        (20, 40, 4, 8, 21, 9),
+        (20, 40, 16, 4, 8, 5),
+        (33, 33, 32, 16, 0, 40),
+        (5, 64, 8, 64, 0, None),
+        (24, 24, 8, 1, 5, 4),
+        (24, 24, 1, 8, 5, 4),
+        (12, 30, 6, 6, 18, 6),
+        (12, 30, 6, 6, 19, 1),
+    ],
+    timed=(_far(100, 10**15, 16, 64, 1000, 4096), _far(40, 10**15 + 7, 16, 128, 10**14 + 5, None)),
+    random=_random,
+    trials=60,
+    hint="A tile is skipped if no query sees any of it, whole if all see all of it. Try the first and the last query.",
+)

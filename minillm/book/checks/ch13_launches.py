@@ -8,31 +8,18 @@ from typing import Any
 import numpy
 from torch import Tensor
 
-from minillm.book.checks import Case, CheckFailed
+from minillm.book.checks import Case
 from minillm.book.checks.ch13_oracle import kept
-from minillm.book.checks.kernels import attend, elements_of
-from minillm.book.traffic import OutOfBounds
+from minillm.book.checks.kernels import count_launches, launch, refuse_borrowed
+from minillm.book.checks.touched import elements_of
 
 
 def launched(case: Case, outside: dict[str, str], *args: Any) -> tuple[Any, Any]:
     """(what the launcher returned, the traffic of its one launch);
     `outside` has the hint where a program leaves that tensor."""
-    try:
-        got, traffic = attend(case, *args)
-    except CheckFailed as error:
-        if isinstance(error.__cause__, OutOfBounds):
-            case.fail(
-                f"{error.__cause__}",
-                cause=error.__cause__,
-                hint=next((hint for name, hint in outside.items() if f"'{name}'" in str(error.__cause__)), None),
-            )
-        raise
-    case.equal(
-        len(traffic.launches),
-        1,
-        "the number of launches",
-        hint="A kernel is launched by kernel[grid](arguments), once.",
-    )
+    refuse_borrowed(case)
+    got, traffic = launch(case, *args, outside=outside)
+    count_launches(case, traffic)
     return got, traffic
 
 

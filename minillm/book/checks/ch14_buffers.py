@@ -4,15 +4,38 @@ Built in chapter 14."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minillm.book.checks import Case
-from minillm.book.checks.ch14_oracle import Row, step_input
 
 PARTS = ("block_table", "seq_lens", "positions", "token_ids", "slot_mapping")
+
+
+class Row(NamedTuple):
+    """A sequence that decodes: the token to compute, its position, and its table, this step's block included."""
+
+    token_id: int
+    position: int
+    blocks: list[int]
+
+
+def step_input(rows: Sequence[Row], size: int, columns: int, block_size: int) -> dict[str, list]:
+    """What the parts of the buffer hold, in their order."""
+    fill = size - len(rows)
+    return {
+        "block_table": [[*row.blocks, *[0] * (columns - len(row.blocks))] for row in rows] + [[0] * columns] * fill,
+        "seq_lens": [row.position + 1 for row in rows] + [0] * fill,
+        "positions": [row.position for row in rows] + [0] * fill,
+        "token_ids": [row.token_id for row in rows] + [0] * fill,
+        "slot_mapping": [
+            row.blocks[row.position // block_size] * block_size + row.position % block_size for row in rows
+        ]
+        + [-1] * fill,
+    }
 
 
 class _Watch(TorchDispatchMode):

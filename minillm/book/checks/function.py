@@ -15,7 +15,7 @@ from minillm.book.checks.checker import PARTS, Checker
 from minillm.book.checks.compare import same
 from minillm.book.checks.draw import Draw
 from minillm.book.checks.failure import CheckFailed
-from minillm.book.checks.patience import SECONDS, within
+from minillm.book.checks.patience import SECONDS, bounded, within
 from minillm.book.checks.snapshot import detached
 from minillm.book.checks.wording import is_array
 
@@ -31,6 +31,7 @@ class Timed:
     what: for the message: "an automaton of 30,000 states". given: from a draw to the arguments.
     hint: what to do about an answer that is too slow. part: where it belongs.
     expected: from the arguments to what is right, where the reference would be too slow itself.
+    lines: of Python that may run, where these tell a slow answer from a fast one on any machine; otherwise seconds do.
     """
 
     what: str
@@ -39,6 +40,7 @@ class Timed:
     part: str = "edges"
     expected: Callable[..., Any] | None = None
     seconds: float = SECONDS
+    lines: int = 0
 
 
 class FunctionChecker(Checker):
@@ -65,8 +67,8 @@ class FunctionChecker(Checker):
     reference:   the right answer. What it returns fixes the kinds: a list is no tuple, float64 no float32, a float
                  none of NumPy's (`kinds=False` where the statement leaves that open).
     examples, edges, random: the cases of the three parts. A mapping has a note on each case, which its failure tells.
-                 `random` makes one case from a `Draw`, and is asked `trials` times; draw the sizes, too, so that a
-                 lecturer's secret seed brings other shapes.
+                 `random` makes one case from a `Draw`, and is asked `trials` times, or once for each of them, which it
+                 is handed; draw the sizes, too, so that a lecturer's secret seed brings other shapes.
     returns:     what the result is called in messages. A tuple of names for a result that is a tuple: each element is
                  compared under its own name. Or a function of the arguments that gives either.
     misconceptions: {hint: wrong function}. A student whose answer to a case is that of the wrong function gets its
@@ -75,6 +77,9 @@ class FunctionChecker(Checker):
                  Write the reference with switches, and a mistake is `functools.partial(reference, dead=False)`.
                  A right but slow function belongs here too, under the hint of the `Timed` case that it fails.
     explain:     (got, expected, *arguments) -> a hint, or None: for hints with numbers in them.
+    observe:     (result, *arguments) -> what is compared, where an argument notes what it was told: its log, and the
+                 result. The arguments are those of this call.
+    form:        (case, got, *arguments): what is to be judged before equality: "a run is a tuple of three".
     also:        (case, got, *arguments): what is to be judged beyond equality. The arguments are those that the
                  student had: a callable object among them (a model that notes what it is asked) tells what it saw.
     timed:       `Timed` cases.
@@ -90,7 +95,7 @@ class FunctionChecker(Checker):
         examples: Cases,
         random: Callable[[Draw], Arguments],
         edges: Cases = (),
-        trials: int = 40,
+        trials: int | tuple = 40,
         returns: str | tuple[str, ...] | Callable[..., str | tuple[str, ...]] = "the result",
         raises: tuple[type[Exception], ...] = (),
         atol: float = 0.0,
@@ -99,6 +104,8 @@ class FunctionChecker(Checker):
         seconds: float = 10,
         timed: tuple[Timed, ...] = (),
         explain: Callable[..., str | None] | None = None,
+        observe: Callable[..., Any] | None = None,
+        form: Callable[..., None] | None = None,
         also: Callable[..., None] | None = None,
         hint: str = "",
         misconceptions: Mapping[str, Callable[..., Any]] | None = None,
@@ -108,7 +115,8 @@ class FunctionChecker(Checker):
         super().__init__(name, hint=hint, misconceptions=misconceptions, forbid=forbid, allow=allow)
         self.reference, self.returns, self.raises, self.timed = reference, returns, raises, timed
         self.cases: dict[str, Cases] = {"example": examples, "edges": edges, "random": self._random}
-        self.make, self.trials, self.explain, self.also = random, trials, explain, also
+        self.make, self.trials = random, trials
+        self.observe, self.explain, self.form, self.also = observe, explain, form, also
         self.atol, self.rtol, self.kinds, self.seconds = atol, rtol, kinds, seconds
         self.parts = {part: functools.partial(self._judge_part, part) for part in PARTS}
         self._seal()
@@ -124,7 +132,9 @@ class FunctionChecker(Checker):
                 self._judge_timed(case, timed)
 
     def _random(self, draw: Draw) -> Iterable[Arguments]:
-        return (self.make(draw) for _ in range(self.trials))
+        if isinstance(self.trials, int):
+            return (self.make(draw) for _ in range(self.trials))
+        return (self.make(draw, one) for one in self.trials)
 
     def _judge_case(self, case: Case, given: Arguments, note: str = "") -> None:
         if not isinstance(given, tuple):
@@ -137,7 +147,9 @@ class FunctionChecker(Checker):
             if isinstance(expected, Raised):
                 case.raises(expected.kind, student, *mine)
                 return
-            got = case.run(student, *mine)
+            got = self._observed(case.run(student, *mine), mine)
+            if self.form:
+                self.form(case, got, *mine)
             self._compare(case, got, expected, given)
         finally:
             case.diagnose = lambda outcome: None
@@ -147,8 +159,16 @@ class FunctionChecker(Checker):
     def _judge_timed(self, case: Case, timed: Timed) -> None:
         given = timed.given(case)
         expected = timed.expected(*given) if timed.expected else self._right(given)
-        got = case.run(_patient(case, timed.what, timed.hint, timed.seconds), *given)
+        if timed.lines:
+            got = bounded(case, timed.lines, timed.hint, case.student, *given)
+        else:
+            got = case.run(_patient(case, timed.what, timed.hint, timed.seconds), *given)
+        got = self._observed(got, given)
+        if self.form:
+            self.form(case, got, *given)
+        case.diagnose = functools.partial(self._hint, given, "", expected)
         self._compare(case, got, expected, given)
+        case.diagnose = lambda outcome: None
         if self.also:
             self.also(case, got, *given)
 
@@ -171,7 +191,7 @@ class FunctionChecker(Checker):
     def _right(self, given: Arguments) -> Any:
         """What the reference says; `Raised` where it raises what the statement asks for."""
         try:
-            return self.reference(*detached(given))
+            return self._outcome(self.reference, given)
         except self.raises as error:
             return Raised(type(error))
 
@@ -180,7 +200,7 @@ class FunctionChecker(Checker):
         for hint, wrong in self.misconceptions.items():
             if hint in slow:
                 continue
-            outcome = _outcome(wrong, given)
+            outcome = self._outcome_or_raised(wrong, given)
             if self._alike(got, outcome) and not self._alike(expected, outcome):
                 return hint
         told = self._explained(given, got, expected) or self._in_another_order(given, got, expected)
@@ -224,7 +244,22 @@ class FunctionChecker(Checker):
 
     def _is_right(self, case: Case, given: Arguments) -> bool:
         expected = self._right(given)
-        return self._alike(_outcome(case.student, given), expected)
+        return self._alike(self._outcome_or_raised(case.student, given), expected)
+
+    def _outcome(self, function: Callable[..., Any], given: Arguments) -> Any:
+        mine = detached(given)
+        return self._observed(function(*mine), mine)
+
+    def _outcome_or_raised(self, function: Callable[..., Any], given: Arguments) -> Any:
+        try:
+            return self._outcome(function, given)
+        except CheckFailed:
+            raise
+        except Exception as error:
+            return Raised(type(error))
+
+    def _observed(self, got: Any, given: Arguments) -> Any:
+        return self.observe(got, *given) if self.observe else got
 
 
 def _patient(case: Case, what: str, hint: str, seconds: float) -> Callable[..., Any]:
@@ -236,15 +271,6 @@ def _patient(case: Case, what: str, hint: str, seconds: float) -> Callable[..., 
 
     patient.__qualname__ = getattr(case.student, "__qualname__", type(case.student).__name__)
     return patient
-
-
-def _outcome(function: Callable[..., Any], given: Arguments) -> Any:
-    try:
-        return function(*detached(given))
-    except CheckFailed:
-        raise
-    except Exception as error:
-        return Raised(type(error))
 
 
 def _precision(got: Any, expected: Any, atol: float, rtol: float) -> str | None:

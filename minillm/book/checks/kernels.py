@@ -1,17 +1,18 @@
 """Runs a student's launcher in Triton's interpreter, for the checks of every chapter with kernels. Built in chapter 11.
 
 Memory that the launcher allocates is NaN at first, so an element that was never stored shows. A lane beyond a tensor's
-end is an error of `record_traffic`; what each program touched is judged by the chapters' own checks.
+end is an error of `record_traffic`; what the programs touched is judged by `touched`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import traceback
 import warnings
-from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy
 import torch
@@ -19,10 +20,25 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from minillm.book.checks.case import Case
-from minillm.book.traffic import OutOfBounds, record_torch_traffic, record_traffic
+from minillm.book.traffic import OutOfBounds, Traffic, record_torch_traffic, record_traffic
 from minillm.kernels.language import MODE
 
-Program = tuple[int, int, int]
+OUTSIDE = (
+    "A lane outside of the matrix needs a mask: that of tl.load, not a tl.where afterwards. Which lanes of this "
+    "program have no number to work on? If the number is inside, the address was made for another shape."
+)
+ONCE = "A kernel is launched by kernel[grid](arguments): once, for all the numbers."
+STRIDE = "A view: its rows lie further apart than they are long. How far, its strides say: x.stride(0) and so on."
+
+
+class _OutsideLaunches(record_torch_traffic):
+    """The torch operations of a launcher. The interpreter brings each argument back after a launch:
+    on a CPU, onto itself."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ == "copy_" and args[0].data_ptr() == args[1].data_ptr():
+            return args[0]
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 class _Poisoned(TorchFunctionMode):
@@ -34,112 +50,101 @@ class _Poisoned(TorchFunctionMode):
         return made.fill_(float("nan")) if fresh and made.is_floating_point() else made
 
 
-def launch(case: Case, *args: Any) -> tuple[Any, Any]:
-    """(what the launcher returned, the traffic of its kernels); fails where it raises or changes an argument."""
+def launch(case: Case, *args: Any, outside: Mapping[str, str] | None = None) -> tuple[Any, Traffic]:
+    """(what the launcher returned, the traffic of its kernels); fails where it raises, changes an argument,
+    leaves a tensor, or has torch compute.
+
+    outside: tensor -> the hint where a program leaves it.
+    """
+    got, traffic, ops = record(case, args, outside=outside or {})
+    no_torch(case, ops)
+    return got, traffic
+
+
+def record(
+    case: Case, args: tuple, *, in_place: bool = False, outside: Mapping[str, str] | None = None
+) -> tuple[Any, Traffic, list[str]]:
+    """(what the launcher returned, the traffic of its kernels, the torch operations that read or wrote numbers).
+
+    in_place: it writes into its arguments. Otherwise what it allocates is NaN at first.
+    """
     if MODE != "interpreted":
         case.fail(
             f"this exercise is judged in Triton's interpreter, and here kernels are {MODE}",
-            hint=(
-                "Restart the notebook and run its first cell before anything else: it sets TRITON_INTERPRET=1. "
-                "Triton needs Linux."
-            ),
+            hint="Restart the notebook and run its first cells before anything else: they set TRITON_INTERPRET=1. "
+            "Triton needs Linux.",
         )
-    seen, outside = [], []
+    seen, caught = [], []
 
     @functools.wraps(case.student)
-    def counted(*args):
-        with record_traffic(poison=True) as traffic, record_torch_traffic() as by_torch, _Poisoned():
+    def recorded(*args):
+        fresh = contextlib.nullcontext() if in_place else _Poisoned()
+        with record_traffic(poison=not in_place) as traffic, _OutsideLaunches() as by_torch, fresh:
             seen.extend((traffic, by_torch))
             try:
                 return case.student(*args)
             except Exception as error:
                 raised = innermost(error)  # the interpreter wraps what a kernel raises
-                # Triton's own: the interpreter lacks something
-                unknown = isinstance(raised, NotImplementedError) and not not_written(raised)
-                if not unknown and not isinstance(raised, OutOfBounds):
+                if not_written(raised):
                     raise raised from error
-                outside.append((raised, error))
+                caught.append((raised, error))
 
-    got = case.run(counted, *args)
-    if outside:
-        raised, error = outside[0]
-        if not isinstance(raised, OutOfBounds):
-            case.fail(
-                f"{case.student.__name__} uses what Triton's interpreter cannot do: {raised}",
-                cause=raised,
-                hint=f"{own_line(error)}. Load by addresses and masks, as the chapter does.",
-            )
-        case.fail(
-            f"{raised}",
-            cause=raised,
-            hint="A lane outside of the matrix needs a mask: that of tl.load, not a tl.where afterwards. "
-            "If its row and its column are inside, the address was made for another shape.",
-        )
+    with numpy.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # "All-NaN slice encountered": the comparison says it better
+        got = case.run(recorded, *args, may_change=in_place)
+    if caught:
+        _tell(case, *caught[0], outside or {})
     traffic, by_torch = seen
-    ops = [name for name, _, _ in by_torch.ops if name not in ("fill_", "copy_")]  # ours, and the interpreter's
+    ours = () if in_place else ("fill_", "copy_")  # ours, and the interpreter's
+    return got, traffic, [name for name, _, _ in by_torch.ops if name not in ours]
+
+
+def _tell(case: Case, raised: Exception, error: Exception, outside: Mapping[str, str]) -> NoReturn:
+    """Fail with what went wrong in a kernel, and in which line of it."""
+    if isinstance(raised, OutOfBounds):
+        hint = next((hint for name, hint in outside.items() if f"'{name}'" in str(raised)), OUTSIDE)
+        case.fail(f"{raised}", cause=raised, hint=STRIDE if "between the elements" in str(raised) else hint)
+    name = case.student.__name__
+    if isinstance(raised, NotImplementedError):  # Triton's own: the interpreter lacks something
+        told = f"{name} uses what Triton's interpreter cannot do: {raised}"
+        advice = "Load by addresses and masks, as the chapter does."
+    else:
+        told = f"{name} raised {type(raised).__name__}: {raised}"
+        advice = _advice(raised)
+    case.fail(told, cause=raised, hint=". ".join(filter(None, (own_line(error), advice))))
+
+
+def _advice(error: Exception) -> str:
+    """What is behind some of the interpreter's less clear messages."""
+    if "is_ptr" in str(error):
+        return "A kernel is launched with a grid: kernel[grid](arguments)"
+    if "object is not iterable" in str(error) or "is not subscriptable" in str(error):
+        return "A pointer has no elements: tl.load(x + 2 * index, mask), not x[2 * index]"
+    return ""
+
+
+def no_torch(case: Case, ops: list[str]) -> None:
     case.true(
         not ops,
         f"a torch operation read or wrote numbers: {ops[0] if ops else ''}",
-        hint=(
-            "All numbers are the kernels' work. Allocate with torch.empty: "
-            "every element is stored later, and zeros would be one more pass."
-        ),
+        hint="All numbers are the kernels' work, and views are free. Allocate with torch.empty: "
+        "every element is stored later, and zeros would be one more pass.",
     )
-    return got, traffic
 
 
-def attend(case: Case, *args: Any) -> tuple[Tensor, Any]:
-    """(the output, the traffic) of the student's launcher, whose kernels are its own."""
+def count_launches(case: Case, traffic: Traffic, wanted: int = 1, told: str = "", hint: str = ONCE) -> None:
+    case.true(traffic.launches, f"no Triton kernel was launched{told}", hint=hint)
+    count, names = len(traffic.launches), ", ".join(one.name for one in traffic.launches)
+    kernels = f"{count} kernel{'s were' if count > 1 else ' was'}"
+    case.true(count == wanted, f"{kernels} launched{told}, expected {wanted}: {names}", hint=hint)
+
+
+def refuse_borrowed(case: Case) -> None:
+    """The student's kernels are its own."""
     borrowed = _borrowed(case.student)
     case.true(
         not borrowed, f"this uses the package's {borrowed}, in a kernel", hint="That is the part to write yourself."
     )
-    with numpy.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # "All-NaN slice encountered": the comparison says it better
-        return launch(case, *args)
-
-
-def by_program(traffic: Any, index: int) -> dict[Program, list]:
-    """The accesses of one launch, program by program, in order."""
-    found = defaultdict(list)
-    for access in traffic.accesses:
-        if access.launch_index == index:
-            found[tuple(access.program)].append(access)
-    return found
-
-
-def elements_of(accesses: list, kind: str, name: str) -> numpy.ndarray:
-    found = [numpy.asarray(a.elements).reshape(-1) for a in accesses if a.kind == kind and a.tensor == name]
-    return numpy.concatenate(found).astype(numpy.int64) if found else numpy.zeros(0, numpy.int64)
-
-
-def only_values(
-    case: Case, got: Any, expected: Tensor, told: str, *, exact: bool = True, hint: str | None = None
-) -> None:
-    """The output's type, shape and values."""
-    case.is_a(got, expected.dtype, f"the output {told}")
-    poison = (
-        "NaN is an element that no program stored, or a masked lane that came into a sum: "
-        "what it holds is undefined unless tl.load has an `other`, 0.0. "
-    )
-    hint = (poison if isinstance(got, Tensor) and got.isnan().any() else "") + (
-        hint
-        or "Tiles go into tl.dot as they were loaded. All sums are in float32, and rounded to the output's dtype once."
-    )
-    same = isinstance(got, Tensor) and got.shape == expected.shape
-    if not exact and same and torch.allclose(got, expected, rtol=3e-2, atol=3e-2):
-        hint = (
-            "Nearly: some number was rounded too early. Tiles go into tl.dot as they were loaded; "
-            "sums stay in float32 to the end."
-        )
-    tolerance = (
-        {}
-        if exact
-        else {"atol": 2e-3, "rtol": 2e-3}
-        if expected.dtype == torch.float16
-        else {"atol": 1e-4, "rtol": 1e-5}
-    )
-    (case.equal if exact else case.close)(got, expected, f"the output {told}\n  the output", hint=hint, **tolerance)
 
 
 def innermost(error: Exception) -> Exception:
