@@ -205,7 +205,7 @@ class FunctionChecker(Checker):
                 return hint
         told = self._explained(given, got, expected) or self._in_another_order(given, got, expected)
         told = told or _precision(got, expected, self.atol, self.rtol)
-        return f"Here {note}. {told or ''}".strip() if note else told
+        return f"Here {note}. {told or self.hint}" if note else told
 
     def _explained(self, given: Arguments, got: Any, expected: Any) -> str | None:
         try:
