@@ -32,6 +32,11 @@ MUTANTS = {
             expect="changed one of its arguments",
         ),
         Mutant(
+            "a sum in float32",
+            replace=("    partial = x @ weight.T\n", "    partial = (x.float() @ weight.float().T).to(x.dtype)\n"),
+            expect="what rank 0 returns",
+        ),
+        Mutant(
             "a rank without columns stays away",
             replace=("    return all_reduce(partial)", "    return all_reduce(partial) if x.shape[1] else partial"),
             expect="Every rank has to make the calls that the others wait for",
@@ -71,6 +76,11 @@ MUTANTS = {
             "kv_of_query by place",
             replace=("head // group - first_kv for head in", "(head - first) // group for head in"),
             expect="split_qkv: ",
+        ),
+        Mutant(
+            "a shard in float32",
+            replace=("return torch.cat(parts), [", "return torch.cat(parts).float(), ["),
+            expect="shard is wrong: another dtype",
         ),
         Mutant(
             "a rank below 0",
@@ -189,6 +199,11 @@ def left_ring(rank, world_size, values, send, recv):
             expect="or a view of them",
         ),
         Mutant(
+            "in float32",
+            replace=("].clone() for c in range(n)]", "].clone().float() for c in range(n)]"),
+            expect="must be a float64 tensor",
+        ),
+        Mutant(
             "in float64",
             replace=("].clone() for c in range(n)]", "].double() for c in range(n)]"),
             expect="must be a float32 tensor",
@@ -246,12 +261,41 @@ def repaired_worker(comm, requests, most):
             expect="the number of calls of mlp on each rank",
         ),
         Mutant(
+            "a bad request costs the rank a step without a row",
+            source="""
+def repaired_worker(comm, requests, most):
+    answers = {name: [] if 0 <= token < VOCABULARY else None for name, token, _ in requests}
+    waiting, running = deque(requests), {}
+    while comm.any(bool(waiting or running)):
+        while waiting and len(running) < most:
+            name, token, count = waiting.popleft()
+            running[name] = token, count
+        running = {name: one for name, one in running.items() if answers[name] is not None}
+        tokens = comm.mlp([token for token, _ in running.values()])
+        for (name, (_, left)), token in zip(list(running.items()), tokens):
+            answers[name].append(token)
+            running[name] = token, left - 1
+            if left == 1:
+                del running[name]
+    return answers
+""",
+            expect="the number of calls of mlp on each rank",
+        ),
+        Mutant(
+            "the next request starts when all have ended",
+            replace=(
+                "        while waiting and len(running) < most:\n",
+                "        idle = not running\n        while idle and waiting and len(running) < most:\n",
+            ),
+            expect="the number of calls of mlp on each rank",
+        ),
+        Mutant(
             "one step more",
             replace=(
                 "    return answers\n",
                 "    comm.mlp([])\n    return answers\n",
             ),
-            expect="and not one more",
+            expect="A request that cannot run costs no step",
         ),
         Mutant(
             "all at once",
@@ -272,7 +316,7 @@ def repaired_worker(comm, requests, most):
                 "    return answers\n",
                 "    return {name: tokens or [] for name, tokens in answers.items()}\n",
             ),
-            expect="None for one that is not in the vocabulary",
+            expect="None if its first token is outside the vocabulary",
         ),
         Mutant(
             "token 0 is bad",
@@ -287,7 +331,7 @@ def repaired_worker(comm, requests, most):
         Mutant(
             "empties the list of requests",
             replace=("    return answers\n", "    requests.clear()\n    return answers\n"),
-            expect="It is not to be changed",
+            expect="Copy the list before you take requests out of it",
         ),
     ],
     "fewest_bubbles": [

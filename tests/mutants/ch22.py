@@ -23,6 +23,11 @@ MUTANTS = {
             replace=("tokens[len(self.output) - position :", "tokens[:"),
             expect="the tokens for the client",
         ),
+        Mutant(
+            "a stop token in the prompt ends the output",
+            replace=("self.alive = [], False, 0, False", "self.alive = [], stop in prompt, 0, False"),
+            expect="the prompt holds the stop token",
+        ),
         Mutant("leaves gaps", replace=("if position > len(self.output):", "if False:"), expect="leaves a gap"),
         Mutant(
             "starts again",
@@ -62,12 +67,12 @@ MUTANTS = {
         Mutant(
             "a lost flight still counts",
             replace=("self.alive = self.alive and not again", "pass"),
-            expect="nothing of a lost flight counts",
+            expect="no message of a lost flight counts",
         ),
         Mutant(
             "no checks",
             replace=("if not prompt or max_tokens < 1:", "if False:"),
-            expect="A prompt has a token at least",
+            expect="A prompt has at least one token",
         ),
         Mutant(
             "flight 0 counts",

@@ -15,7 +15,7 @@ MUTANTS = {
         Mutant(
             "sends what is empty",
             replace=("elif text or reasons[index]:", "else:"),
-            expect="not worth sending",
+            expect="Leave out a chunk without text",
         ),
         Mutant(
             "by number, not by arrival",
@@ -157,7 +157,7 @@ def read_line(reader, line, events):
             replace=('value = value.removeprefix(" ")', "value = value.strip()"),
             expect="event_reader: ",
         ),
-        Mutant("any digits", replace=('re.fullmatch("[0-9]+", value)', "value.isdigit()"), expect="Digits 0 to 9"),
+        Mutant("any digits", replace=('re.fullmatch("[0-9]+", value)', "value.isdigit()"), expect="the digits 0 to 9 alone"),
         Mutant("any id", replace=('name == "id" and "\\0" not in value', 'name == "id"'), expect="event_reader: edges"),
         Mutant(
             "an event without data",
@@ -354,7 +354,7 @@ def packed_lora(x, a, b, starts, scales, slots):
                 ),
                 "",
             ),
-            expect="look at is_gone, before the engine's step",
+            expect="check is_gone before the engine's step",
         ),
         Mutant(
             "left alone at the start",
@@ -365,7 +365,7 @@ def packed_lora(x, a, b, starts, scales, slots):
                 ),
                 "        client.start()\n",
             ),
-            expect="then open must release what it has added",
+            expect="then open must release the request that it has added",
         ),
         Mutant(
             "only resets", replace=("except OSError:", "except ConnectionResetError:"), expect="raised TimeoutError"
@@ -460,10 +460,10 @@ class RepairedService:
         Mutant(
             "never forgets a failure",
             replace=("failures = 0 if len(said) > before else failures + 1", "failures += len(said) == before"),
-            expect="doubled for each fruitless connection in a row",
+            expect="with f fruitless attempts in a row",
         ),
         Mutant(
-            "waits without limit", replace=("min(30.0, 0.5 * 2**failures)", "0.5 * 2**failures"), expect="at most 30"
+            "waits without limit", replace=("min(30.0, 0.5 * 2**failures)", "0.5 * 2**failures"), expect="Sleep min(30"
         ),
         Mutant(
             "leaves connections open",
@@ -471,7 +471,7 @@ class RepairedService:
                 "            finally:\n                connection.close()\n",
                 "            finally:\n                pass\n",
             ),
-            expect="Close each connection that was made, once",
+            expect="Close each connection exactly once",
         ),
         Mutant(
             "closes only broken ones",
@@ -479,7 +479,7 @@ class RepairedService:
                 "            finally:\n                connection.close()\n",
                 "            except ConnectionError:\n                connection.close()\n                raise\n",
             ),
-            expect="Close each connection that was made, once",
+            expect="Close each connection exactly once",
         ),
         Mutant(
             "reads it all first",

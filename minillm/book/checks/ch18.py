@@ -75,23 +75,23 @@ check_best_length = FunctionChecker(
     explain=_times,
     atol=1e-9,
     rtol=1e-9,
-    hint="Milliseconds of a step over tokens of a step, with one more token for each request than was drafted.",
+    hint="Divide a step's time by the tokens it generates. In a step, a request has one more token than it drafted.",
     misconceptions={
         "Times that are equal after round(ms, 9) are equal.": partial(best_length, decimals=15),
         "Of equally good lengths the shortest.": partial(best_length, better=lambda ms, best: ms <= best),
         "Nine decimal places decide, not fewer.": partial(best_length, decimals=6),
-        "Times need neither fall nor rise all the way, so every length must be tried.": partial(
-            best_length, patient=False
-        ),
+        "The times may rise and then fall again: try every length.": partial(best_length, patient=False),
         "A length of 0 is one of the choices.": partial(best_length, shortest=1),
-        "The target's own token comes in every step: the draft is on top of it.": partial(best_length, own=1e-12),
+        "In every step the target adds a token of its own to the accepted draft tokens.": partial(
+            best_length, own=1e-12
+        ),
         "A draft token counts only if all before it were accepted: multiply the chances.": partial(
             best_length, chance=lambda before, chance: chance
         ),
         "One pass of the draft model serves the whole batch.": partial(best_length, passes=lambda n, batch: n * batch),
         "The draft model runs once for each draft token.": partial(best_length, passes=lambda n, batch: min(n, 1)),
-        "Drafting takes its time too.": partial(best_length, passes=lambda n, batch: 0),
-        "Each request of the batch gets its tokens.": partial(best_length, requests=lambda batch: 1),
+        "Drafting takes time, too.": partial(best_length, passes=lambda n, batch: 0),
+        "A step generates tokens for every request of the batch.": partial(best_length, requests=lambda batch: 1),
     },
     forbid=("minillm.speculative.adaptive.AdaptiveLength",),
 )
@@ -143,7 +143,7 @@ check_second_chance = FunctionChecker(
     edges=_chance_edges(),
     random=_random_chances,
     trials=120,
-    hint="Keep what is still to be given out: first p, after a rejection max(rest - q, 0), divided by its sum.",
+    hint="Keep the rest: at first p, after each rejection max(rest - q, 0) divided by its sum.",
     misconceptions={
         "Do not divide by the running sum's end: where it never exceeds `last`, take the last token with a rest.":
             partial(second_chance, ends_at_one=True),
@@ -158,13 +158,13 @@ check_second_chance = FunctionChecker(
         "After a rejection the rest is divided by its sum, before the next draft token is tried.": partial(
             second_chance, normalise=False
         ),
-        "A draft token is compared with what is left to give out after the rejections before it, not with p.": partial(
+        "A draft token is compared with the rest after the rejections before it, not with p.": partial(
             second_chance, accept_p=True
         ),
-        "Each rejection takes its own q off what the one before has left, not off p.": partial(
+        "Each rejection subtracts its own q from the rest that the one before has left, not from p.": partial(
             second_chance, update=False
         ),
-        "After the last rejection draw from the rest, not from p: the draft tokens have had their part of p.": partial(
+        "After the last rejection draw from the rest, not from p.": partial(
             second_chance, rest_from_p=True
         ),
         "All draft tokens are tried.": partial(second_chance, most=1),

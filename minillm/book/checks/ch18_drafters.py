@@ -29,7 +29,7 @@ check_ngram_votes = Checker(
 )
 check_repair_drafter = Checker(
     "repair_drafter",
-    hint="Remember which token lies in which slot. What is right there need not be read again; what is not, must.",
+    hint="Remember which token is in which KV slot, and read from the first one on that is wrong or empty.",
     forbid=("minillm.speculative.draft_model.DraftState", "minillm.speculative.draft_model.ModelDrafter"),
 )
 
@@ -173,7 +173,7 @@ def _follows(case: Case, text: list[int], steps: list[tuple[int, ...]]) -> None:
                 "A call with count=0 reads nothing."
                 if not count
                 else (
-                    f"{same} slots hold what they should: only what comes after them is read, all of it at once, "
+                    f"The first {same} KV slots hold what they should: read only what comes after them, all at once, "
                     "and then one draft token after the other, but not the last."
                 )
             ),
@@ -194,5 +194,5 @@ def _what_lies_there(model: ToyModel, text: list[int], right: list[int]) -> str 
     wanted = [*text, *right]
     for place, (found, token) in enumerate(zip(model.slots, wanted[: len(text)])):
         if found != token:
-            return f"Slot {place} holds {found}, and the text has {token} there. Which step should have read it?"
-    return f"Slot {len(model.slots)} was never written." if len(model.slots) < len(text) else None
+            return f"KV slot {place} holds {found}, and the text has {token} there. Which step should have read it?"
+    return f"KV slot {len(model.slots)} was never written." if len(model.slots) < len(text) else None

@@ -151,10 +151,10 @@ class Votes:
 
 
 class ToyModel:
-    """A draft model for experiments, with a cache of one slot a token.
+    """A draft model for experiments, with a cache of one KV slot per token.
 
-    `read(token_ids, start)` writes them into the slots from `start` on, and returns the token that it predicts after
-    each of them, looking at everything in the cache up to there. As in a real cache, a slot that was never written
+    `read(token_ids, start)` writes the tokens into the KV slots from `start` on, and returns the token that it predicts
+    after each of them, given everything in the cache up to there. As in a real cache, a KV slot that was never written
     holds something all the same (here a 0), and one that was written stays as it is until it is written again.
     """
 
@@ -166,7 +166,7 @@ class ToyModel:
         token_ids = [int(token) for token in token_ids]
         if not token_ids or start < 0:
             raise ValueError(
-                f"read(token_ids={token_ids}, start={start}): at least one token, from a place of 0 or more"
+                f"read(token_ids={token_ids}, start={start}): read at least one token, into KV slot 0 or a later one"
             )
         self.reads.append((start, token_ids))
         end = start + len(token_ids)
@@ -176,7 +176,7 @@ class ToyModel:
 
 
 def says(text: Sequence[int]) -> int:
-    """What a ToyModel predicts after a text: depends on every token and its place."""
+    """What a ToyModel predicts after a text: depends on every token and its position."""
     return sum((7 * place + 3) * (token + 1) for place, token in enumerate(text)) * 31 // 8 % VOCABULARY
 
 

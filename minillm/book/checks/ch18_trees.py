@@ -99,10 +99,10 @@ check_verify_tree = FunctionChecker(
         "A token sees itself, too.": partial(verify_tree, itself=False),
         "Every token of the tree sees the whole text before the tree.": partial(verify_tree, text=False),
         "mask[i, j]: whether i sees j. Here the ancestors see their descendants.": partial(verify_tree, children=True),
-        "A token's position is the text's length and its depth, not its place in the list.": partial(
+        "A token's position is the text's length plus its depth, not its index in the list.": partial(
             verify_tree, by_place=True
         ),
-        "The root's children stand directly after the text: the first position is its length.": partial(
+        "Tokens with parent -1 stand directly after the text: their position is its length.": partial(
             verify_tree, shifted=1
         ),
         "All children of a node are candidates, not only the first.": partial(verify_tree, first_only=True),
@@ -178,18 +178,20 @@ check_by_position = FunctionChecker(
     random=_random_traces,
     atol=1e-9,
     rtol=1e-9,
-    hint="A position counts only the drafts that have it and of which everything before it was accepted.",
+    hint="At a position, a draft counts if it has this position and all its tokens before it were accepted.",
     misconceptions={
-        "A draft whose first token is rejected says nothing about the second: count those that came so far.": partial(
+        "A draft whose first token is rejected says nothing about the second: count only checked tokens.": partial(
             by_position, unconditional=True
         ),
-        "Divide by the drafts that were looked at in this position, not by all.": partial(by_position, all_drafts=True),
-        "The one rate for all positions is accepted over looked at, not the mean of the rates.": partial(
+        "Divide by the draft tokens that were checked at this position, not by all drafts.": partial(
+            by_position, all_drafts=True
+        ),
+        "The one rate for all positions is accepted over checked, not the mean of the rates.": partial(
             by_position, mean=True
         ),
         "The target's own token comes in every step, and counts.": partial(by_position, own=0),
         "Each draft has a length of its own; the prediction uses it.": partial(by_position, whole=True),
-        "Draft tokens after the first rejection were not looked at: they belong to no rate.": partial(
+        "Draft tokens after the first rejection were not checked: they belong to no rate.": partial(
             by_position, drafted=True
         ),
     },

@@ -86,12 +86,12 @@ check_how_far = FunctionChecker(
     trials=150,
     returns=("valid", "viable"),
     misconceptions={
-        "A state from which no end can be reached is dead: a beginning that leads there is not viable.": partial(
+        "A state from which no end can be reached is dead: a prefix that leads there is not viable.": partial(
             lengths, dead=False
         ),
         "First the valid length, then the viable one.": lambda *given: lengths(*given)[::-1],
-        "The empty beginning counts too: it is valid if state 0 may end.": partial(lengths, empty=False),
-        "Look at each move once: keep for each state who moves into it, and a queue.": partial(
+        "The empty prefix counts, too: it is valid if 0 is in may_end.": partial(lengths, empty=False),
+        "Look at each move once: list for each state the states that move into it, and use a queue.": partial(
             lengths, alive=alive_by_rounds
         ),
     },
@@ -99,7 +99,7 @@ check_how_far = FunctionChecker(
         Timed(
             "an automaton of 30,000 states",
             _long_chain,
-            hint="Look at each move once: keep for each state who moves into it, and a queue.",
+            hint="Look at each move once: list for each state the states that move into it, and use a queue.",
         ),
     ),
     forbid=_GRAMMAR,
@@ -196,7 +196,9 @@ check_token_lists = FunctionChecker(
 DIGITS, LETTERS = frozenset(b"0123456789"), frozenset(b"abcdefghijklmnopqrstuvwxyz")
 
 check_template = Checker(
-    "template", hint="Keep all places (part, bytes of it that were read) where the text may be.", forbid=_GRAMMAR
+    "template",
+    hint="Keep all places (part, how many bytes it has taken) that the text may have reached.",
+    forbid=_GRAMMAR,
 )
 
 
@@ -229,7 +231,7 @@ def _template_edges(case: Case) -> None:
             case.run(template.read, state, token) is None,
             token == b"b",
             f"whether read(start, {token!r}) is None",
-            hint="read must not change the state it is given; no places left is None.",
+            hint="read must not change the state it is given, and returns None if no place is left.",
         )
 
 
@@ -241,7 +243,7 @@ def _template_random(case: Case) -> None:
     with within(
         case,
         "300 bytes in a template of 20 slots",
-        "Trying one way after the other never ends. Keep a set of places: the same place need not be there twice.",
+        "Trying one division of the bytes after the other takes too long. Keep the set of all places reached so far.",
     ):
         template = case.run(case.student, [Slot(frozenset(b"a"), 5, 50) for _ in range(20)])
         state = case.run(template.read, case.run(template.start), b"a" * 300)
@@ -268,14 +270,14 @@ def _reads(case: Case, parts: list, tokens: list[bytes], alive: bool = False) ->
         case.true(
             after is None or reached,
             f"{told}: no valid text goes on like this, but read gave a state",
-            hint="No places left is None; and mind `high`.",
+            hint="Return None if no place is left. A gap that has taken `high` bytes takes no more.",
         )
         case.true(
             after is not None or not reached,
             f"{told}: some valid text goes on like this, but read gave None",
             hint=(
-                "A byte may belong to the slot or to what follows it: keep both places. "
-                "Parts that may be empty can be left at once."
+                "A byte may belong to the gap or to the part after it: keep both places. "
+                "A gap with low=0 may be passed without a byte."
             ),
         )
         if reached:
@@ -285,8 +287,8 @@ def _reads(case: Case, parts: list, tokens: list[bytes], alive: bool = False) ->
                 oracle.may_end(places),
                 f"may_end after {said!r} in {parts}",
                 hint=(
-                    "It may end when the place behind the last part is reached without reading. "
-                    "A byte that fits a slot and what follows it keeps both places."
+                    "The text may end if the place behind the last part is reached without reading more. "
+                    "A byte that fits a gap and the part after it keeps both places."
                 ),
             )
         elif not alive:

@@ -85,8 +85,8 @@ def _asked_once(case: Case, got: Any, after: Model, prompt: tuple, neutral: tupl
         case.true(times == 1, f"the model was asked {times} times after {ids}", hint=_ASKS_AGAIN)
 
 
-_ASKS_AGAIN = "Keep its answers in a dictionary, by the whole tuple of ids."
-_ASKS_BEHIND_THE_END = "After the last token of a choice nothing is asked."
+_ASKS_AGAIN = "Keep every result in a dictionary, by the whole tuple of ids."
+_ASKS_BEHIND_THE_END = "No call is needed after the last token of a choice."
 _TABLE = {(9,): [0.5, 0.3, 0.2], (8,): [0.8, 0.1, 0.1], (9, 0): [0.1, 0.1, 0.8], (8, 0): [0.1, 0.1, 0.8]}
 
 
@@ -116,7 +116,7 @@ def _random_choices(draw: Draw) -> tuple:
 check_select_by_gain = FunctionChecker(
     "select_by_gain",
     gains,
-    hint="Token k of a choice is asked for after the prompt and the choice's first k tokens.",
+    hint="The log-probability of token k is in the list for the prompt and the choice's first k tokens.",
     examples=[(Model(3, 0, table=_TABLE), (9,), (8,), [(0, 2), (1,), (2,)])],
     edges=_gain_edges,
     random=_random_choices,
@@ -135,7 +135,9 @@ check_select_by_gain = FunctionChecker(
         "The largest gain; ties go to the first.": partial(
             gains, best=lambda found: len(found) - 1 - found[::-1].index(max(found))
         ),
-        "Token k of a choice is asked for after the choice's first k tokens, without itself.": partial(gains, late=1),
+        "The log-probability of token k comes from the choice's first k tokens, without token k itself.": partial(
+            gains, late=1
+        ),
         _ASKS_AGAIN: partial(gains, known=False),
         _ASKS_BEHIND_THE_END: _with_the_end,
     },
@@ -282,9 +284,7 @@ check_jump = FunctionChecker(
         "At most most_back tokens may be taken back; otherwise keep all, and encode the forced text alone.": partial(
             jumped, limit=False
         ),
-        "That spells less than what was said. Then the jump is given up: (len(said), []).": partial(
-            jumped, least=False
-        ),
+        "That is less text than `said` has. Then there is no jump: (len(said), []).": partial(jumped, least=False),
         _ENCODES_AGAIN: _encodes_again,
     },
     also=_encodes_twice,

@@ -50,7 +50,7 @@ def _random_prompt(draw: Draw) -> tuple:
 def _explain_heal(got, expected, token_ids, vocabulary, most) -> str | None:
     if isinstance(got, tuple) and len(got) == 2 and got[0] != expected[0]:
         rest = b"".join(vocabulary[token] for token in token_ids[len(expected[0]) :])
-        return f"Taken back is the text {rest!r}, of {len(token_ids) - len(expected[0])} tokens."
+        return f"Taken back should be {rest!r}: {len(token_ids) - len(expected[0])} tokens."
     return None
 
 
@@ -137,7 +137,7 @@ def _random_pieces(draw: Draw) -> tuple:
 check_tell = FunctionChecker(
     "tell",
     telling,
-    hint="Keep what is not told yet, and look for the marks in all of it.",
+    hint="Keep what was not sent yet, and look for the marks in all of it.",
     examples=[
         (["Yes. <to", 'ol>{"a"', ": 1}</tool", "> Done."], *MARKS),
         (["a < b", "", " <tool"], *MARKS),
@@ -161,15 +161,15 @@ check_tell = FunctionChecker(
     returns="what is told after each piece",
     misconceptions={
         "A mark may be spread over several pieces.": partial(telling, joined=False),
-        "What may be the beginning of a mark waits for the next piece.": partial(telling, hold=lambda text, begin: 0),
-        "Text that cannot begin a mark is told at once.": partial(
+        "Hold back what may be the beginning of a mark, until the next piece.": partial(
+            telling, hold=lambda text, begin: 0
+        ),
+        "Text that cannot begin a mark is sent at once.": partial(
             telling, hold=lambda text, begin: min(len(begin) - 1, len(text))
         ),
-        "The longest end of the text that may begin a mark waits, not the shortest.": partial(
-            telling, hold=_last_may_begin
-        ),
+        "Hold back the longest suffix that may begin a mark, not the shortest.": partial(telling, hold=_last_may_begin),
         "The end mark counts behind the begin mark; in front of it, it is text.": partial(telling, behind=False),
-        "The source of a call is told as it is, spaces too.": partial(telling, whole=str.strip),
+        "Return the source of a call unchanged, spaces included.": partial(telling, whole=str.strip),
     },
     forbid=_PARSERS,
 )

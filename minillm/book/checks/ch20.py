@@ -65,6 +65,7 @@ def _row_edges(case: Case) -> None:
     for world_size in (3, 5, 6, 7):
         _row(case, [2] * world_size, 2, 9)  # a bias divided by the ranks does not add up to itself
     _row(case, [2, 2], 3, 4, dtype=torch.float64)
+    _row(case, [2, 3], 3, 4, dtype=torch.float16)
 
 
 @check_row_parallel.part("random")
@@ -77,7 +78,8 @@ def _row_random(case: Case) -> None:
 def _row(case: Case, widths: list[int], tokens: int, out: int, bias: bool = True, dtype=torch.float32) -> None:
     """Whole numbers, so that every order of adding gives the same bits."""
     x, weight = (case.randint(-9, 10, rows, sum(widths)).to(dtype) for rows in (tokens, out))
-    added = (case.randint(1, 10**6, out) * 2 + 1).to(dtype) if bias else None
+    x = x * (2**30 + 1) if dtype == torch.float64 else x  # sums that float32 would round
+    added = (case.randint(1, 400 if dtype == torch.float16 else 10**6, out) * 2 + 1).to(dtype) if bias else None
     ends = [sum(widths[: rank + 1]) for rank in range(len(widths))]
     calls: list[list[Tensor]] = [[] for _ in widths]
 
@@ -154,7 +156,12 @@ def _all_ranks(*shapes: tuple[int, int, int, int]) -> Callable[[Draw], list[tupl
 def _split_edges(draw: Draw) -> list[tuple]:
     shapes = ((4, 2, 8, 1), (4, 4, 8, 3), (5, 1, 4, 3), (8, 2, 4, 8), (12, 4, 4, 5), (7, 7, 4, 7))
     refused = ((0, 0), (5, 0), (2, 2), (2, -1), (-1, 0))
-    return [*_all_ranks(*shapes)(draw), *(_qkv(draw, 4, 2, 4, *ranks) for ranks in refused)]
+    dtypes = (torch.float64, torch.bfloat16)
+    return [
+        *_all_ranks(*shapes)(draw),
+        *(_qkv(draw, 4, 2, 4, *ranks) for ranks in refused),
+        *((weight.to(dtype), *sizes) for dtype in dtypes for weight, *sizes in [_qkv(draw, 6, 3, 4, 2, 1)]),
+    ]
 
 
 def _heads(got: object, expected: object, weight: Tensor, heads: int, kv: int, dim: int, ranks: int, rank: int) -> str:
@@ -207,6 +214,8 @@ def _ring_edges(case: Case) -> None:
     _ring(case, 5, 3)  # chunks without an element
     _ring(case, 3, 0)
     _ring(case, 8, 64)
+    _ring(case, 3, 8, torch.float64)
+    _ring(case, 2, 5, torch.float16)
 
 
 @check_left_ring.part("random")
@@ -215,8 +224,13 @@ def _ring_random(case: Case) -> None:
         _ring(case, case.randint(1, 8), case.randint(0, 40))
 
 
-def _ring(case: Case, n: int, size: int) -> None:
+def _ring(case: Case, n: int, size: int, dtype: torch.dtype = torch.float32) -> None:
+    """Numbers of 0 to 4 digits in float32; in another dtype fractions of 64, which every order adds up to the same."""
     values = [case.randn(size) * 10 ** case.randint(0, 4) for _ in range(n)]
+    if dtype != torch.float32:
+        values = [(case.randint(-64, 65, size) / 64).to(dtype) for _ in range(n)]
+    if dtype == torch.float64:
+        values = [part * (2**30 + 1) for part in values]
     sent: list[list[tuple[int, int]]] = [[] for _ in range(n)]
     sources: list[set[int]] = [set() for _ in range(n)]
 
@@ -234,7 +248,7 @@ def _ring(case: Case, n: int, size: int) -> None:
     @wraps(case.student)
     def answer(rank: int, n: int, own: Tensor, *links: Callable) -> Tensor:
         got = case.student(rank, n, own, *links)
-        case.is_a(got, torch.float32, f"the result of rank {rank}")
+        case.is_a(got, dtype, f"the result of rank {rank}")
         shares = got.untyped_storage().data_ptr() == own.untyped_storage().data_ptr()
         case.true(not (size and shares), f"rank {rank} returns its own values, or a view of them ({told})",
                   hint="The result is a new tensor, also where there is one rank.")  # fmt: skip
@@ -247,7 +261,8 @@ def _ring(case: Case, n: int, size: int) -> None:
         total += part.double()
     for rank, got in enumerate(results):
         hint = f"Here: {told}; chunks begin at {bounds[:-1]}."
-        case.close(got, total.float(), f"the result of rank {rank}", atol=0.02, rtol=1e-4, hint=hint)
+        close = {"atol": 0.02, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.0, "rtol": 0.0}
+        case.close(got, total.to(dtype), f"the result of rank {rank}", **close, hint=hint)
         case.true(torch.equal(got, results[0]), f"ranks 0 and {rank} have results with different bits ({told})",
                   hint="In the second half a received chunk replaces the own one; nothing is added.")  # fmt: skip
         to = {peer for peer, _ in sent[rank]}

@@ -102,7 +102,9 @@ def _edges(case: Case) -> None:
     _serve(case, [[("A", 250, 2)], [("B", 3, 2)]], 2)  # not in the vocabulary
     _serve(case, [[("A", -1, 2)], [("B", 100, 1)]], 2)  # nothing that can be served
     _serve(case, [[("A", 0, 2)], [("B", 99, 1)]], 2)  # the first and the last token of the vocabulary
-    _serve(case, [[("A", 120, 1), ("B", 3, 2)], [("C", 4, 5)]], 1)  # a bad request takes no place in the batch
+    _serve(case, [[("A", 120, 1), ("B", 3, 2)], [("C", 4, 5)]], 1)
+    _serve(case, [[("A", 120, 1), ("B", 3, 2)], [("C", 4, 1)]], 1)  # a bad request costs no step
+    _serve(case, [[("A", 3, 1), ("B", -5, 4), ("C", 4, 2), ("D", 5, 3)], []], 2)
     _serve(case, [[("A", 1, 9)], [("B", 2, 1)], [("C", 3, 5)], []], 3)
 
 
@@ -113,21 +115,24 @@ def _random(case: Case) -> None:
         for _ in range(case.randint(1, 5)):
             requests = []
             for _ in range(case.randint(0, 5)):
-                token = case.randint(-2, 105) if case.rng.random() < 0.3 else case.randint(0, 100)
+                token = case.rng.choice((-1, 100, 105)) if case.rng.random() < 0.2 else case.randint(0, 100)
                 requests.append((f"r{next(names)}", token, case.randint(1, 6)))
             work.append(requests)
         _serve(case, work, case.randint(1, 4))
 
 
 def _serve(case: Case, work: list[list[Request]], most: int) -> None:
-    told = f"{len(work)} ranks with {work}, at most {most} at a time"
+    told = f"{len(work)} rank{'s' * (len(work) > 1)} with {work}, at most {most} at a time"
 
     def worker(comm: Comm, requests: list[Request], limit: int) -> Any:
         name, given = getattr(case.student, "__name__", "the worker"), list(requests)
         try:
             answers = case.student(comm, given, limit)
             case.equal(
-                given, requests, f"the list of requests after the call ({told})", hint="It is not to be changed."
+                given,
+                requests,
+                f"the list of requests after the call ({told})",
+                hint="Copy the list before you take requests out of it.",
             )
             return answers
         except (Hang, CheckFailed):
@@ -149,11 +154,19 @@ def _serve(case: Case, work: list[list[Request]], most: int) -> None:
     for rank, (requests, got) in enumerate(zip(work, results)):
         expected, own = _expected(requests, most)
         steps = max(steps, own)
-        case.equal(got, expected, f"the answers of rank {rank} ({told})",
-                   hint="A list of tokens for each request, None for one that is not in the vocabulary.")  # fmt: skip
+        case.equal(
+            got,
+            expected,
+            f"the answers of rank {rank} ({told})",
+            hint="A list of tokens for each request, None if its first token is outside the vocabulary.",
+        )
     counts = [sum(call.startswith("mlp") for call in own) for own in calls]
-    case.equal(counts, [steps] * len(work), f"the number of calls of mlp on each rank ({told})",
-               hint="As many as the rank with the most steps needs, and not one more.")  # fmt: skip
+    case.equal(
+        counts,
+        [steps] * len(work),
+        f"the number of calls of mlp on each rank ({told})",
+        hint="As many as the rank with the most steps needs. A request that cannot run costs no step.",
+    )
 
 
 def _expected(requests: list[Request], most: int) -> tuple[dict[str, list[int] | None], int]:

@@ -9,7 +9,7 @@ from minillm.book.checks.ch20_oracle import fewest_slots
 from minillm.book.checks.patience import within
 
 check_fewest_bubbles = Checker(
-    "fewest_bubbles", hint="A request with a long way to go should not wait: which way is the longest?"
+    "fewest_bubbles", hint="First comes the request that needs the most time slots until its last pass enters."
 )
 
 
@@ -29,13 +29,21 @@ def _edges(case: Case) -> None:
     _plan(case, [(4, 1), (1, 1), (1, 1)], 3)
     _plan(case, [(1, 2)] * 4, 3)  # as many as stages, and one more
     _plan(case, [(3, 1), (2, 2), (1, 3)], 4)
-    with within(case, "12 requests", "Decide slot by slot, and never try all orders of so many requests."):
+    with within(
+        case,
+        "12 requests",
+        "Decide one time slot after the other. So many requests have too many orders to try them all.",
+    ):
         requests = [(place % 4 + 1, place % 5) for place in range(12)]
         got = case.call(requests, 4)
         _is_valid(case, got, requests, 4)
         passes = sum(chunks + tokens for chunks, tokens in requests)
-        case.equal(len(got), passes, "the number of slots for 12 requests on 4 stages",
-                   hint="So many requests fill every slot, if those with many tokens left go first.")  # fmt: skip
+        case.equal(
+            len(got),
+            passes,
+            "the number of time slots for 12 requests on 4 stages",
+            hint="So many requests leave no time slot empty, if those with many tokens left go first.",
+        )
 
 
 @check_fewest_bubbles.part("random")

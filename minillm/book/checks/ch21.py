@@ -85,17 +85,21 @@ check_route_tokens = FunctionChecker(
     random=_random_routes,
     raises=(ValueError,),
     rtol=1e-5,
-    hint="The bias takes part in the choice alone; weights are sigmoids over their sum, experts ascending.",
+    hint="Choose by score plus bias; weigh by the scores alone, divided by their sum; experts in ascending order.",
     misconceptions={
         "k is from 1 to num_experts: raise ValueError otherwise.": partial(routed, refuses=False),
-        "The bias chooses, and does not weigh.": partial(routed, weigh=lambda scores, bias: scores + bias),
-        "The bias takes part in the choice.": partial(routed, choose=lambda scores, bias: scores),
+        "The bias chooses experts; it is not part of their weights.": partial(
+            routed, weigh=lambda scores, bias: scores + bias
+        ),
+        "Experts are chosen by score plus bias.": partial(routed, choose=lambda scores, bias: scores),
         "A score is the sigmoid of one logit, not a softmax.": partial(
             routed, score=lambda logits: logits.float().softmax(-1)
         ),
         "The experts of a token stand in ascending order, each with its own weight.": partial(routed, ascending=False),
-        "Of equal experts the smaller numbers are chosen.": partial(routed, ties=-1),
-        "The weights of a token add up to 1: divide by the sum of the chosen scores.": partial(routed, norm=False),
+        "Of experts with equal sums, the smaller indices are chosen.": partial(routed, ties=-1),
+        "The weights of a token add up to 1: divide by the sum of the scores of its chosen experts.": partial(
+            routed, norm=False
+        ),
         "Compute in float32: .float() comes before the sigmoid.": partial(
             routed, score=lambda logits: logits.sigmoid().float()
         ),
@@ -143,7 +147,7 @@ check_align_rows = FunctionChecker(
         (torch.tensor([[0, 1]] * 4), 2, 64),  # tiles larger than the batch
     ],
     random=_random_choices,
-    hint="Rows of an expert keep the order of their numbers; only the end of its last tile is -1.",
+    hint="The assignments of an expert are in ascending order, and -1 stands only at the end of its last tile.",
     misconceptions={
         "An expert without assignments has no tile.": partial(
             aligned, tiles_of=lambda count, tile: max(1, -(-count // tile))
@@ -153,9 +157,9 @@ check_align_rows = FunctionChecker(
         ),
         "The assignments of one expert stand in ascending order: sort with stable=True.": partial(aligned, order=-1),
         "The padding is -1.": partial(aligned, fill=-2),
-        "The inverse has the place of each assignment, in the order of the assignments: inverse[order] = places.":
+        "The inverse has the index in rows of each assignment, in their order: inverse[order] = places.":
             partial(aligned, inverted=False),
-        "The tiles stand in the order of the rows.": partial(aligned, tile_order=-1),
+        "The tiles are in the order of the rows.": partial(aligned, tile_order=-1),
     },
     forbid=tuple(f"minillm.kernels.grouped_matmul.{name}" for name in ("sort_by_expert", "SortedRows")),
 )  # fmt: skip
@@ -246,7 +250,7 @@ check_grouped_tiles = FunctionChecker(
     rtol=1e-5,
     hint="Row i belongs to token rows[i] // k and to the expert of tile i // tile; a row of -1 is zero.",
     misconceptions={
-        "Where rows[i] is -1 the row is zero: x[-1] is the last token.": partial(grouped, padding=True),
+        "Where rows[i] is -1 the row is zero: the index -1 gathers the last token.": partial(grouped, padding=True),
         "Row i belongs to token rows[i] // k: rows holds assignments.": partial(
             grouped, token_of=lambda number, k: number
         ),
@@ -278,8 +282,10 @@ def _place_edges(case: Case) -> None:
     _places(case, [0, 0, 0, 0], 2, 3)
     _places(case, [9, 0, 0], 3, 1)
     _places(case, [12, 12, 1, 1], 2, 3)
-    case.raises(ValueError, case.student, [1, 1, 1], 1, 2, hint="Two places do not hold three experts.")
-    case.raises(ValueError, case.student, [1, 1], 2, 3, hint="A rank holds an expert once.")
+    case.raises(ValueError, case.student, [1, 1, 1], 1, 2, hint="One rank of two cannot hold three experts.")
+    case.raises(
+        ValueError, case.student, [1, 1], 2, 3, hint="A rank cannot hold three different experts where there are two."
+    )
 
 
 @check_place_replicas.part("random")
@@ -301,7 +307,9 @@ def _places(case: Case, load: list[float], ranks: int, each: int) -> None:
             f"rank {rank} holds {held}; it must hold {each} different experts of {len(load)}",
         )
     missing = set(range(len(load))) - {expert for held in got for expert in held}
-    case.true(not missing, f"no rank holds expert {min(missing, default=0)}", hint="Every expert needs a place.")
+    case.true(
+        not missing, f"no rank holds expert {min(missing, default=0)}", hint="Every expert is on at least one rank."
+    )
     best, found = best_largest_load(tuple(load), ranks, each), largest_load(load, got)
     case.true(
         found <= 1.1 * best + 1e-9,

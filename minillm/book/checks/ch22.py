@@ -86,15 +86,13 @@ check_pick = FunctionChecker(
     raises=(ValueError,),
     explain=_costs,
     misconceptions={
-        "Without a replica there is none to choose: raise ValueError.": partial(picked, refuses=False),
+        "If there is no replica, raise ValueError.": partial(picked, refuses=False),
         "A cached block after the first missing one does not help: stop counting there.": partial(picked, holes=True),
         "At least one block is computed, even where all are cached.": partial(picked, at_least=0),
         "The cache is not everything: the work ahead counts too.": partial(picked, key=lambda c, h, i: (-h, i)),
-        "Of equal costs, take the replica that caches most of the head.": partial(picked, key=lambda c, h, i: (c, i)),
-        "Where cost and cached head are equal, take the first replica.": partial(
-            picked, key=lambda c, h, i: (c, -h, -i, i)
-        ),
-        "The cached head need not be computed: subtract it.": partial(picked, key=lambda c, h, i: (c + h, i)),
+        "Among equal costs, take the replica with the largest head.": partial(picked, key=lambda c, h, i: (c, i)),
+        "Where cost and head are equal, take the first replica.": partial(picked, key=lambda c, h, i: (c, -h, -i, i)),
+        "The blocks of the head need not be computed: subtract them.": partial(picked, key=lambda c, h, i: (c + h, i)),
     },
     forbid=("minillm.engine.routing.PrefixAware", "minillm.engine.routing.ReplicaView"),
 )

@@ -73,7 +73,7 @@ def _stream_edges(case: Case) -> None:
     stream = _stream(case, [7], 3)
     _receive(case, stream, 1, 0, [1, 2, 3, 4], [1, 2, 3], "more tokens than max_tokens come")
     _ended(case, stream, [1, 2, 3], True)
-    _lost(case, stream, 1, False, "the client has max_tokens tokens, and the message that says so was lost")
+    _lost(case, stream, 1, False, "the client has max_tokens tokens, so nothing is missing")
     stream = _stream(case, [7], 4)
     _lost(case, stream, 1, True, "the replica dies before its first token")
     _submitted(case, stream, [7], [], 2, 4)
@@ -83,14 +83,23 @@ def _stream_edges(case: Case) -> None:
     _submitted(case, stream, [7], [5], 3, 4)
     _receive(case, stream, 2, 1, [6], [], "a late message of the second replica")
     _receive(case, stream, 3, 0, [5, 6], [6], "the third replica sends its copy of the first token too")
+    stream = _stream(case, [STOP, 7], 3)
+    _receive(case, stream, 1, 0, [3], [3], "the prompt holds the stop token, which ends nothing there")
+    _ended(case, stream, [3], False)
+    _lost(case, stream, 1, True, "the prompt holds the stop token, and two tokens are missing")
+    _submitted(case, stream, [STOP, 7], [3], 2, 3)
+    _receive(case, stream, 2, 1, [STOP], [STOP], "the stop token is generated")
+    _ended(case, stream, [3, STOP], True)
     stream = _stream(case, [7], 4)
     _lost(case, stream, 1, True, "the replica dies, and no other is there yet")
-    _receive(case, stream, 1, 0, [5], [], "nothing of a lost flight counts, also before the next one begins")
+    _receive(case, stream, 1, 0, [5], [], "no message of a lost flight counts, even before the next flight begins")
     _foreign_flights(case)
     _gaps(case)
     _own_lists(case)
     for wrong in (([], 3, STOP), ([7], 0, STOP)):
-        case.raises(ValueError, case.student, *wrong, hint="A prompt has a token at least, max_tokens is at least 1.")
+        case.raises(
+            ValueError, case.student, *wrong, hint="A prompt has at least one token, and max_tokens is at least 1."
+        )
 
 
 def _foreign_flights(case: Case) -> None:
@@ -130,7 +139,7 @@ def _own_lists(case: Case) -> None:
     sent = case.run(stream.submit)
     case.equal(sent, (1, [7, 8], 5), "what submit returns after the caller's prompt was changed", hint=hint)
     got = case.run(stream.receive, 1, 0, tokens, may_change=True)
-    case.equal(tokens, [3], "the list of tokens after the call", hint="It is not to be changed.")
+    case.equal(tokens, [3], "the list of tokens after the call", hint="Do not change the lists that are passed in.")
     for own in (sent[1], tokens, got):
         own.append(99)
     case.equal(stream.output, [3], "the output after the caller changed its lists", hint=hint)
@@ -153,7 +162,7 @@ def _stream_random(case: Case) -> None:
             if event[0] == "tokens":
                 got += case.run(stream.receive, *event[1:])
                 told = f"the client has {got} after {event}; the whole output is {truth}"
-                case.true(got == truth[: len(got)], told, hint="No token may be lost, and none may come twice.")
+                case.true(got == truth[: len(got)], told, hint="The client gets every token once, in order.")
                 continue
             again = next(needs)
             _lost(case, stream, event[1], again, f"the client has {len(got)} of {len(truth)} tokens")
@@ -204,10 +213,13 @@ def _day_edges(case: Case) -> None:
     spike[100:112] = [900] * 12
     day = _live(case, steady, spike, "an hour of 900 instead of 200 requests, which yesterday did not have")
     case.true(max(day.backlog[125:]) == 0, f"{max(day.backlog[125:])} requests still wait an hour after the spike",
-              hint="What yesterday cannot tell, the backlog does.")  # fmt: skip
+              hint="Yesterday had no spike, so the backlog has to call for replicas.")  # fmt: skip
     day = _live(case, quiet, steady, "yesterday there was no request at all")
-    case.true(max(day.backlog[60:]) == 0, f"{max(day.backlog[60:])} requests wait after five hours",
-              hint="Yesterday's zeros say nothing: a ratio over 0 is no ratio.")  # fmt: skip
+    case.true(
+        max(day.backlog[60:]) == 0,
+        f"{max(day.backlog[60:])} requests wait after five hours",
+        hint="Where yesterday had no request there is no ratio: forecast from today's last intervals.",
+    )
 
 
 @check_autoscaler.part("random")
@@ -217,7 +229,13 @@ def _day_random(case: Case) -> None:
         yesterday = made_up_day(case.rng, peak, 0.06)
         today = made_up_day(case.rng, peak * case.rng.uniform(0.8, 1.3), 0.06, case.rng.uniform(-0.25, 0.25))
         day = _live(case, yesterday, today, "a random day")
-        _cheap(case, day, today, 1.4, "today has its own noise, its own height, and may be a quarter of an hour early")
+        _cheap(
+            case,
+            day,
+            today,
+            1.4,
+            "today has another peak and other noise, and may be a quarter of an hour early or late",
+        )
 
 
 def _live(case: Case, yesterday: list[int], today: list[int], told: str) -> Day:

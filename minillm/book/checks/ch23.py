@@ -34,12 +34,12 @@ check_merge_pieces = Checker(
 )
 check_admission = Checker(
     "admission",
-    hint="Keep for each request the tokens that it may still cost; their sum is the work under way.",
+    hint="Keep for each request the tokens that are still to be computed; their sum is the work under way.",
     forbid=("minillm.serving.gate.Gate",),
 )
 check_packed_lora = Checker(
     "packed_lora",
-    hint="For each adapter that some token uses: its rows of a and b, and all of its tokens at once.",
+    hint="For each adapter in the batch: take its rows of a and b, and multiply all of its tokens at once.",
     forbid=(
         "minillm.kernels.lora.add_lora_",
         "minillm.kernels.lora.torch_add_lora_",
@@ -87,11 +87,11 @@ def _merges(case: Case, waiting: list, most: int) -> None:
     case.is_a(got, tuple, "the result")
     ended = [reason for _, text, reason in expected[1] if reason]
     if ended and any(reason for _, text, reason in got[0] if len(text) == most):
-        hint = "A finish reason is sent with the last character; while text of the sample waits, it waits too."
+        hint = "A finish reason is sent with the last character: while text of the sample waits, so does its reason."
     elif [chunk[0] for chunk in expected[0]] != sorted({chunk[0] for chunk in expected[0]}):
-        hint = "The chunks stand in the order of each sample's first piece."
+        hint = "The chunks are in the order of each sample's first piece."
     elif any(not text and not reason for _, text, reason in got[0]):
-        hint = "A chunk without text and without a finish reason is not worth sending."
+        hint = "Leave out a chunk without text and without a finish reason."
     elif sum(len(text.encode()) for _, text, _ in waiting) > sum(len(text) for _, text, _ in waiting):
         hint = "`most` counts characters, not bytes."
     case.equal(got, expected, f"(chunks, rest) for {waiting}, most={most}", hint=hint)
@@ -279,5 +279,5 @@ def _adds(case: Case, ranks, slots, width: int, height: int, poisoned=(), dtype=
     case.true(
         not slots or width * height < 10**5 or largest < width * height * x.element_size(),
         f"{told}: an operation wrote {largest:,} bytes, as many as a whole [in, out] matrix has",
-        hint="Multiply by a first, then by b: a matrix of b and a together is what low rank avoids.",
+        hint="Multiply x by a first, then the result by b: never multiply a and b with each other.",
     )

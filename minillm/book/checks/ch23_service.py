@@ -141,7 +141,7 @@ def trace_of(service_type: type) -> Html:
 
 check_repair_service = Checker(
     "repair_service",
-    hint="Every request that was added has to be released, exactly once, however its client's story ends.",
+    hint="Release every request that was added exactly once, however it ends.",
 )
 
 
@@ -169,12 +169,12 @@ class _Watched:
 
     def _refuses(self, kind: type[Exception], name: str, *args: Any) -> None:
         before = set(self.engine.sizes)
-        self.case.raises(kind, self.service.open, name, *args, hint="open lets the error pass to its caller.")
+        self.case.raises(kind, self.service.open, name, *args, hint="open passes the error on to its caller.")
         self.case.true(
             set(self.engine.sizes) == before,
             f"open({name!r}) raised {kind.__name__}, and the engine holds {_names(self.engine.sizes)}; "
             f"before, it held {_names(before)}",
-            hint="A client may leave before the head of its answer: then open must release what it has added.",
+            hint="start() may raise: then open must release the request that it has added.",
         )
 
     def step(self) -> None:
@@ -186,7 +186,7 @@ class _Watched:
                 name not in self.engine.sizes,
                 f"client {name} is gone (is_gone), and after the next step() the engine still holds its request: "
                 f"{self.engine.num_blocks - self.engine.free_blocks} blocks are in use",
-                hint="A request in the queue sends nothing: look at is_gone, before the engine's step.",
+                hint="No token is sent for a request in the queue: check is_gone before the engine's step.",
             )
             sent = self.clients[name].num_failed - failed[name]
             self.case.true(sent == 0, f"something was sent to {name}, whose client is known to have left")
@@ -204,7 +204,10 @@ class _Watched:
                 )
                 del self.clients[name]
         self.case.equal(
-            self.engine.num_steps - before, 1, "the number of engine steps in one step()", hint="One step is one step."
+            self.engine.num_steps - before,
+            1,
+            "the number of engine steps in one step()",
+            hint="Call engine.step() once in each step().",
         )
 
     def finish(self) -> None:

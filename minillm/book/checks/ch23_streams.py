@@ -16,7 +16,7 @@ check_event_reader = Checker(
 )
 check_resume = Checker(
     "resume",
-    hint="Remember the id of the last token that was handed on; ask for what follows it; skip what is replayed.",
+    hint="Remember the tokens that were yielded; ask for what follows them; skip what is repeated.",
 )
 
 # 2 · the parser
@@ -118,7 +118,12 @@ def _reads(case: Case, pieces: list[bytes]) -> None:
             got, [tuple(event) for event in expected[len(seen) :]], f"the events of piece {number} of {told}", hint=hint
         )
         seen = expected
-        case.equal(reader.retry_ms, retry, f"retry_ms after piece {number} of {told}", hint="Digits 0 to 9, or ignore.")
+        case.equal(
+            reader.retry_ms,
+            retry,
+            f"retry_ms after piece {number} of {told}",
+            hint="Use a value of the digits 0 to 9 alone; ignore any other.",
+        )
         case.equal(reader.is_done, is_done, f"is_done after piece {number} of {told}", hint=hint)
         case.equal(reader.num_comments, comments, f"num_comments after piece {number} of {told}", hint=hint)
 
@@ -154,7 +159,7 @@ class _Server:
                 line.num_closed,
                 1,
                 f"how often connection {number} of {len(self.made)} was closed",
-                hint="Close each connection that was made, once, however it ended: try ... finally.",
+                hint="Close each connection exactly once, however it ended: try ... finally.",
             )
 
 
@@ -176,7 +181,7 @@ def _play(case: Case, connections: list[Any], asked: list[int | None], waits: li
         server.waits,
         waits,
         "the seconds that were slept",
-        hint="Before each further attempt 0.5 s, doubled for each fruitless connection in a row, at most 30.",
+        hint="Sleep min(30, 0.5 * 2**f) s before the next attempt, with f fruitless attempts in a row.",
     )
     server.check_closed()
     return got
@@ -237,7 +242,9 @@ def _resume_edges(case: Case) -> None:
     answer = case.run(case.student, server.connect, server.sleep, 3)
     case.equal(len(server.asked), 0, "the connections before the first token is asked for", hint="A generator is lazy.")
     case.equal(next(answer), "t0 ", "the first token")
-    case.equal(server.made[0].given, 1, "the events read for one token", hint="Hand on each token before the next.")
+    case.equal(
+        server.made[0].given, 1, "the events read for one token", hint="Yield each token before you read the next pair."
+    )
     answer.close()
     server.check_closed()
 
