@@ -226,7 +226,7 @@ def read_line(reader, line, events):
         Mutant(
             "the claim until the end",
             replace=("self.left[name] = max(0, self.left[name] - count)", "pass"),
-            expect="what was computed is no work left",
+            expect="Computed tokens are not work",
         ),
         Mutant(
             "less than nothing",
@@ -272,7 +272,7 @@ def read_line(reader, line, events):
         Mutant(
             "waits for what never comes",
             replace=("over = work if claim > limit else work + claim - limit", "over = work + claim - limit"),
-            expect="It fits under the limit never",
+            expect="Its claim alone exceeds the limit",
         ),
         Mutant(
             "zero seconds",

@@ -178,17 +178,19 @@ class _Both:
         work, claim = sum(before.left.values()), prompt_tokens + max_tokens
         hint = None
         if expected and not got:
-            hint = f"{work} tokens of work are under way, and this asks for {claim}; that is too many."
+            hint = f"{work} tokens of work are under way, and this request claims {claim}: that is too many."
             if before.reserve and not urgent:
                 hint += " The reserve is for urgent requests."
         elif got and not expected:
-            hint = f"{work} tokens of work are under way, and this asks for {claim}; what was computed is no work left."
+            hint = (
+                f"{work} tokens of work are under way, and this request claims {claim}. Computed tokens are not work."
+            )
             if not before.left:
                 hint = "An empty server admits anything: otherwise a large request would wait for ever."
         elif got != expected:
-            hint = "The tokens over the limit, divided by the rate, rounded up to whole seconds, at least 1."
+            hint = "The excess divided by the rate, rounded up to whole seconds, and at least 1."
             if claim > before.max_tokens - (0 if urgent else before.reserve):
-                hint = "It fits under the limit never, and into an empty server always: wait for all work under way."
+                hint = "Its claim alone exceeds the limit, so it has to wait for all the work under way."
         self.case.is_a(got, int, "what ask returns")
         self.case.equal(
             got, expected, f"{self.told}: ask({name!r}, {prompt_tokens}, {max_tokens}, {urgent})", hint=hint

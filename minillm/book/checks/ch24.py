@@ -109,20 +109,20 @@ check_waits = FunctionChecker(
             waits, wrong="from sending"
         ),
         "A failed request is not missing from the list: its latency is math.inf.": partial(waits, wrong="left out"),
-        "A failed request has no latency of its own, not the timeout's: math.inf.": partial(waits, wrong="the timeout"),
+        "The latency of a failed request is math.inf, not the timeout.": partial(waits, wrong="the timeout"),
         "A request that is cut off frees its connection then, not when it would have ended.": partial(
             waits, wrong="never cut off"
         ),
         "An answer that takes exactly the timeout is complete.": partial(waits, wrong="exactly the timeout"),
-        "Requests of the warm-up are sent and keep connections busy; they are only not reported.": partial(
+        "Requests of the warm-up are sent and keep connections busy; they are only left out of the list.": partial(
             waits, wrong="not sent"
         ),
-        "The due time decides whether a request is of the warm-up, not the time of sending.": partial(
+        "The due time decides whether a request belongs to the warm-up, not the time of sending.": partial(
             waits, wrong="by sending"
         ),
         "A request that is due exactly at the end of the warm-up is reported.": partial(waits, wrong="after"),
         "The connection that is free first is used, not one after the other.": partial(waits, wrong="in turn"),
-        "Without a connection nothing is sent: ValueError.": partial(waits, wrong="any connections"),
+        "With fewer than one connection raise ValueError.": partial(waits, wrong="any connections"),
     },
     explain=_explain_waits,
 )
@@ -191,7 +191,7 @@ def _random_histograms(draw: Draw) -> tuple:
 check_percentile_bounds = FunctionChecker(
     "percentile_bounds",
     bounds,
-    hint="Put every value as low as its bucket allows, then as high.",
+    hint="For low, replace every value by the lower end of its bucket; for high, by the upper end.",
     examples={
         **{f"one server has 100 requests, P{q}": ([_ONE], q) for q in (50, 90, 95, 99, 100)},
         "a second server is slow; counts are added up": ([_ONE, _TWO], 50),
@@ -219,16 +219,16 @@ check_percentile_bounds = FunctionChecker(
     atol=1e-12,
     misconceptions={
         "The lower bound has a rank of its own: the value may lie in a bucket that begins lower.": _bucket_of_the_upper,
-        "The rank in whole numbers, -(-q * count // 100): in floating point 7 % of 100 is more than 7.": partial(
+        "Compute the rank with ints, -(-q * count // 100): in floating point 7 % of 100 is more than 7.": partial(
             bounds, wrong="float"
         ),
         "The rank is rounded up.": partial(bounds, wrong="down"),
-        "A percentile of all is no mean of percentiles: add the counts up.": _mean_of_servers,
+        "The percentile of all values is no mean of the servers' percentiles: use the counts of all.": _mean_of_servers,
         "The last bucket holds values, too: those above the last end.": partial(bounds, wrong="no last"),
         "Nothing bounds the last bucket from above: math.inf.": partial(bounds, wrong="closed"),
         "counts are those of each bucket, not cumulative.": partial(bounds, wrong="cumulative"),
         "Sort the buckets of all servers together.": partial(bounds, wrong="unsorted"),
-        "Without a value: None.": partial(bounds, wrong="zeros"),
+        "If there is no value, return None.": partial(bounds, wrong="zeros"),
         "A percentile is from 1 to 100; another is a ValueError.": lambda histograms, q: bounds(
             histograms, min(max(q, 1), 100)
         ),

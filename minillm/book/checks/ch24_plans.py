@@ -76,7 +76,7 @@ def _explain_fleet(got: Any, expected: Any, machines: dict[str, Machine], peak: 
         return f"{told} After the loss of its largest machine {got} holds {left}."
     if paid != price:
         return f"{told} {got} costs {paid} cents an hour; {expected} holds the peak for {price}."
-    return f"{told} Of equal prices the fewest machines, then more of those that are listed first."
+    return f"{told} Among equal prices take the fewest machines, then the most of the kind that is listed first."
 
 
 GOOD, SMALL = (300, [(5, True), (10, True), (20, True)]), (100, [(2, True), (6, True), (8, False)])
@@ -126,18 +126,16 @@ check_cheapest_fleet = FunctionChecker(
     raises=(ValueError,),
     returns="the fleet",
     misconceptions={
-        "A rate that held above one that failed was luck: it counts for nothing.": partial(
-            cheapest, capacity=largest_that_held
-        ),
-        "Probes stand in no order: sort them by their rate.": partial(cheapest, capacity=held_in_order),
+        "A probe that held above one that failed counts for nothing.": partial(cheapest, capacity=largest_that_held),
+        "Probes are in any order: sort them by their rate.": partial(cheapest, capacity=held_in_order),
         "One machine is lost: the rest must hold the peak.": partial(cheapest, lost=lambda present: 0),
         "The largest machine is lost, not the smallest.": partial(cheapest, lost=min),
         "A fleet may mix machines.": partial(cheapest, mixed=False),
-        "One machine more than the peak needs: it is the one that is lost.": partial(cheapest, spare=1),
-        "Equal prices: the fewest machines.": partial(cheapest, fewest=-1),
-        "Equal prices and sizes: more of the machine that is listed first.": partial(cheapest, first=1),
-        "A machine of which there is none is not listed.": partial(cheapest, absent=True),
-        "Where no fleet holds the peak: ValueError.": partial(cheapest, none={}),
+        "Add one machine to those that the peak needs: one of them may be lost.": partial(cheapest, spare=1),
+        "Among equal prices take the fewest machines.": partial(cheapest, fewest=-1),
+        "Among equal prices and sizes take the most of the kind that is listed first.": partial(cheapest, first=1),
+        "Leave out kinds with a count of 0.": partial(cheapest, absent=True),
+        "If no fleet holds the peak, raise ValueError.": partial(cheapest, none={}),
     },
     explain=_explain_fleet,
 )
@@ -193,7 +191,7 @@ def _random_demand(draw: Draw) -> tuple:
 check_stays_cheaper = FunctionChecker(
     "stays_cheaper",
     stays_cheaper,
-    hint="A later purchase can put the two sums back in order.",
+    hint="A later purchase can raise the machines' total above the API's again.",
     examples={
         "one machine, bought in the first month, saves 80 a month": ([10] * 6, 10, 250, 10, 20),
         "it is the same, and three months are not enough": ([10] * 3, 10, 250, 10, 20),

@@ -70,7 +70,7 @@ def _costs(case: Case, got: Any, probe: Probe, num_rates: int, passing: int, fai
         case.true(
             type(rate) is int and 1 <= rate <= num_rates,
             f"probe({rate!r}) was called; the rates are whole numbers from 1 to {num_rates}",
-            hint="The probe that tells n answers below from the others is at rate low + n.",
+            hint="With the answers low, low + 1, ... possible, the probe at rate low + n has n of them below it.",
         )
     case.true(
         spent <= least,
