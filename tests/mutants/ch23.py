@@ -157,7 +157,9 @@ def read_line(reader, line, events):
             replace=('value = value.removeprefix(" ")', "value = value.strip()"),
             expect="event_reader: ",
         ),
-        Mutant("any digits", replace=('re.fullmatch("[0-9]+", value)', "value.isdigit()"), expect="the digits 0 to 9 alone"),
+        Mutant(
+            "any digits", replace=('re.fullmatch("[0-9]+", value)', "value.isdigit()"), expect="the digits 0 to 9 alone"
+        ),
         Mutant("any id", replace=('name == "id" and "\\0" not in value', 'name == "id"'), expect="event_reader: edges"),
         Mutant(
             "an event without data",
