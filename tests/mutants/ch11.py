@@ -83,7 +83,7 @@ def snake_tile(program, tiles_m, tiles_n, group):
         column = width - 1 - column
     return row, first + column
 """,
-            expect="count the rows of a group in the order taken",
+            expect="rows in the order in which they are walked",
         ),
         Mutant(
             "turns at the group's full width",
@@ -113,7 +113,7 @@ def snake_tile(program, tiles_m, tiles_n, group):
                     return row, column
                 program -= 1
 """,
-            expect="without going through those before it",
+            expect="without a loop over the programs before it",
         ),
     ],
     "split_k": [

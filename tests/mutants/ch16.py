@@ -112,7 +112,7 @@ MUTANTS = {
         Mutant(
             "forgets the norm",
             replace=('"norm": layer["norm"] / s', '"norm": layer["norm"] * 1'),
-            expect="become *smaller*",
+            expect="make the inputs *smaller*",
         ),
     ],
     "rotate_blocks": [

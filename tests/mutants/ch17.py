@@ -47,7 +47,7 @@ MUTANTS = {
         Mutant(
             "frees twice",
             replace=("if block != 0 and not wanted(place)", "if not wanted(place)"),
-            expect="was given back before",
+            expect="was freed before",
         ),
         Mutant(
             "looks at a page's first position",
@@ -60,7 +60,7 @@ MUTANTS = {
         Mutant(
             "blocks in place of places",
             replace=("return [place for place, block", "return [block for place, block"),
-            expect="list of places in the table",
+            expect="list of indices into the table",
         ),
         Mutant(
             "positions of the text",
@@ -84,9 +84,9 @@ MUTANTS = {
         Mutant(
             "judges from the last computed token",
             replace=("self.sees(num_computed, p)", "self.sees(num_computed - 1, p)"),
-            expect="looks at place",
+            expect="sees a position of table",
         ),
-        Mutant("from the end", replace=("and not wanted(place)]", "and not wanted(place)][::-1]"), expect="Ascending"),
+        Mutant("from the end", replace=("and not wanted(place)]", "and not wanted(place)][::-1]"), expect="ascending"),
         Mutant(
             "one policy for all objects",
             replace=(

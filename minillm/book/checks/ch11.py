@@ -45,7 +45,7 @@ __all__ = [
 
 
 check_snake_order = Checker(
-    "snake_order", hint="Group after group; even groups go down, odd ones up; rows go to and fro."
+    "snake_order", hint="Group after group; even groups go down, odd ones up; rows alternate in direction."
 )
 
 
@@ -68,7 +68,7 @@ def _costs(got: object, expected: object, m: int, n: int, k: int, itemsize: int,
         f"{walked_bytes(m, n, k, tile, itemsize):,} and does {multiply_adds(m, n, k, tile):,} multiply-adds"
         for tile in dict.fromkeys(asked)
     )
-    return f"Of {limit:,} bytes of shared memory: {'; '.join(told)}." if asked else "There is no tile to choose."
+    return f"Of {limit:,} bytes of shared memory: {'; '.join(told)}." if asked else "The list of tiles is empty."
 
 
 def _interpreted(case: Case, got: object, m: int, n: int, k: int, itemsize: int, tiles: list[Tile], *rest: int) -> None:
@@ -137,11 +137,11 @@ check_tile_traffic = FunctionChecker(
         "A is read once for every column of tiles, B once for every row.": partial(
             best_tile, loads=_loaded(_up, "rows")
         ),
-        "Nothing is kept from one program to the next: each matrix is loaded several times.": partial(
+        "Programs share nothing: each loads its own tiles, so a matrix is loaded several times.": partial(
             best_tile, loads=_loaded(_up, "once")
         ),
         "The grid covers all of C: round up.": partial(best_tile, loads=_loaded(lambda size, side: size // side)),
-        "Bytes are asked for, not elements.": partial(best_tile, loads=_loaded(_up, factor=0)),
+        "Return bytes, not elements.": partial(best_tile, loads=_loaded(_up, factor=0)),
         "A tile fits if it takes at most shared_limit bytes: exactly full is full.": partial(best_tile, spare=1),
         "num_stages times a tile of A and a tile of B lie in shared memory.": partial(
             best_tile, needs=lambda tile, itemsize, stages: shared_bytes(tile, itemsize, 1)
@@ -213,7 +213,7 @@ def _snake_edges(case: Case) -> None:
     # The last program of a grid of a million times a million tiles. Its groups are 3 columns wide, and the last has 1.
     size, told = (
         10**6,
-        "A program has its number and nothing else: compute its tile from that, without going through those before it.",
+        "A program knows only its number: compute its tile from that, without a loop over the programs before it.",
     )
     row = 0 if (size // 3) % 2 else size - 1
     for pid, tile in (
@@ -281,7 +281,7 @@ def _snakes(case: Case, tiles_m: int, tiles_n: int, group: int) -> None:
         ]
         case.call(wrong, tiles_m, tiles_n, group)  # the last of the calls that the message shows
         turn = (
-            "The row is right, so it is the direction: count the rows of a group in the order taken. "
+            "The row is right, so it is the direction: count a group's rows in the order in which they are walked. "
             if order[wrong][0] == expected[wrong][0]
             else ""
         )

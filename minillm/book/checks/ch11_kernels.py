@@ -49,7 +49,7 @@ def _says(hint: str, exact: bool = True) -> Callable[[Tensor, Tensor], str]:
         poison = _POISON if got.isnan().any() else ""
         if not exact and torch.allclose(got.double(), wanted.double(), 3e-2, 3e-2):
             return (
-                f"{poison}Nearly: some number was rounded too early. Tiles go into tl.dot as they were loaded; "
+                f"{poison}Nearly right: some number was rounded too early. Tiles go into tl.dot as they were loaded; "
                 "sums stay in float32 to the end."
             )
         return f"{poison}{hint}"

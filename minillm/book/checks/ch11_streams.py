@@ -85,15 +85,17 @@ check_stream_k = FunctionChecker(
     },
     random=_random_product,
     trials=120,
-    hint="Number the shared turns through, tile after tile; program p begins at number p * total // programs.",
+    hint="Number the shared turns consecutively, tile after tile; program p begins at number p * total // programs.",
     misconceptions={
-        "These are whole tiles only: the tiles that fill no wave, and one wave more, are cut among all programs.": (
+        "These are whole tiles only: the tiles that fill no wave, and one wave more, are split between all programs.": (
             _only_waves
         ),
-        "Whole tiles go round: the first to program 0, the next to program 1.": partial(streamed, in_blocks=True),
+        "Whole tiles are assigned in turn: the first to program 0, the next to program 1.": partial(
+            streamed, in_blocks=True
+        ),
         "All tiles are cut here. Only the incomplete wave and the full one before it are.": _all_streamed,
         "Only the incomplete wave is cut here. The full wave before it is, too.": partial(streamed, waves=0),
-        "The shared turns are dealt out as evenly as can be: program p begins at p * total // programs.": partial(
+        "The shared turns are divided as evenly as possible: program p begins at p * total // programs.": partial(
             streamed, even=False
         ),
         "A piece ends where its tile ends: the next turn belongs to the next tile.": partial(streamed, cut=False),

@@ -77,13 +77,13 @@ check_quantize_columns = FunctionChecker(
         "Where the step in float16 is 0, all codes are 0; a division by it must not reach them.": partial(
             columns, zeros=False
         ),
-        "Ties go up: torch.floor(x + 0.5). torch.round takes them to the even number.": partial(
+        "A half rounds up: torch.floor(x + 0.5). torch.round rounds ties to even.": partial(
             columns, nearest=torch.round
         ),
         "These codes fit the unrounded step or low; the weights are read with the float16 ones.": partial(
             columns, rounded=False
         ),
-        "These are cut off below the point, not rounded to the nearest.": partial(columns, nearest=torch.floor),
+        "These are truncated, not rounded to the nearest.": partial(columns, nearest=torch.floor),
         "Clamp to 0 and 2 ** bits - 1 first: what lies outside wraps around as a uint8.": partial(columns, ends=False),
         "Steps and lows are kept in float16, but the codes are computed in float32: .float() first.": partial(
             columns, dtype=torch.float16
@@ -104,7 +104,7 @@ check_bit_words = Checker(
     misconceptions={
         "These words begin at the lowest bit. Here the stream begins at the highest.": partial(Words, mirrored=True),
         "Of each code, the highest bit comes first.": partial(Words, flipped=True),
-        "Codes cross the borders of words: what does not fit goes on at the top of the next word.": partial(
+        "A code may lie in two words: the bits that do not fit continue at the top of the next word.": partial(
             Words, crosses=False
         ),
         "Each row starts a new word.": partial(Words, rows=False),
@@ -150,7 +150,7 @@ def _words_random(case: Case) -> None:
         _streams(case, bits, case.randint(0, 2**bits, case.randint(1, 5), case.randint(1, 70)))
     many = case.randint(0, 8, 8000, 1000)
     packer = case.run(case.student, 3)
-    with within(case, "eight million codes", "No loop over single codes: take all of them apart into bits at once."):
+    with within(case, "eight million codes", "No loop over single codes: split all of them into bits at once."):
         words = packer.pack(many)
         back = packer.unpack(words, many.shape[1])
     case.equal(words[:9], Words(3).pack(many[:9]), "the words of eight million codes, the first rows,", dtypes=True)
@@ -219,25 +219,25 @@ check_to_mxfp4 = FunctionChecker(
     random=_random_mx,
     explain=_first_block,
     misconceptions={
-        "The first weight of two is the upper half of the byte.": partial(mx, swapped=True),
-        "The fourth bit is the sign bit of x, of -0.0 and of what rounds to zero too: torch.signbit.": partial(
+        "The first of two weights is in the upper four bits of the byte.": partial(mx, swapped=True),
+        "Bit 3 is the sign bit of x, also for -0.0 and for what rounds to zero: torch.signbit.": partial(
             mx, negative=lambda block: block < 0
         ),
         "A block of zeros stores 0.": partial(mx, zeros=127),
-        "Of so small a block the exponent is clamped at -127, before 127 is added and it becomes a uint8.": partial(
+        "For so small a block, clamp the exponent at -127 before you add 127 and convert it to uint8.": partial(
             mx, least=-1000
         ),
-        "The largest power of two in the table is 4: two less than the logarithm of the block's largest.": partial(
+        "The largest power of two in the table is 4: subtract 2 from the logarithm of the largest.": partial(
             mx, below=0
         ),
         "Is the logarithm exact? torch.log2 rounds, next to a power of two and among the smallest numbers.": partial(
             mx, exact=False
         ),
         "The standard takes the floor of the logarithm, even if the largest becomes 6 then.": partial(mx, up=True),
-        "These ties go to the smaller value. They go to the even place: 0.75 to 1, but 1.25 to 1 too.": partial(
+        "These ties go to the smaller value. A tie takes the even index: 0.75 becomes 1, and so does 1.25.": partial(
             mx, order=lambda place: place
         ),
-        "These ties go to the larger value. They go to the even place: 0.75 to 1, but 1.25 to 1 too.": partial(
+        "These ties go to the larger value. A tie takes the even index: 0.75 becomes 1, and so does 1.25.": partial(
             mx, order=lambda place: -place
         ),
         "Each block of 32 has an exponent of its own.": partial(mx, shared=True),

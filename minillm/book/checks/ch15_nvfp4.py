@@ -98,7 +98,7 @@ def _power_of_two(scale: Tensor) -> Tensor:
 check_to_nvfp4 = FunctionChecker(
     "to_nvfp4",
     nvfp4,
-    hint="First one number for the tensor, then a scale for each block, rounded to e4m3, then codes for both of them.",
+    hint="First one scale for the tensor, then a scale for each block in e4m3, then codes from both rounded scales.",
     returns=("packed", "scales", "tensor_scale"),
     examples=[
         (
@@ -114,7 +114,7 @@ check_to_nvfp4 = FunctionChecker(
         "The largest scale of a block becomes 448 and its largest weight 6: divide by 448 · 6 = 2688.": partial(
             nvfp4, of_tensor=lambda x: x.abs().max() / 448
         ),
-        "Without the tensor's scale, blocks of small weights have scales below the least number of e4m3.": partial(
+        "Without the tensor's scale, blocks of small weights have scales below the smallest number of e4m3.": partial(
             nvfp4, of_tensor=lambda x: torch.ones((), dtype=torch.float64)
         ),
         "A power of two is MXFP4's scale. NVFP4 keeps three bits of mantissa: the nearest number of e4m3.": partial(
@@ -124,11 +124,11 @@ check_to_nvfp4 = FunctionChecker(
         "These codes fit the scale before it was rounded to e4m3; the weights are read with the rounded one.": partial(
             nvfp4, rounded=False
         ),
-        "The first weight of two is the lower half of the byte here.": partial(nvfp4, low_first=False),
-        "These ties go to the smaller value. They go to the even place: 0.75 to 1, but 1.25 to 1 too.": partial(
+        "The first of two weights is in the lower four bits of the byte here.": partial(nvfp4, low_first=False),
+        "These ties go to the smaller value. A tie takes the even index: 0.75 becomes 1, and so does 1.25.": partial(
             nvfp4, order=lambda place: place
         ),
-        "These ties go to the larger value. They go to the even place: 0.75 to 1, but 1.25 to 1 too.": partial(
+        "These ties go to the larger value. A tie takes the even index: 0.75 becomes 1, and so does 1.25.": partial(
             nvfp4, order=lambda place: -place
         ),
         "Where the stored scale is 0, all codes are 0, those of negative weights too.": partial(

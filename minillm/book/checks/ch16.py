@@ -77,7 +77,9 @@ check_static_int8 = FunctionChecker(
         "Magnitudes count: -127 is larger than 1.": partial(
             static_codes, order=lambda seen: seen.flatten().sort(descending=True).values
         ),
-        "Equal magnitudes count one by one.": partial(static_codes, order=lambda seen: seen.abs().unique().flip(0)),
+        "Of equal magnitudes, each counts as one.": partial(
+            static_codes, order=lambda seen: seen.abs().unique().flip(0)
+        ),
         "One too many was left out: with spare=0 the largest itself counts.": lambda seen, x, spare: static_codes(
             seen, x, spare + 1
         ),
@@ -95,12 +97,12 @@ check_static_int8 = FunctionChecker(
         "cut_off looks at the rounded numbers: 127.4 becomes 127, which is inside.": partial(
             static_codes, beyond=lambda exact: exact.abs() > 127
         ),
-        "cut_off looks at the numbers before they are cut off; afterwards none is beyond.": partial(
+        "Compute cut_off before you clamp; afterwards no number is outside the grid.": partial(
             static_codes, beyond=lambda exact: exact.abs() > torch.inf
         ),
         _TIES: partial(static_codes, rounded=half_up),
         _TIES_AWAY: partial(static_codes, rounded=half_away),
-        "Round first: .to(torch.int8) drops what stands behind the point.": partial(static_codes, rounded=torch.trunc),
+        "Round first: .to(torch.int8) truncates.": partial(static_codes, rounded=torch.trunc),
     },
     forbid=(f"{PACKAGE}.activations.quantize_activations",),
 )
@@ -138,7 +140,7 @@ _HALF = doubles([0.4, 0.4]), torch.linalg.inv(doubles([1.0, 0.9], [0.9, 1.0]))
 check_settle = FunctionChecker(
     "settle",
     settled,
-    hint="Round the column, divide its error by inverse[j, j], subtract row j of the inverse as often from the others.",
+    hint="Round the column, divide its error by inverse[j, j], subtract so many rows j of the inverse from the others.",
     examples=[(*_HALF, column, torch.ones(1, dtype=torch.float64), 3) for column in (0, 1)],
     edges=_settle_edges,
     random=_settle_random,
@@ -160,17 +162,17 @@ check_settle = FunctionChecker(
         "once.": partial(
             settled, moves=lambda error, inverse, j: torch.outer(error / inverse[j, j].sqrt(), inverse[j])
         ),
-        "Row 0 of the inverse belongs to column 0; take that of the column you settled.": partial(
+        "Row 0 of the inverse belongs to column 0; take the row of the column that you rounded.": partial(
             settled, moves=lambda error, inverse, j: torch.outer(error / inverse[0, 0], inverse[0])
         ),
         "A row and a column of the inverse are not the inverse of what is left: subtract the outer product first.": (
             partial(settled, without=False)
         ),
         "Codes are cut off at ±largest.": partial(settled, cut=False),
-        "Codes go from -largest to largest; the chapter's go one further down.": partial(
+        "Codes go from -largest to largest; the chapter's go one lower.": partial(
             settled, lowest=lambda largest: -largest - 1
         ),
-        "What a column is cut off at the end of the grid is error like any other.": partial(
+        "If a weight is cut off at the end of the grid, that is part of the error too.": partial(
             settled, cut_is_error=False
         ),
         "The columns that remain keep their order.": partial(
@@ -247,7 +249,7 @@ check_search_grid = FunctionChecker(
         "Equal errors: the smaller alpha.": partial(searched, first=lambda pair: (-pair[0], -pair[1])),
         "Equal errors: the smaller alpha, then the larger shrink.": partial(searched, first=lambda pair: pair),
         "d = weight - rounded / scales: back in the units of the weight.": partial(searched, back=False),
-        "0 to the power alpha is 0: an input that was never seen has the scale 1.": partial(searched, unseen=False),
+        "0 to the power alpha is 0: an input of magnitude 0 has the scale 1.": partial(searched, unseen=False),
         "The best alpha depends on the range: search both together.": one_after_the_other,
         "L is 2 ** (bits - 1) - 1.": partial(searched, largest=lambda bits: 2 ** (bits - 1)),
         _TIES: partial(searched, rounded=half_up),

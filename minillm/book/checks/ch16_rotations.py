@@ -178,9 +178,9 @@ _ROTATED = {
     "norm": "The gain is in the products now; what is left of the norm is ones.",
     "gate": "gate reads the stream: first its columns times the gain, then @ Q. In the other order the gain would "
     "scale rotated channels.",
-    "up": "up reads the stream, like gate: its columns times the gain, then @ Q. Its rows are of the MLP's inside.",
-    "up_bias": "up_bias is added inside of the MLP, where nothing is rotated.",
-    "down": "down writes into the stream: its output is rotated, y @ Q, and so its rows are, Q.T @ down.",
+    "up": "up reads the stream, like gate: its columns times the gain, then @ Q. Its rows are inside the MLP.",
+    "up_bias": "up_bias is added inside the MLP, where nothing is rotated.",
+    "down": "down writes into the stream: its output has to be rotated, y @ Q, so its rows are: Q.T @ down.",
     "down_bias": "down_bias is added to the stream, which is rotated.",
 }
 
@@ -197,7 +197,7 @@ def _rotated_as(**wrong) -> Callable[[Layer, Tensor], Layer]:
 check_rotate_layer = FunctionChecker(
     "rotate_layer",
     rotated,
-    hint="Readers of the stream take the gain, then Q, on their columns; what writes into it is rotated on its rows.",
+    hint="What reads the stream takes the gain, then Q, on its columns; what writes into it is rotated on its rows.",
     examples=lambda draw: [(_layer(draw, 3, 4), _orthogonal(draw, 3))],
     edges=_layer_edges,
     random=_layer_random,
@@ -206,7 +206,7 @@ check_rotate_layer = FunctionChecker(
     atol=1e-9,
     rtol=1e-9,
     misconceptions={
-        "Q and its transpose are not the same: (h @ Q) @ W.T is h @ (W @ Q.T).T, so the reader is W @ Q.": _rotated_as(
+        "Q and its transpose are not the same: (h @ Q) @ W.T is h @ (W @ Q.T).T, so W becomes W @ Q.": _rotated_as(
             gate=lambda layer, q: (layer["gate"] * layer["norm"]) @ q.T,
             up=lambda layer, q: (layer["up"] * layer["norm"]) @ q.T,
         ),

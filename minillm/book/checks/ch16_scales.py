@@ -74,9 +74,9 @@ check_shared_alpha = FunctionChecker(
         "All products behind the norm share the scales: the largest weight of a column over all of them.": partial(
             shared, readers=slice(1)
         ),
-        "Upside down: s divides the inputs, so it grows with them.": partial(shared, upside_down=True),
-        "That is the least sum of the errors; the worst product decides.": partial(shared, worst=sum),
-        "Smooth with the powers of two, not with what they were rounded from.": partial(shared, judged={"power": None}),
+        "The fraction is upside down: s divides the inputs, so it grows with them.": partial(shared, upside_down=True),
+        "This alpha has the smallest sum of the errors; the worst product decides.": partial(shared, worst=sum),
+        "Smooth with the powers of two, not with the scales before rounding.": partial(shared, judged={"power": None}),
         "Both maxima are at least 1e-5.": partial(shared, least=0.0),
         "Equal errors: the smallest alpha.": partial(shared, tie=max),
     },
@@ -124,12 +124,11 @@ def _fold_random(draw: Draw) -> tuple:
 
 
 _FOLD = {
-    "norm": "The inputs shall become *smaller* by the scales. The function is the same both ways round; the inputs are "
-    "not.",
-    "gate": "gate is multiplied where its inputs were divided. Its rows stay: silu(g / t) is not silu(g) / t.",
+    "norm": "The scales must make the inputs *smaller*. The function is the same both ways round; the inputs are not.",
+    "gate": "The columns of gate are multiplied by scales['norm']. Its rows stay: silu(g / t) is not silu(g) / t.",
     "up": "Columns are multiplied by scales['norm'], rows divided by scales['down']: up is linear, so its rows can "
-    "carry that.",
-    "up_bias": "What makes an input of down is row and bias of up; both are divided.",
+    "take them.",
+    "up_bias": "An input of down comes from a row and the bias of up: divide both.",
     "down": "down's columns are multiplied by scales['down'].",
 }
 
@@ -147,7 +146,7 @@ def _folded_as(**wrong) -> partial:
 check_fold_mlp = FunctionChecker(
     "fold_mlp",
     folded,
-    hint="What makes an input is divided, the column that reads it multiplied. Who makes the inputs of `down`?",
+    hint="Divide what computes an input, multiply the column that reads it. What computes the inputs of `down`?",
     examples=_fold_example,
     edges=_fold_edges,
     random=_fold_random,

@@ -62,13 +62,11 @@ def _mistaken(**mistake: object) -> Callable[[Tensor], tuple[Tensor, Tensor, Ten
 
 check_token_grid = Checker(
     "token_grid",
-    hint="A vector is the last axis: low = its smallest number, step = (largest - smallest) / 255.",
+    hint="A vector lies along the last axis: low = its smallest number, step = (largest - smallest) / 255.",
     misconceptions={
         "255 steps between 256 codes: a ruler with 256 marks has 255 gaps.": _mistaken(gaps=256),
         "Where the step would be 0 it is 1, so that no number is divided by 0.": _mistaken(one=0.0),
-        "To the nearest whole number: .to(torch.uint8) alone cuts off what is behind the point.": _mistaken(
-            nearest=torch.floor
-        ),
+        "Round to the nearest integer: .to(torch.uint8) alone truncates.": _mistaken(nearest=torch.floor),
         "Ties go to the even code, as torch.round does.": _mistaken(nearest=lambda x: torch.floor(x + 0.5)),
         "Every token and head has a grid of its own.": _mistaken(axes=(-2, -1)),
         "A later token must not change the grid of an earlier one.": _mistaken(axes=(0, -1)),
@@ -163,7 +161,7 @@ def _judge_policy(case: Case, block_size: int, window: int, pinned: list, tables
         if isinstance(got, dict) and list(got) != seen and sorted(got) == seen:
             got = {p: got[p] for p in seen}
         if isinstance(got, dict) and set(got) == set(seen) and all(p == place for p, place in got.items()):
-            hint = "These are positions in the text. In the cache the seen keys stand side by side: 0, 1, 2, …"
+            hint = "These are positions in the text. In the cache the seen keys have the positions 0, 1, 2, …"
         elif isinstance(got, dict) and set(got) == set(seen):
             hint = (
                 "The seen keys count 0, 1, 2, … in the order of the text, and each key counts once: "
@@ -172,7 +170,7 @@ def _judge_policy(case: Case, block_size: int, window: int, pinned: list, tables
         elif isinstance(got, dict) and query not in got:
             hint = "A query sees its own key: p <= t."
         elif isinstance(got, dict) and any(p > query for p in got):
-            hint = "A pinned position in the future is not there yet."
+            hint = "A pinned position after the query is not seen: p <= t."
         elif isinstance(got, dict) and len(got) != len(seen):
             hint = f"The query at {query} sees the keys {seen}."
         case.equal(got, expected, f"cache_positions({query}) with {setting}", hint=hint)
@@ -182,22 +180,22 @@ def _page_hint(
     got: object, expected: list, table: list, num_computed: int, seen_by: list, block_size: int, pinned: list
 ) -> str | None:
     if not isinstance(got, list) or not all(type(i) is int and 0 <= i < len(table) for i in got):
-        return "Return a list of places in the table, not of blocks or positions."
+        return "Return a list of indices into the table, not of blocks or positions."
     for i in got:
-        positions = f"place {i} holds the positions {i * block_size} to {(i + 1) * block_size - 1}"
+        positions = f"table[{i}] holds the positions {i * block_size} to {(i + 1) * block_size - 1}"
         if table[i] == 0:
-            return f"Place {i} was given back before: its entry is 0."
+            return f"table[{i}] is 0: that page was freed before."
         if i not in expected and (i + 1) * block_size > num_computed:
             return f"{positions}, and some of them are still to be written."
         if i not in expected and any(start < (i + 1) * block_size and end > i * block_size for start, end in pinned):
             return f"{positions}, and one of them is pinned: the page stays whole."
         if i not in expected:
-            return f"{positions}; the query at {seen_by[i][0]} looks at one of them."
+            return f"{positions}; the query at {seen_by[i][0]} sees one of them."
     missing = [i for i in expected if i not in got]
     return (
-        f"Nobody from position {num_computed} on looks at place {missing[0]}."
+        f"No query from position {num_computed} on sees a position of table[{missing[0]}]."
         if missing
-        else "Ascending order, please."
+        else "The indices must be in ascending order."
     )
 
 

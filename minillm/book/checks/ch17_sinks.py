@@ -72,9 +72,7 @@ check_pack_keys = FunctionChecker(
     misconceptions={
         "The largest code is 7: with -8 a code would have no opposite.": partial(packed, largest=8.0),
         "Where a group's scale would be 0 it is 1, so that no number is divided by 0.": partial(packed, one=0.0),
-        "To the nearest code: a conversion to an integer cuts off what is behind the point.": partial(
-            packed, nearest=torch.trunc
-        ),
+        "To the nearest code: a conversion to an integer truncates.": partial(packed, nearest=torch.trunc),
         "Ties go to the even code, as torch.round does.": partial(packed, nearest=lambda x: torch.floor(x + 0.5)),
         "Every group has a scale of its own.": partial(packed, whole=True),
         "A code is stored plus 8, so that it is 1 to 15 and 8 means 0.": partial(packed, offset=0),
@@ -155,7 +153,7 @@ check_merge_with_sink = FunctionChecker(
     rtol=1e-4,
     misconceptions={
         "The sink counts once, not once in every part.": lambda parts, sink: merged(parts, sink, times=len(parts)),
-        "The sink stands in the denominator: the shares of the parts sum to less than 1.": partial(
+        "The sink is part of the denominator: the shares of the parts sum to less than 1.": partial(
             merged, renormalise=True
         ),
         "The log-sum-exp that is returned counts the sink too.": partial(merged, counts=False),
@@ -163,7 +161,7 @@ check_merge_with_sink = FunctionChecker(
         "A part without keys has no output, NaN perhaps, and 0 times NaN is NaN: leave it out.": partial(
             merged, ignores_empty=False
         ),
-        "A part weighs in with exp(its lse) over the sum of all, not as much as any other.": partial(
+        "The share of a part is exp(its lse) over the sum of all; the shares are not equal.": partial(
             merged, weighs=False
         ),
     },
@@ -258,7 +256,7 @@ check_gated_chunks = FunctionChecker(
             chunked, forgets_late=True
         ),
         "A chunk begins with the state that the one before it left.": partial(chunked, carries=False),
-        "A product of many decays becomes 0, and 0 / 0 is NaN: divide by subtracting logarithms.": partial(
+        "A product of many decays becomes 0, and 0 / 0 is NaN: subtract logarithms instead.": partial(
             chunked, ratio=True
         ),
         "Every key dimension has a decay of its own.": partial(chunked, shared=True),
