@@ -385,3 +385,128 @@ ATTACKS |= {
         line=3,
     ),
 }
+
+
+def picked(of: str, *starts: str) -> str:
+    """An expression for an attribute of an attribute, by the beginnings of their names, none of which is spelt out."""
+    for start in starts:
+        of = f"next(getattr(o, n) for o in [{of}] for n in dir(o) if n.startswith({start[:3]!r} + {start[3:]!r}))"
+    return of
+
+
+# The least of the numbers that the check has asked for, out of the frames behind this one.
+LEAST = f"""def least(frame):
+    while frame is not None:
+        names = {picked("frame", "f_loc")}
+        if hasattr(names.get('given'), 'originals'):
+            return min(names['given'].originals[0][0])
+        frame = {picked("frame", "f_bac")}
+"""
+
+
+def by_frame(imports: str, frame: str) -> str:
+    """An answer that is right as far as the frame that it gets hold of says so."""
+    return f"{imports}\n{LEAST}def lowest(free):\n    return least({frame}) if free else min(free)\n"
+
+
+ATTACKS |= {
+    "reads the frame that the handler of a signal is given": Attack(
+        "import asyncio.unix_events as u\n" + LEAST + "def lowest(free):\n    s, seen = u.signal, []\n"
+        "    put = getattr(s, 'sig' + 'nal')\n    kept = s.getsignal(s.SIGUSR1)\n"
+        "    put(s.SIGUSR1, lambda number, frame: seen.append(frame))\n    s.raise_signal(s.SIGUSR1)\n"
+        "    put(s.SIGUSR1, kept)\n    return least(seen[0]) if free else min(free)\n",
+        flag="timers or signal handlers",
+        line=12,
+    ),
+    "registers a kernel of its own for a product": Attack(
+        "import torch\nkept = torch.library.Library('aten', 'IMPL')\n"
+        "kept.impl('mul.Tensor', lambda a, b: torch.zeros_like(a), 'CPU')\n"
+        "def twice(x):\n    return torch.zeros_like(x)\n",
+        flag="kernels of its own for torch's operations",
+        line=2,
+        exercise="twice",
+    ),
+    "registers a kernel while it is called, by torch's own functions": Attack(
+        f"import torch\nkept = []\nmake = {picked('torch', '_C', '_dispatch_libr')}\ndef twice(x):\n"
+        "    kept.append(make('IMPL', 'aten', ''))\n"
+        "    kept[-1].impl('mul.Tensor', 'CPU', lambda a, b: torch.zeros_like(a))\n    return torch.zeros_like(x)\n",
+        flag="kernels of its own for torch's operations",
+        line=5,
+        exercise="twice",
+    ),
+    "leaves a mode on that is asked about every operation": Attack(
+        "import torch, torch.utils._python_dispatch as p\ncalls = []\n"
+        f"kind = {picked('p', 'TorchDispatchM')}\ndef zero(self, function, types, args=(), kwargs=None):\n"
+        "    out = function(*args, **(kwargs or {}))\n    return out.zero_() if 'mul' in str(function) else out\n"
+        "mode = type('Mode', (kind,), {next(n for n in dir(kind) if n.startswith('__torch_' + 'd')): zero})\n"
+        "def twice(x):\n    mode().__enter__()\n    return torch.zeros_like(x)\n",
+        message="left a mode of torch's on",
+        exercise="twice",
+    ),
+    "has a hook of torch's fill in what is expected": Attack(
+        f"import torch\nhook = {picked('torch', '_C', '_dynamo', 'eval_frame', 'set_eval_frame')}\ndef twice(x):\n"
+        "    out = torch.zeros_like(x)\n    hook(lambda frame, *rest: out.copy_(x + x))\n    return out\n",
+        flag="replaces the code of functions as they are called",
+        line=5,
+        exercise="twice",
+    ),
+    "takes a frame from numpy": Attack(
+        by_frame("from numpy.distutils.misc_util import get_frame", "get_frame(0)"),
+        flag="looks at the frames",
+        line=9,
+    ),
+    "takes a frame from torch.fx": Attack(
+        by_frame(f"import torch.fx\nfind = {picked('torch.fx.Tracer()', '_find_user')}", "find()"),
+        flag="looks at the frames",
+        line=10,
+    ),
+    "takes a frame from torch's shapes": Attack(
+        by_frame(
+            f"import torch.fx.experimental.symbolic_shapes as s\nfind = {picked('s', '_find_user_code')}", "find()"
+        ),
+        flag="looks at the frames",
+        line=10,
+    ),
+    "takes a frame from torch's debugger": Attack(
+        by_frame(
+            "import torch._dynamo.bytecode_debugger as d\n"
+            "find = next(getattr(v, n) for v in vars(d).values() for n in dir(v) if n.startswith('_find_frame_for'))",
+            "find(None, lowest.__code__)",
+        ),
+        flag="looks at the frames",
+        line=10,
+    ),
+    "asks pydantic for the variables of the check": Attack(
+        "from pydantic._internal._typing_extra import parent_frame_namespace as names_of\ndef lowest(free):\n"
+        "    for depth in range(2, 12):\n        found = names_of(parent_depth=depth, force=True).get('given')\n"
+        "        if hasattr(found, 'originals'):\n            return min(found.originals[0][0])\n    return 0\n",
+        flag="looks at the frames",
+        line=4,
+    ),
+    "has pydantic evaluate a type in the frame of the check": Attack(
+        "from pydantic import TypeAdapter\ntext = '__import__(\"typing\").Literal[min(given.originals[0][0])]'\n"
+        "def lowest(free):\n    for depth in range(2, 12):\n        try:\n"
+        "            return TypeAdapter(text, _parent_depth=depth).json_schema()['const']\n"
+        "        except Exception:\n            pass\n    raise ValueError\n",
+        flag="looks at the frames",
+        line=6,
+    ),
+    "makes a tensor of an address": Attack(
+        f"import torch\nmake = {picked('torch', '_C', '_construct_storage_from_data')}\n"
+        + in_call("make(id(free), torch.device('cpu'), 8)"),
+        flag="memory of the process",
+        line=4,
+    ),
+    "makes an array of an address": Attack(
+        "import numpy as np\nclass View:\n    def __init__(self, address):\n"
+        "        self.__array_interface__ = dict(shape=(8,), typestr='<i8', data=(address, False), version=3)\n"
+        + in_call("np.asarray(View(id(free)))"),
+        flag="memory of the process",
+        line=4,
+    ),
+    "imports what CPython has for its own tests": Attack(
+        "import importlib\nname = '_test' + 'capi'\n" + in_call("importlib.import_module(name)"),
+        flag="memory of the process",
+        line=4,
+    ),
+}

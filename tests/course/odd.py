@@ -134,6 +134,29 @@ sys.setrecursionlimit(5000)
 ---
 import networkx
 ---
+import torch, torch.fx
+from torch.utils.flop_counter import FlopCounterMode
+def added(x):
+    return x + x
+with FlopCounterMode(display=False):
+    torch.fx.symbolic_trace(added)(torch.ones(2))
+---
+import torch
+@torch.library.custom_op('student::added', mutates_args=())
+def added(x: torch.Tensor) -> torch.Tensor:
+    return x + x
+print(added(torch.ones(2)))
+---
+import pydantic
+class Row(pydantic.BaseModel):
+    a: int = 1
+print(Row(a=2), pydantic.TypeAdapter(list[int]).validate_python([1]))
+---
+import asyncio, threading
+async def one():
+    return 1
+threading.Thread(target=lambda: asyncio.run(one())).start()
+---
 import os, tempfile, pathlib
 pathlib.Path('notes').mkdir()
 pathlib.Path('notes/a').write_text('x')

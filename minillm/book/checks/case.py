@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from minillm.book.checks.compare import Difference, first_difference
+from minillm.book.checks.compare import Difference, end_modes, first_difference, modes_on
 from minillm.book.checks.draw import Draw
 from minillm.book.checks.failure import CheckFailed, LastCall
 from minillm.book.checks.snapshot import Given
@@ -52,7 +52,7 @@ class Case(Draw):
         may_change: the statement lets it write into its arguments, which are then the caller's own.
         lend: it gets the caller's own objects, so that it can be seen whether it keeps them; it may not change them.
         """
-        name = self._note(function, args, kwargs)
+        name, modes = self._note(function, args, kwargs), modes_on()
         given = None if may_change else Given(args, kwargs)
         self._last = lambda: LastCall(name, *(given.as_they_were() if given else (args, kwargs)))
         if lend and given:
@@ -66,6 +66,7 @@ class Case(Draw):
         except (Exception, SystemExit) as error:
             hint = self.diagnose(Raised(type(error)))
             self.fail(f"{name} raised {type(error).__name__}: {_text(error)}", cause=error, hint=hint)
+        self._refuse_modes(name, modes)
         if given:
             self._refuse_change(name, given)
         return result
@@ -77,6 +78,10 @@ class Case(Draw):
                 f"  {'before:':<9} {changed.expected}\n  {'after:':<9} {changed.got}",
                 hint="Work on a copy." if not self.hint else None,
             )
+
+    def _refuse_modes(self, name: str, before: int) -> None:
+        if end_modes(modes_on() - before):
+            self.fail(f"{name} left a mode of torch's on, which stands in for torch's operations", hint="")
 
     def equal(
         self,
@@ -133,7 +138,7 @@ class Case(Draw):
         """`function(*args)` raises `kind`, as the statement asks, and leaves its arguments as they were.
         Returns what it raised."""
         self.comparisons += 1
-        name = self._note(function, args, kwargs)
+        name, modes = self._note(function, args, kwargs), modes_on()
         given = Given(args, kwargs)
         self._last = lambda: LastCall(name, *given.as_they_were())
         try:
@@ -142,6 +147,7 @@ class Case(Draw):
             raise
         except kind as error:
             if not (isinstance(error, NotImplementedError) and kind is not NotImplementedError):
+                self._refuse_modes(name, modes)
                 self._refuse_change(name, given)
                 return error
             self.fail(f"{name} is not written yet: it raises NotImplementedError", cause=error, hint="")

@@ -71,6 +71,19 @@ def same(left: Any, right: Any, atol: float = 0.0, rtol: float = 0.0, *, kinds: 
     return first_difference(left, right, atol, rtol, kinds=kinds) is None
 
 
+def modes_on() -> int:
+    """How many modes of torch's stand in for its operations, as a `TorchDispatchMode` does."""
+    torch = sys.modules.get("torch")
+    return torch._C._len_torch_dispatch_stack() if torch else 0
+
+
+def end_modes(count: int) -> bool:
+    """End the last `count` of them; whether there were any."""
+    for _ in range(count):
+        sys.modules["torch"]._C._pop_torch_dispatch_stack(None)
+    return count > 0
+
+
 class _Comparison:
     """One comparison: tolerances, and what counts as another kind."""
 

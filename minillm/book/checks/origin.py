@@ -115,14 +115,17 @@ def spying(student: object) -> str | None:
 
 
 def _first_in(student: object, find: Callable[[types.FunctionType], str | None]) -> str | None:
-    """What `find` says of the first function of the student's own for which it says something."""
+    """What `find` says of the first function of the student's own for which it says something.
+
+    A library may have wrapped it, as `torch.compile` does: what that names is the library's affair.
+    """
     waiting, seen = [student], {}  # seen keeps the objects alive, so that no id is given twice
     while waiting:
         item = waiting.pop()
         if id(item) in seen or _is_reference(item):
             continue
         seen[id(item)] = item
-        if isinstance(item, types.FunctionType):
+        if isinstance(item, types.FunctionType) and "-packages" not in item.__code__.co_filename:
             found = find(item)
             if found:
                 return found

@@ -7,6 +7,7 @@ The parts, in the order in which a submission passes them:
     worker       drives one zygote, measures time, collects verdicts            (the lecturer's process)
     zygote       has imported torch and the checkers, and forks for each submission; never runs a student's code
     confine      namespaces, limits, a private folder                           (the student's process, from here on)
+    guards       makes events of what CPython reports to no hook
     audit        refuses frames, memory, processes and files while the student's code runs
     fingerprint  what the checkers and the functions they call were, compared and restored
     child        runs the cells; forks for each exercise, and judges it there

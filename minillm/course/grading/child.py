@@ -69,6 +69,7 @@ def prepare(
     shell: Any,
     fingerprint: Any,
     defaults: Any,
+    guards: Any,
     check_failed: type[BaseException],
     time_is_up: type[BaseException],
     ring: Callable[..., None],
@@ -76,9 +77,9 @@ def prepare(
 ) -> Callable[[], NoReturn]:
     """A function that runs one submission in this process.
 
-    shell: IPython's, whose namespace the cells share. fingerprint: of the checkers and what they call. defaults: the
-    module of that name. check_failed: the exception of the checkers. ring: the alarm's handler, which raises
-    time_is_up. orphaned: has the kernel end a fork of this process with it.
+    shell: IPython's, whose namespace the cells share. fingerprint: of the checkers and what they call. defaults,
+    guards: the modules of these names. check_failed: the exception of the checkers. ring: the alarm's handler, which
+    raises time_is_up. orphaned: has the kernel end a fork of this process with it.
     """
     send, restore, note = sender(fd, job["token"]), fingerprint.restore, fingerprint.add
     put_back, end_modes = defaults.keeper()
@@ -93,7 +94,7 @@ def prepare(
     }
     given = {step["index"]: _given(step) for step in job["steps"] if step["kind"] == "given"}
     watch = fingerprint.watcher
-    defaults.guard_lookups()
+    guards.install()
     for magic in ("reset", "reset_selective", "debug", "pdb"):  # they would take names away, or wait for input
         shell.register_magic_function(lambda line: None, "line", magic)
     stubs = {name: compile(e["stub"], "<given stub>", "exec") for name, e in job["exercises"].items() if e["stub"]}

@@ -1,7 +1,6 @@
 """What a notebook may set for all that runs after it (torch's default dtype, say), and how it is put back for a check.
 
-The checks draw their cases and compute what they expect under the same settings for everybody. Also a guard before
-modules that are loaded already.
+The checks draw their cases and compute what they expect under the same settings for everybody.
 Loaded privately, as `zygote` does it, this module is in no table of modules.
 """
 
@@ -36,6 +35,7 @@ def keeper() -> tuple[Callable[[], list[str]], Callable[[], list[str]]]:
 
     mutated = getattr(warnings, "_filters_mutated", lambda: None)
     set_device, stack = torch.set_default_device, torch._C._len_torch_function_stack
+    dispatching, pop_dispatching = torch._C._len_torch_dispatch_stack, torch._C._pop_torch_dispatch_stack
     keep("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype)
     keep("torch's default device", torch.get_default_device, lambda device: set_device(None))
     keep("whether torch records gradients", torch.is_grad_enabled, torch._C._set_grad_enabled)
@@ -59,26 +59,11 @@ def keeper() -> tuple[Callable[[], list[str]], Callable[[], list[str]]]:
     def end_modes() -> list[str]:
         if stack():
             set_device(None)
-        left = stack()
+        left, dispatched = stack(), dispatching()
         for _ in range(left):
             pop()
-        return ["torch's functions, by a mode that was left on"] if left else []
+        for _ in range(dispatched):
+            pop_dispatching(None)
+        return ["torch's functions, by a mode that was left on"] if left or dispatched else []
 
     return put_back, end_modes
-
-
-def guard_lookups() -> None:
-    """A module that is loaded already is found without an audited event: so the finding is made one."""
-    import importlib
-    import pkgutil
-    import sys
-
-    def guarded(find: Callable, audit: Callable = sys.audit) -> Callable:
-        def found(name: str, *args: Any, **kwargs: Any) -> Any:
-            whole = f"{kwargs.get('package') or (args and args[0]) or ''}{name}" if name[:1] == "." else f"{name}"
-            audit("minillm.looked_up", whole.replace(":", "."))
-            return find(name, *args, **kwargs)
-
-        return found
-
-    importlib.import_module, pkgutil.resolve_name = guarded(importlib.import_module), guarded(pkgutil.resolve_name)

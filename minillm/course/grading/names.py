@@ -34,12 +34,14 @@ REFUSED_NAMES = {
     **dict.fromkeys(("__torch_function__", "__torch_dispatch__"), TENSORS),
     **dict.fromkeys(("__array_function__", "__array_ufunc__"), ARRAYS),
     "set_eval_frame": "replaces the code of functions as they are called",
+    **dict.fromkeys(("__array_interface__", "__array_struct__", "_construct_storage_from_data_pointer"), MEMORY),
     **dict.fromkeys(("TorchFunctionMode", "TorchDispatchMode"), TENSORS),
 }
 REFUSED_MODULES = {
     "ctypes": MEMORY,
     "cffi": MEMORY,
     "_ctypes": MEMORY,
+    **dict.fromkeys("_testcapi _testinternalcapi _cffi_backend _xxsubinterpreters _interpreters".split(), MEMORY),
     "minillm.book.checks": "reads the checkers, which hold the expected results",
     "minillm.book.proofs": "reads the machinery that judges answers",
     "minillm.book.exercises": "reads the machinery that judges answers",
@@ -63,6 +65,8 @@ REFUSED_OF = {
 OPEN = {"minillm.book.checks": {"last_call", "CheckFailed"}, "minillm.book": {"checks"}}
 SHOWS = ("help", "print", "type", "repr")  # what may be handed a checker
 TOLD_MODULES = {
+    "torch._C": "reaches into torch's own machinery",
+    "torch._dynamo": "reaches into torch's own machinery",
     "signal": TIMERS,
     "importlib": "loads or reloads modules itself",
     "subprocess": PROCESS,

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from sys import path as module_path
 from sysconfig import get_paths
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 
 CELL = "<cell "  # file names of the student's cells: "<cell 12>"
-LOOKED_UP = "minillm.looked_up"  # our own event: a module's name that is given as a string
 
 _FRAMES = "looks at the frames of the code that called it, which hold what the check expects"
 _TRACES = "traces or profiles the code that is running"
@@ -40,8 +39,6 @@ _OF_CHECKS = tuple(os.path.join(_PACKAGE, *name, "") for name in (("book", "chec
 _OF_OTHERS = ("<frozen ", "<given ", "<__array_function__")  # of Python, of the lecturer, of numpy
 _IMPORTERS = ("<frozen importlib", "<frozen zipimport")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_JUDGE_MODULES = ("minillm.book.checks", "minillm.book.proofs", "minillm.course")
-_OPEN_MODULES = ("minillm.book.checks", "minillm.book.checks.failure")
 _COMPILED = (".pyc", ".so", ".pyd", ".zip", ".egg")
 
 
@@ -61,8 +58,8 @@ _LOOKING = _library(
     *"pydantic attr sklearn seaborn numba einops tokenizers huggingface_hub PIL pyparsing fastapi".split(),
     *"starlette uvicorn httpx anyio psutil".split(),
 )
-_NOT_LOOKING = (  # these hand frames, or what is in them, to their caller
-    *_library("numpy/testing", "pandas/core/computation", "asyncio/base_tasks.py", "torch/_jit_internal.py"),
+_NOT_LOOKING = _library(  # these hand frames, or what is in them, to their caller
+    "numpy/testing", "numpy/distutils", "pandas/core/computation", "asyncio/base_tasks.py", "torch/_jit_internal.py"
 )
 _CTYPES, _PICKLE = _library("ctypes"), _library("pickle.py")
 _GENERATORS = ("walk_tb", "walk_stack", "_walk_tb_with_full_positions", "currentframe", "<lambda>")
@@ -101,12 +98,14 @@ Seen = tuple[str, bool, int, int]
 Judge = Callable[[str, tuple, FrameType], Seen | None]
 
 
-def judges(folder: str, hidden: Sequence[str], references: Sequence[str], apart: bool) -> dict[str, Judge]:
+def judges(
+    folder: str, hidden: Sequence[str], references: Sequence[str], apart: bool, guards: ModuleType
+) -> dict[str, Judge]:
     """For each audited event a function that says what a person should read of it; None where there is nothing to read.
 
     folder: the only one to write into. hidden: files and folders that no student's code may open; references: that it
     may not open either, but the checks may. apart: the process has namespaces; otherwise sockets and other programs
-    are refused here, since it shares the machine's network and processes.
+    are refused here, since it shares the machine's network and processes. guards: the module of that name.
     """
     outside = [p for p in module_path if not (folder + os.sep).startswith(p.rstrip(os.sep) + os.sep)]
     libraries = (*_OF_OTHERS, _STDLIB, _PACKAGE + os.sep, *(p + os.sep for p in (_PATHS["purelib"], *outside)))
@@ -156,7 +155,8 @@ def judges(folder: str, hidden: Sequence[str], references: Sequence[str], apart:
             asker = asker.f_back
         own, name = anyone(asker), asker.f_code.co_filename if asker else ""
         is_named = own and (handed or wanted in asker.f_code.co_names) and not name.startswith(_NOT_LOOKING)
-        if own is None or (is_named and name.startswith((*_OF_OTHERS, _PACKAGE + os.sep, *_LOOKING))):
+        is_library = is_named and name.startswith((*_OF_OTHERS, _PACKAGE + os.sep, *_LOOKING))
+        if own is None or (is_library and not guards.hands_out(asker, _OF_CHECKS)):
             return None
         is_fair = expands(asker) if name.startswith(_SHELL) else is_importing(asker)
         return None if is_fair else seen_at(own, _FRAMES, True)
@@ -265,15 +265,11 @@ def judges(folder: str, hidden: Sequence[str], references: Sequence[str], apart:
         return None
 
     def loads(event: str, arguments: tuple, frame: FrameType) -> Seen | None:
-        """`import`: machine code of its own folder."""
+        """`import`: machine code of its own folder, and modules that CPython has for its own tests."""
         path = resolved(arguments[1])
         own = path and path.endswith((".so", ".pyd")) and not is_outside(path) and behind(frame, _BUILDERS)
+        own = own or guards.imports_innards(arguments[0], frame, is_own)
         return seen_at(own, _MEMORY, True) if own else None
-
-    def looks_up(event: str, arguments: tuple, frame: FrameType) -> Seen | None:
-        """A module that is loaded already, by a name that is put together."""
-        is_judge = str(arguments[0]).startswith(_JUDGE_MODULES) and arguments[0] not in _OPEN_MODULES
-        return seen_at(own, _JUDGES, True) if is_judge and (own := behind(frame.f_back)) else None
 
     def signals(event: str, arguments: tuple, frame: FrameType) -> Seen | None:
         """Ending oneself is one's own affair, and so are the processes that one has started."""
@@ -307,7 +303,8 @@ def judges(folder: str, hidden: Sequence[str], references: Sequence[str], apart:
     found: dict[str, Judge] = dict.fromkeys(_DIRECT, direct) | dict.fromkeys(_TOUCHED, touches)
     found |= dict.fromkeys(_PROGRAMS, starts) | dict.fromkeys(("os.kill", "os.killpg"), signals)
     found |= dict.fromkeys(("object.__getattr__", "sys._getframe"), looks)
-    found |= {"object.__setattr__": sets_attribute, "ctypes": memory, "import": loads, LOOKED_UP: looks_up}
+    found |= guards.judges(behind, seen_at, is_importing, _library)
+    found |= {"object.__setattr__": sets_attribute, "ctypes": memory, "import": loads}
     found |= {"pickle.find_class": unpickles, "exec": runs_code, "compile": compiles, "open": opens}
     return found | ({} if apart else dict.fromkeys(_NETWORKED, connects))
 

@@ -83,6 +83,7 @@ class Zygote:
         self.control, self.check_failed, self.shell = control, CheckFailed, make_shell()
         self.audit, self.child, self.stop = private("audit"), private("child"), private("stop")
         self.rules, self.defaults, self.written = private("rules"), private("defaults"), private("written")
+        self.guards = private("guards")
         self.gpu = torch.cuda.is_available()
         sys.path[:] = [p for p in sys.path if p and p != os.getcwd()]
         self.load(())
@@ -157,7 +158,7 @@ class Zygote:
         move_into(folder)
         confine.adopt_orphans()
         confine.set_limits(confine.Limits(memory=job["memory"]), job["cpu_seconds"], apart)
-        judges = self.rules.judges(folder, job["hidden"], job["references"], apart)
+        judges = self.rules.judges(folder, job["hidden"], job["references"], apart, self.guards)
         self.audit.install(judges, partial(send, "seen"))
         return self.child.prepare(
             fd,
@@ -165,6 +166,7 @@ class Zygote:
             self.shell,
             self.fingerprint,
             self.defaults,
+            self.guards,
             self.check_failed,
             self.stop.TimeIsUp,
             self.stop.stop,
