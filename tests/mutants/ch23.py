@@ -148,6 +148,14 @@ def read_line(reader, line, events):
             expect="nothing after it counts",
         ),
         Mutant(
+            "the end has no type",
+            replace=(
+                'reader.is_done = reader.data == ["[DONE]"]',
+                'reader.is_done = reader.data == ["[DONE]"] and not reader.type',
+            ),
+            expect="event_reader: edges",
+        ),
+        Mutant(
             "the end is anything that begins like it",
             replace=('reader.data == ["[DONE]"]', 'reader.data[:1] == ["[DONE]"]'),
             expect="event_reader: edges",
@@ -368,6 +376,53 @@ def packed_lora(x, a, b, starts, scales, slots):
                 "        client.start()\n",
             ),
             expect="then open must release the request that it has added",
+        ),
+        Mutant(
+            "releases after the engine's step",
+            source="""
+class RepairedService:
+    def __init__(self, engine):
+        self.engine, self.clients = engine, {}
+
+    def open(self, name, num_prompt, max_tokens, client):
+        self.engine.add(name, num_prompt, max_tokens)
+        try:
+            client.start()
+        except BaseException:
+            self.engine.release(name)
+            raise
+        self.clients[name] = client
+
+    def step(self):
+        tokens = self.engine.step()
+        for name in [name for name, client in self.clients.items() if client.is_gone]:
+            end(self, name)
+        for name, token, is_last in tokens:
+            if name not in self.clients:
+                continue
+            try:
+                self.clients[name].send(token)
+            except OSError:
+                is_last = True
+            if is_last:
+                end(self, name)
+
+
+def end(service, name):
+    del service.clients[name]
+    service.engine.release(name)
+""",
+            expect="made an engine step before it released its request",
+        ),
+        Mutant(
+            "expects connection errors only",
+            replace=("except BaseException:", "except OSError:"),
+            expect="raised RuntimeError, and the engine holds E",
+        ),
+        Mutant(
+            "expects Exceptions only",
+            replace=("except BaseException:", "except Exception:"),
+            expect="raised CancelledError, and the engine holds E",
         ),
         Mutant(
             "only resets", replace=("except OSError:", "except ConnectionResetError:"), expect="raised TimeoutError"

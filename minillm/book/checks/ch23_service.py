@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from typing import Any
 
@@ -24,6 +25,7 @@ class ToyEngine:
         self.running: dict[str, int] = {}  # name -> tokens so far
         self.sizes: dict[str, tuple[int, int]] = {}  # every request until its release: blocks, tokens of its answer
         self.num_steps = 0
+        self.worked_for: set[str] = set()  # the requests that it held when its last step began
 
     def add(self, name: str, num_prompt: int, max_tokens: int) -> None:
         """Raises ValueError for a name that is in use, and for a request that can never fit."""
@@ -50,6 +52,7 @@ class ToyEngine:
     def step(self) -> list[tuple[str, int, bool]]:
         """One token for each request that runs: its name, the token, whether it is the last."""
         self.num_steps += 1
+        self.worked_for = set(self.sizes)
         while self.waiting and self.sizes[self.waiting[0]][0] <= self.free_blocks:
             name = self.waiting.popleft()
             self.running[name] = 0
@@ -71,10 +74,18 @@ class Client:
     """Reads until it leaves: after `reads` tokens, or when `leave` is called. One that stalls stays, and times out.
 
     notices: whether `is_gone` knows that it has left before something is sent to it.
+    breaks: an error that `start` raises, whatever the client does.
     """
 
-    def __init__(self, reads: int = 10**9, starts: bool = True, notices: bool = True, stalls: bool = False):
-        self.reads, self.starts, self.notices, self.stalls = reads, starts, notices, stalls
+    def __init__(
+        self,
+        reads: int = 10**9,
+        starts: bool = True,
+        notices: bool = True,
+        stalls: bool = False,
+        breaks: type[BaseException] | None = None,
+    ):
+        self.reads, self.starts, self.notices, self.stalls, self.breaks = reads, starts, notices, stalls, breaks
         self.got: list[int] = []
         self.num_failed = 0
         self._has_left = not starts
@@ -89,6 +100,8 @@ class Client:
 
     def start(self) -> None:
         """Send the head of the answer. Raises ConnectionResetError when the client has left."""
+        if self.breaks:
+            raise self.breaks("the head of the answer could not be sent")
         self._check()
 
     def send(self, token: int) -> None:
@@ -156,8 +169,8 @@ class _Watched:
 
     def open(self, name: str, num_prompt: int, max_tokens: int, **how: Any) -> Client:
         client = Client(**how)
-        if not client.starts:
-            self._refuses(ConnectionResetError, name, num_prompt, max_tokens, client)
+        if client.breaks or not client.starts:
+            self._refuses(client.breaks or ConnectionResetError, name, num_prompt, max_tokens, client)
             return client
         self.case.run(self.service.open, name, num_prompt, max_tokens, client, may_change=True)
         self.clients[name], self.max_tokens[name] = client, max_tokens
@@ -167,7 +180,7 @@ class _Watched:
         """The engine refuses it."""
         self._refuses(ValueError, name, num_prompt, max_tokens, Client())
 
-    def _refuses(self, kind: type[Exception], name: str, *args: Any) -> None:
+    def _refuses(self, kind: type[BaseException], name: str, *args: Any) -> None:
         before = set(self.engine.sizes)
         self.case.raises(kind, self.service.open, name, *args, hint="open passes the error on to its caller.")
         self.case.true(
@@ -187,6 +200,11 @@ class _Watched:
                 f"client {name} is gone (is_gone), and after the next step() the engine still holds its request: "
                 f"{self.engine.num_blocks - self.engine.free_blocks} blocks are in use",
                 hint="No token is sent for a request in the queue: check is_gone before the engine's step.",
+            )
+            self.case.true(
+                name not in self.engine.worked_for,
+                f"client {name} is gone (is_gone), and step() made an engine step before it released its request",
+                hint="Release the requests of clients that are gone first: the engine must not work for them again.",
             )
             sent = self.clients[name].num_failed - failed[name]
             self.case.true(sent == 0, f"something was sent to {name}, whose client is known to have left")
@@ -246,6 +264,8 @@ def _service_edges(case: Case) -> None:
     watched.open("D", 4, 4)  # the name is free again
     watched.finish()
     watched.open("E", 4, 8, starts=False)
+    for error in (TimeoutError, RuntimeError, asyncio.CancelledError):
+        watched.open("E", 4, 8, breaks=error)
     watched.open("E", 4, 8)
     watched.refuses("F", 40, 8)
     watched.open("F", 4, 4, reads=4)  # leaves with its last token

@@ -51,6 +51,7 @@ def _reader_edges(case: Case) -> None:
     _reads(case, [b":\n: a comment\n:data: b\n\ndata: a\n:between\ndata: b\n\n unknown: c\nDATA: d\n\n"])
     _reads(case, ["data: one\u2028two\x0bthree\x85\u2029\n\n".encode()])  # ends of lines elsewhere, not here
     _reads(case, [b"data: a\n\ndata: [DONE]\n\ndata: b\n\nretry: 3\n\n", b": c\n\ndata: d\n\n"])
+    _reads(case, [b"event: end\nid: 5\ndata: [DONE]\n\ndata: b\n\n"])  # its type does not matter
     _reads(case, [b"data: [DONE]\ndata:\n\ndata: [DONE] \n\ndata: b\n\n"])  # not quite the end
     _reads(case, [b"data: never ended\n"])
     line = b"data: " + b"x" * 300_000 + b"\n\n"

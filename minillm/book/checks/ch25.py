@@ -15,16 +15,16 @@ from minillm.book.projects.scoring import Project, Refused, Score, baseline_scor
 __all__ = ["check_encoder_plan", "check_kernel", "check_router", "check_scheduler"]
 
 check_encoder_plan = Checker(
-    "encoder_plan", hint="An image is encoded whole or not at all; a chunk may end just before one.")  # fmt: skip
+    "encoder_plan", hint="An image is encoded as a whole or not at all; the chunk may end just before it.")  # fmt: skip
 check_scheduler = Checker(
-    "scheduler", hint="Which requests can still keep their promise, and what would each of them cost the others?",
+    "scheduler", hint="Which requests can still meet their targets, and which others does each of them delay?",
     forbid=("minillm.book.projects.scheduler.Baseline",),
     allow=("minillm.book.projects.scheduler.Plan",))  # fmt: skip
 check_router = Checker(
-    "router", hint="Two numbers for each replica: the work ahead, and the work that its cache saves.",
+    "router", hint="Weigh two numbers for each replica: the work ahead of it, and the work that its cache saves.",
     forbid=("minillm.book.projects.router.Baseline",))  # fmt: skip
 check_kernel = Checker(
-    "kernel", hint="What is loaded twice, and what goes to memory only to come back?",
+    "kernel", hint="What is loaded more than once, and what is stored only to be loaded again?",
     forbid=("minillm.book.projects.kernel.baseline",))  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def _plan_edges(case: Case) -> None:
     _planned(case, two, 4, 4, set(), 7, "the same, and the budget is too small: no token can be processed")
     _planned(case, two, 12, 5, set(), 8, "the last token of the chunk is the first of the image")
     _planned(case, two, 12, 4, set(), 0, "the chunk ends just before the image")
-    _planned(case, two, 24, 8, set(), 0, "both images lie behind")
+    _planned(case, two, 24, 8, set(), 0, "both images lie before the chunk")
     _planned(
         case, [("a", 0, 8), ("b", 8, 8), ("c", 16, 8)], 0, 24, set(), 12, "b does not fit; c would, but lies behind it"
     )
@@ -77,8 +77,10 @@ def _planned(case: Case, images: list[Image], start: int, count: int, cached: se
     got = case.call(list(images), start, count, frozenset(cached), budget)
     known = ", ".join(sorted(cached)) or "none"
     hint = f"Here {told}. The chunk is [{start}, {start + count}), the budget {budget}, cached: {known}."
-    case.true(isinstance(got, tuple) and len(got) == 2, f"the result is {got!r}, not a pair", hint=hint)
-    case.true(type(got[0]) is int, f"the number of tokens is {got[0]!r}, not a whole number", hint=hint)
+    case.true(
+        isinstance(got, tuple) and len(got) == 2, f"the result is {got!r}, not a tuple (num_tokens, encode)", hint=hint
+    )
+    case.true(type(got[0]) is int, f"the number of tokens is {got[0]!r}, not an int", hint=hint)
     case.equal(got[0], expected[0], "the number of tokens", hint=hint)
     case.true(isinstance(got[1], list), f"the images to encode are {got[1]!r}, not a list", hint=hint)
     case.equal(got[1], expected[1], "the list of images to encode", hint=hint)
