@@ -152,6 +152,11 @@ class Autoscaler:
             replace=("load = max(ahead) * recent / before", "load = max(ahead)"),
             expect="the day cost",
         ),
+        Mutant(
+            "knows the check's capacity",
+            replace=("self.capacity, self.delay = capacity, delay", "self.capacity, self.delay = 20, 4"),
+            expect="a replica serves 10 requests",
+        ),
         Mutant("forgets what waits", replace=("(load + backlog / self.delay)", "load"), expect="autoscaler"),
         Mutant(
             "a ratio over zero",

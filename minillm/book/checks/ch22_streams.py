@@ -202,6 +202,8 @@ def _day_edges(case: Case) -> None:
               f"{INTERVALS} are enough", hint="One replica stays; desired may return 1 or less.")  # fmt: skip
     day = _live(case, steady, steady, "the same load all day")
     _cheap(case, day, steady, 1.25, "the same load all day")
+    day = _live(case, steady, steady, "replicas that serve 10 requests and start in 3 intervals", 10, 3)
+    _cheap(case, day, steady, 1.25, "a replica serves 10 requests, and takes 3 intervals to start", 10)
     yesterday = made_up_day(case.rng, 200, 0.0)
     today = [2 * coming for coming in yesterday]
     day = _live(case, yesterday, today, "today is twice as busy as yesterday")
@@ -238,8 +240,10 @@ def _day_random(case: Case) -> None:
         )
 
 
-def _live(case: Case, yesterday: list[int], today: list[int], told: str) -> Day:
-    scaler = case.run(case.student, list(yesterday), CAPACITY, DELAY)
+def _live(
+    case: Case, yesterday: list[int], today: list[int], told: str, capacity: int = CAPACITY, delay: int = DELAY
+) -> Day:
+    scaler = case.run(case.student, list(yesterday), capacity, delay)
 
     def desired(arrivals: list[int], backlog: int, ready: int, starting: int) -> int:
         wanted = case.run(scaler.desired, arrivals, backlog, ready, starting)
@@ -248,11 +252,11 @@ def _live(case: Case, yesterday: list[int], today: list[int], told: str) -> Day:
         case.true(wanted <= 10_000, f"desired returned {wanted} replicas", hint=f"Here {told}.")
         return wanted
 
-    return live(desired, today, CAPACITY, DELAY)
+    return live(desired, today, capacity, delay)
 
 
-def _cheap(case: Case, day: Day, today: list[int], factor: float, told: str) -> None:
-    least = floor_of(today, CAPACITY)
+def _cheap(case: Case, day: Day, today: list[int], factor: float, told: str, capacity: int = CAPACITY) -> None:
+    least = floor_of(today, capacity)
     case.true(
         day.cost <= factor * least,
         f"the day cost {day.cost:.0f} ({day.replica_intervals} replica intervals, {day.waiting} waits), that is "
