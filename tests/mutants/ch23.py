@@ -465,12 +465,9 @@ class RepairedService:
         self.clients[name] = client
 
     def step(self):
-        said = self.engine.step()
         for name in [name for name, client in self.clients.items() if client.is_gone]:
             self.end(name)
-        for name, token, is_last in said:
-            if name not in self.clients:
-                continue
+        for name, token, is_last in self.engine.step():
             try:
                 self.clients[name].send(token)
             except OSError:

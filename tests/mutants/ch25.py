@@ -47,7 +47,7 @@ MUTANTS = {
         Mutant("images behind the chunk", replace=("max(first, start) < min(first + length, start + count)", "first + length > start"),
                expect="wrong"),
         Mutant("looks at the cache only when the budget is spent", replace=("content in cached or ", ""), expect="cached"),
-        Mutant("a list and no pair", replace=("    return count, encode\n", "    return [count, encode]\n"), expect="not a pair"),
+        Mutant("a list and no pair", replace=("    return count, encode\n", "    return [count, encode]\n"), expect="not a tuple"),
     ],
     "scheduler": [
         Mutant("vLLM's rule in other words", source=_FCFS, expect="has to be above 1"),
