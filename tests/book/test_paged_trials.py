@@ -38,6 +38,10 @@ def test_random_pages_have_numbers_at_the_sequences_positions_alone():
     assert len(set(blocks)) == 5 and 0 not in blocks and blocks != sorted(blocks)
 
 
+def test_no_sequence_owns_block_0():
+    assert all(0 not in paged_trials.random_pages([80], head_dim=1, seed=seed)[2] for seed in range(30))
+
+
 def test_a_seed_decides_the_pages():
     one, same, other = (paged_trials.random_pages([20], seed=seed) for seed in (3, 3, 4))
     assert all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(one, same))
