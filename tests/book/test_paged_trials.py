@@ -149,15 +149,15 @@ def test_fit_counts_programs_for_the_bytes_of_a_microsecond():
 @pytest.mark.parametrize("variant", paged_layouts.VARIANTS)
 def test_every_layout_attends(variant):
     flags, length = paged_layouts.VARIANTS[variant], 37
-    pages = paged_trials.random_pages([length], head_dim=16)
+    pages = paged_trials.random_pages([length], head_dim=32)
     keys, values, table, _ = pages
-    q, scale = paged_trials.random_queries(1, 16, head_dim=16)[0], 0.25
+    q, scale = paged_trials.random_queries(1, 16, head_dim=32)[0], 0.25
     k, v = (x[0].double() for x in gathered(pages, 0, length))
     stored = keys if flags["TURNED"] else keys.transpose(2, 3).contiguous()
-    out = torch.full((16, 16), float("nan"), device=q.device)
+    out = torch.full((16, 32), float("nan"), device=q.device)
     paged_layouts.toy_layout_kernel[(1,)](
         q, stored, values, table, out, length, scale * LOG2_E, keys.stride(0), values.stride(0), **flags,
-        DIM=16, BLOCK_SIZE=16, TILE=32,
+        DIM=32, BLOCK_SIZE=16, TILE=32,
     )  # fmt: skip
     expected = (q.double() @ k.T * scale).softmax(-1) @ v
     assert torch.allclose(out.double(), expected, atol=1e-5)
