@@ -64,6 +64,8 @@ class Format:
 
     def decode(self, codes: Tensor) -> Tensor:
         """The value of each code, float32."""
+        if self.is_integer:
+            return codes.float() - 2 ** (self.bits - 1)
         return self.table_on(codes.device)[codes.long()]
 
 
@@ -146,7 +148,10 @@ def group_size_of(in_features: int, num_groups: int) -> int:
 
 
 def spread(per_group: Tensor, in_features: int) -> Tensor:
-    """[out_features, num_groups] -> [out_features, in_features], each value as often as its group is long."""
+    """[out_features, num_groups] -> [out_features, in_features], each value as often as its group is long. A view where
+    a row has one group."""
+    if per_group.shape[1] == 1:
+        return per_group.expand(-1, in_features)
     size = group_size_of(in_features, per_group.shape[1])
     return per_group.repeat_interleave(size, dim=1)[:, :in_features]
 
