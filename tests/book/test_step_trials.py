@@ -16,7 +16,7 @@ from minillm.kernels.native_build import NO_UNIT
     [
         ("e abc abc abc n", "abc"),
         ("e abc abc abc abc abc n h", "abc"),  # five layers: two do not come three times
-        ("aab aab aab", "aab"),  # not "a"
+        ("aaab aaab aaab", "aaab"),  # not "a"
         ("abc abd abc", None),
         ("abc abc", None),
         ("", None),
