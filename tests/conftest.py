@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: workers side by side have a core each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    gc.disable()  # until all is imported: see pytest_collection
 
 import nbformat
 import pytest
@@ -37,6 +39,24 @@ def pytest_configure(config):
     """A worker that dies ends the run, with the name of its test; with a new worker in its place the run may hang."""
     if getattr(config.option, "maxworkerrestart", "") is None:
         config.option.maxworkerrestart = "0"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """What stands by the end, modules above all, stays: garbage is collected neither meanwhile nor among it later.
+    Full collections looked at half a million of these objects again and again."""
+    gc.disable()
+    try:
+        result = yield
+        gc.collect()
+        gc.freeze()
+        return result
+    finally:
+        gc.enable()
+
+
+def pytest_unconfigure(config):
+    gc.unfreeze()  # or extension modules report at the end what they take for leaks
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -191,12 +191,13 @@ BROKEN = {  # each with the roads that it can be seen on
 
 
 FURTHER = (309, 412)  # a shared block that is evicted while its request is swapped out is rare
+FIRST = (412, 200)  # served before the others: the only ones of a hundred on which a fault was seen
 
 
 @pytest.mark.parametrize("break_it", BROKEN, ids=lambda function: function.__name__)
 def test_a_broken_engine_is_found_out(break_it: Callable, roads, monkeypatch):
     break_it(monkeypatch)
-    seeds = [seed for seed in (*range(1, NUM_ROADS), *FURTHER) if BROKEN[break_it](draw(seed))]
+    seeds = dict.fromkeys(seed for seed in (*FIRST, *range(1, NUM_ROADS), *FURTHER) if BROKEN[break_it](draw(seed)))
     assert any(roads.problem(draw(seed)) for seed in seeds)
 
 
