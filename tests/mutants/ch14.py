@@ -81,14 +81,6 @@ def choose_buckets(counts, graph, eager):
             expect="Fewer graphs first",
         ),
         Mutant(
-            "ties to more sizes",
-            replace=(
-                "    cost, _, sizes = min(ends)\n",
-                "    cost, _, sizes = min((cost, -number, sizes) for cost, number, sizes in ends)\n",
-            ),
-            expect="Fewer graphs first",
-        ),
-        Mutant(
             "tries every set",
             source="""
 def choose_buckets(counts, graph, eager):
@@ -258,19 +250,6 @@ class StaticInput:
         ),
     ],
     "explain_trace": [
-        Mutant(
-            "adds up the device's bars",
-            replace=(
-                "        if running:\n            busy += right - left\n",
-                "        if running:\n            busy += (right - left) * sum(bar.start <= left < bar.end for bar in device)\n",
-            ),
-            expect="Two streams at the same time are no more than busy",
-        ),
-        Mutant(
-            "the share of everything",
-            replace=("return busy / (last - first), gaps", "return busy / (cuts[-1] - cuts[0]), gaps"),
-            expect="not of all",
-        ),
         Mutant("the outermost bar", replace=("doing = max((bar", "doing = min((bar"), expect="gaps for"),
         Mutant(
             "any open bar",
@@ -290,34 +269,6 @@ class StaticInput:
             "update is something else",
             replace=(', "build batch": "schedule", "update": "schedule"}', ', "build batch": "schedule"}'),
             expect="gaps for",
-        ),
-        Mutant(
-            "waiting is work",
-            replace=('if doing is not None and doing.what != "wait":', "if doing is not None:"),
-            expect="Waiting is no work",
-        ),
-        Mutant(
-            "the same step's",
-            replace=(
-                "max(d[step], h.get(after, 0)) for step, after in zip(steps, [*steps[1:], None]))",
-                "max(d[step], h[step]) for step in steps) - h[steps[0]]",
-            ),
-            expect="not on the same",
-        ),
-        Mutant(
-            "hides the first step's host work",
-            replace=("ahead = h[steps[0]] + sum(", "ahead = sum("),
-            expect="Nothing can hide the first step's host work",
-        ),
-        Mutant(
-            "forgets the last step",
-            replace=("zip(steps, [*steps[1:], None]))", "zip(steps, steps[1:]))"),
-            expect="but they take their time too",
-        ),
-        Mutant(
-            "the span only",
-            replace=("(cuts[-1] - cuts[0]) / ahead", "(last - first) / ahead"),
-            expect="It is all of the trace",
         ),
         Mutant(
             "steps from 0 to the last",

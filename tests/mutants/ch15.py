@@ -118,29 +118,6 @@ class BitWords:
     ],
     "choose_options": [
         Mutant(
-            "the best gain first",
-            source="""
-def choose_options(matrices, budget):
-    chosen = [min(range(len(options)), key=lambda i: (options[i].num_bytes, options[i].error)) for options in matrices]
-    spent = sum(options[place].num_bytes for options, place in zip(matrices, chosen))
-    if spent > budget:
-        raise ValueError("budget")
-    while True:
-        moves = []
-        for m, options in enumerate(matrices):
-            now = options[chosen[m]]
-            for place, option in enumerate(options):
-                more, gain = option.num_bytes - now.num_bytes, now.error - option.error
-                if gain > 0 and spent + more <= budget:
-                    moves.append((gain / max(more, 1e-9), m, place, more))
-        if not moves:
-            return chosen
-        _, m, place, more = max(moves)
-        chosen[m], spent = place, spent + more
-""",
-            expect="a better choice exists",
-        ),
-        Mutant(
             "all combinations",
             source="""
 def choose_options(matrices, budget):

@@ -5,7 +5,8 @@ which is given a right answer, cases and known mistakes (its docstring is the gu
 
     check_top_p = FunctionChecker("top_p", kept, examples=[(torch.tensor([0.5, 0.3, 0.2]), 0.7)], random=_random)
 
-A class, a scheduler, a kernel is driven by a `Checker`, part by part:
+A class is driven beside the book's by a `beside.ClassChecker`, a launcher with its kernel by a
+`launcher.KernelChecker`, and what fits neither by a `Checker`, part by part:
 
     check_pool = Checker("pool", hint="The lowest ids go first.", misconceptions={"Block 0 is ...": HandsOutZero})
 
@@ -14,7 +15,7 @@ A class, a scheduler, a kernel is driven by a `Checker`, part by part:
         pool = case.run(case.student, 4)
         case.equal(case.run(pool.allocate, 2), [1, 2])
 
-Either way a graded cell says `check_top_p(top_p_filter, "example")`, and after a failure `last_call()`
+In each way a graded cell says `check_top_p(top_p_filter, "example")`, and after a failure `last_call()`
 has the arguments.
 """
 

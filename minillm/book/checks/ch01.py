@@ -9,229 +9,195 @@ one call runs with every sort that promises nothing about ties turned against th
 
 from __future__ import annotations
 
-import contextlib
-import math
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch01_draws import STABLE, OtherTies, check_gumbel_top_k, check_young_penalty
+from minillm.book.checks import Draw, FunctionChecker
+from minillm.book.checks.ch01_draws import STABLE, any_machine, check_gumbel_top_k, check_young_penalty
 
 __all__ = ["check_gumbel_top_k", "check_top_p_mask", "check_typical_mask", "check_young_penalty"]
 
 INF = float("inf")
 _UNDERFLOW = "Its probability is too small for float32, and rounds to 0; its logit is finite, and that is what counts."
-
-check_top_p_mask = Checker(
-    "top_p_mask",
-    hint="A token stays while the probability ranked before it is under p; ties go to the smaller id.",
-    forbid=("minillm.sampling.filters.top_p_filter",),
+_CROSSES = "The token that carries the sum across the threshold stays in: keep while the sum before it is under it."
+_EXACTLY = (
+    "Two of these tokens hold exactly 0.5, and that is enough: keep where the sum before is less than the threshold, "
+    "not where it equals it."
 )
-check_typical_mask = Checker(
-    "typical_mask", hint="Rank by the distance between surprisal and entropy, then keep as in top-p."
-)
+_LARGER_IDS = "Ties go to the smaller token id."
+Rank = Callable[[Tensor], Tensor]  # probabilities -> what they are ranked by, the smallest first
 
 
-@check_top_p_mask.part("example")
-def _top_p_example(case: Case) -> None:
-    logits = torch.tensor([[0.5, 0.1, 0.3, 0.1], [0.1, 0.2, 0.3, 0.4]]).log()
-    got = case.call(logits, torch.tensor([0.7, 0.35]), 1)
-    case.equal(got, torch.tensor([[True, False, True, False], [False, False, False, True]]), "the mask [row, token]")
+def _by_probability(probs: Tensor) -> Tensor:
+    return -probs
 
 
-@check_top_p_mask.part("edges")
-def _top_p_edges(case: Case) -> None:
-    equal, two = torch.zeros(1, 4), torch.tensor([[True, True, False, False]])
-    _mask_equal(
-        case,
-        case.call(equal, torch.tensor([0.45]), 1),
-        two,
-        "the mask of four equal logits for p = 0.45",
-        {
-            "The token that carries the sum across p stays in: keep while the sum before it is under p.": [
-                True,
-                False,
-                False,
-                False,
-            ],
-            "Ties go to the smaller token id.": [False, False, True, True],
-        },
-    )
-    _mask_equal(
-        case,
-        case.call(equal, torch.tensor([0.5]), 1),
-        two,
-        "the mask of four equal logits for p = 0.5",
-        {
-            (
-                "Two of these tokens hold exactly 0.5, and that is enough: keep where the sum before is less than "
-                "p, not where it equals p."
-            ): [
-                True,
-                True,
-                True,
-                False,
-            ]
-        },
-    )
-    case.equal(case.call(equal, torch.tensor([1.0]), 1), torch.ones(1, 4, dtype=torch.bool), "the mask for p = 1")
-    _many_ties(case, torch.zeros(1, 96), torch.tensor([0.455]), 1)
-    spread = torch.tensor([[30.0, 0.0, -1.0, -2.0, -60.0]])
-    case.equal(
-        case.call(spread, torch.tensor([1.0]), 1),
-        torch.ones(1, 5, dtype=torch.bool),
-        "the mask for p = 1",
-        hint="In float32 the sum may reach 1 before the last token: p = 1 keeps every token all the same.",
-    )
-    case.equal(
-        case.call(spread, torch.tensor([0.5]), 3),
-        torch.tensor([[True, True, True, False, False]]),
-        "the mask with min_keep=3",
-        hint="min_keep counts ranked tokens, from the most probable down.",
-    )
-    case.equal(
-        case.call(torch.tensor([[0.0, -200.0]]), torch.tensor([1.0]), 1),
-        torch.ones(1, 2, dtype=torch.bool),
-        "the mask of logits 0 and -200 for p = 1",
-        hint=_UNDERFLOW,
-    )
-    holes = torch.tensor([[-INF, 1.0, -INF, 0.0]])
-    for p, keep in ((1.0, 1), (0.1, 4)):
-        case.equal(
-            case.call(holes, torch.tensor([p]), keep),
-            torch.tensor([[False, True, False, True]]),
-            f"the mask with -inf logits, p={p}, min_keep={keep}",
-            hint="A token with logit -inf is never kept.",
-        )
+def _by_distance(probs: Tensor) -> Tensor:
+    """How far a token's surprisal is from the entropy."""
+    surprisal = -probs.log()
+    return (surprisal - torch.where(probs > 0, probs * surprisal, 0.0).sum()).abs()
 
 
-@check_top_p_mask.part("random")
-def _top_p_random(case: Case) -> None:
-    for _ in range(20):
-        rows, vocab = case.randint(1, 9), case.randint(5, 80)
-        logits = case.randn(rows, vocab) * case.rng.choice((0.3, 1.0, 4.0))
-        logits = logits.round() if case.rng.random() < 0.3 else logits  # rows full of ties
-        min_keep = case.rng.choice((1, 1, 2, 5))
-        p = torch.tensor([_between_sums(case, _ranked(row.softmax(-1))) for row in logits.double()])
-        expected = [_keep_ranked(row.softmax(-1), -row, float(q), min_keep) for row, q in zip(logits.double(), p)]
-        case.equal(case.call(logits, p, min_keep), torch.tensor(expected), "the mask [row, token]")
+def masked(rank: Rank, logits: Tensor, threshold: Tensor, min_keep: int = 1, *, mistake: str = "") -> Tensor:
+    """Go down each row's ranking until the sum reaches the threshold: bool [num_rows, vocab_size]."""
+    rows = []
+    for row, limit in zip(logits.double(), threshold.tolist()):
+        probs = row.softmax(-1)
+        place = {token: -token if mistake == "larger ids" else token for token in range(len(row))}
+        rank_by = rank(probs)
+        keep, total = [False] * len(row), 0.0
+        for count, token in enumerate(sorted(place, key=lambda j: (float(rank_by[j]), place[j]))):
+            after = total + float(probs[token])
+            least = 0 if mistake == "no floor" else min_keep
+            is_over = {"stops early": after > limit, "one too many": total > limit}.get(mistake, total >= limit)
+            if mistake == "rounds":
+                is_over = total > 1 - 2**-24
+            if is_over and limit < 1 and count >= least:
+                break
+            if mistake == "rounds" and is_over and count >= least:
+                break
+            keep[token], total = True, after
+        possible = row.isfinite()
+        if mistake == "underflow":
+            possible = row.float().softmax(-1) > 0
+        rows.append(torch.tensor(keep) & (possible | (mistake == "-inf")))
+    return torch.stack(rows)
 
 
-@check_typical_mask.part("example")
-def _typical_example(case: Case) -> None:
-    # Row 0: entropy 1.35, surprisals 0.92, 1.20, 1.61, 3.00, 3.00: token 1 is closest, then token 2.
-    # Row 1: entropy 1.23, surprisals 0.51 and four times 2.30: here the most likely token is the most typical one.
-    logits = torch.tensor([[0.4, 0.3, 0.2, 0.05, 0.05], [0.6, 0.1, 0.1, 0.1, 0.1]]).log()
-    got = case.call(logits, torch.tensor([0.35, 0.35]))
-    case.equal(
-        got,
-        torch.tensor([[False, True, True, False, False], [True, False, False, False, False]]),
-        "the mask [row, token]",
-    )
-
-
-@check_typical_mask.part("edges")
-def _typical_edges(case: Case) -> None:
-    two = torch.tensor([[True, True, False, False]])
-    for mass in (0.45, 0.5):
-        _mask_equal(
-            case,
-            case.call(torch.zeros(1, 4), torch.tensor([mass])),
-            two,
-            f"the mask of four equal logits for mass = {mass}",
-            {
-                "The token that carries the sum across the mass stays in.": [True, False, False, False],
-                "All distances are equal: ties go to the smaller token id.": [False, False, True, True],
-                (
-                    "Two of these tokens hold exactly 0.5, and that is enough: "
-                    "keep where the sum before is less than mass, not where it equals mass."
-                ): [
-                    True,
-                    True,
-                    True,
-                    False,
-                ],
-            },
-        )
-    _many_ties(case, torch.zeros(1, 96), torch.tensor([0.455]))
-    holes = torch.tensor([[-INF, 0.0, 0.0, -INF]])
-    case.equal(
-        case.call(holes, torch.tensor([1.0])),
-        torch.tensor([[False, True, True, False]]),
-        "the mask with -inf logits",
-        hint="0 · log 0 counts as 0 in the entropy; in floating point it is NaN.",
-    )
-    mixed = torch.tensor([[0.4, 0.3, 0.2, 0.05, 0.05, 0.0]]).log()
-    case.equal(
-        case.call(mixed, torch.tensor([0.35])),
-        torch.tensor([[False, True, True, False, False, False]]),
-        "the mask of the example with a -inf logit beside it",
-        hint="0 · log 0 counts as 0 in the entropy; in floating point it is NaN.",
-    )
-    sure = torch.tensor([[50.0, 0.0, -1.0]])
-    case.equal(
-        case.call(sure, torch.tensor([0.01])), torch.tensor([[True, False, False]]), "the mask of a row that is sure"
-    )
-    case.equal(case.call(sure, torch.tensor([1.0])), torch.ones(1, 3, dtype=torch.bool), "the mask for mass = 1")
-    case.equal(
-        case.call(torch.tensor([[0.0, -200.0]]), torch.tensor([1.0])),
-        torch.ones(1, 2, dtype=torch.bool),
-        "the mask of logits 0 and -200 for mass = 1",
-        hint=_UNDERFLOW,
-    )
-
-
-@check_typical_mask.part("random")
-def _typical_random(case: Case) -> None:
-    checked = 0
-    while checked < 20:
-        rows, vocab = case.randint(1, 6), case.randint(5, 50)
-        logits = case.randn(rows, vocab) * case.rng.choice((0.5, 2.0))
-        probs = [row.softmax(-1) for row in logits.double()]
-        distances = [(-p.log() + (p * p.log()).sum()).abs() for p in probs]
-        if min(float(d.sort().values.diff().min()) for d in distances) < 1e-5:
-            continue  # two distances that float32 could not tell apart
-        mass = torch.tensor([_between_sums(case, p[d.argsort()].tolist()) for p, d in zip(probs, distances)])
-        expected = [_keep_ranked(p, d, float(m), 1) for p, d, m in zip(probs, distances, mass)]
-        case.equal(case.call(logits, mass), torch.tensor(expected), "the mask [row, token]")
-        checked += 1
-
-
-def _mask_equal(case: Case, got: Tensor, expected: Tensor, what: str, guesses: dict[str, list[bool]]) -> None:
-    """As case.equal, with the hint whose mask was returned."""
-    masks = got.tolist() if isinstance(got, Tensor) else None
-    case.equal(got, expected, what, hint=next((hint for hint, mask in guesses.items() if masks == [mask]), None))
-
-
-def _many_ties(case: Case, logits: Tensor, threshold: Tensor, *rest: int) -> None:
-    """Equal logits, more than a sort takes for few: once as this machine sorts, once as another one may."""
-    expected = torch.arange(logits.shape[1])[None] < math.ceil(float(threshold) * logits.shape[1])
-    for mode in (contextlib.nullcontext(), OtherTies()):
-        with mode:
-            got = case.call(logits, threshold, *rest)
-        case.equal(got, expected, f"the mask of {logits.shape[1]} equal logits for {float(threshold):.3f}", hint=STABLE)
-
-
-def _ranked(probs: Tensor) -> list[float]:
-    return sorted(probs.tolist(), reverse=True)
-
-
-def _between_sums(case: Case, ranked: list[float]) -> float:
+def _between_sums(draw: Draw, ranked: list[float]) -> float:
     """A threshold halfway between two sums of the ranked probabilities that lie well apart."""
     sums = [0.0]
     for probability in ranked:
         sums.append(sums[-1] + probability)
-    gaps = [(low + high) / 2 for low, high in pairwise(sums) if high - low > 1e-3]
-    return case.rng.choice(gaps)
+    return draw.rng.choice([(low + high) / 2 for low, high in pairwise(sums) if high - low > 1e-3])
 
 
-def _keep_ranked(probs: Tensor, rank_by: Tensor, threshold: float, min_keep: int) -> list[bool]:
-    """The plain loop: go down the ranking until the sum reaches the threshold."""
-    keep, total = [False] * len(probs), 0.0
-    for count, token in enumerate(sorted(range(len(probs)), key=lambda j: (float(rank_by[j]), j))):
-        if total >= threshold and count >= min_keep:
-            break
-        keep[token], total = True, total + float(probs[token])
-    return keep
+def _thresholds(draw: Draw, rank: Rank, logits: Tensor) -> Tensor:
+    probs = [row.softmax(-1) for row in logits.double()]
+    return torch.tensor([_between_sums(draw, p[rank(p).argsort(stable=True)].tolist()) for p in probs])
+
+
+def _mistakes(function: Callable[..., Tensor], told: dict[str, str]) -> dict[str, Callable[..., Tensor]]:
+    return {hint: partial(function, mistake=mistake) for hint, mistake in told.items()}
+
+
+def _stable(got: Tensor, expected: Tensor, logits: Tensor, *rest: object) -> str | None:
+    return STABLE if logits.shape[1] == 96 else None
+
+
+def _rows(*rows: list[float]) -> Tensor:
+    return torch.tensor(rows)
+
+
+_EQUAL, _TIES = torch.zeros(1, 4), torch.zeros(1, 96)  # more than a sort takes for few
+
+
+# 1 · top-p with a floor
+
+
+def _random_top_p(draw: Draw) -> tuple:
+    rows, vocab = draw.randint(1, 9), draw.randint(5, 80)
+    logits = draw.randn(rows, vocab) * draw.rng.choice((0.3, 1.0, 4.0))
+    logits = logits.round() if draw.rng.random() < 0.3 else logits  # rows full of ties
+    return logits, _thresholds(draw, _by_probability, logits), draw.rng.choice((1, 1, 2, 5))
+
+
+_SPREAD, _HOLES = _rows([30.0, 0.0, -1.0, -2.0, -60.0]), _rows([-INF, 1.0, -INF, 0.0])
+_top_p = partial(masked, _by_probability)
+check_top_p_mask = FunctionChecker(
+    "top_p_mask",
+    _top_p,
+    returns="the mask [row, token]",
+    examples=[(_rows([0.5, 0.1, 0.3, 0.1], [0.1, 0.2, 0.3, 0.4]).log(), torch.tensor([0.7, 0.35]), 1)],
+    edges={
+        "there are four equal logits": (_EQUAL, torch.tensor([0.45]), 1),
+        "two of four equal logits hold exactly p": (_EQUAL, torch.tensor([0.5]), 1),
+        "p is 1": (_EQUAL, torch.tensor([1.0]), 1),
+        "there are 96 equal logits": (_TIES, torch.tensor([0.455]), 1),
+        "p is 1 and one logit is far above the others": (_SPREAD, torch.tensor([1.0]), 1),
+        "min_keep is 3": (_SPREAD, torch.tensor([0.5]), 3),
+        "the logits are 0 and -200": (_rows([0.0, -200.0]), torch.tensor([1.0]), 1),
+        "some logits are -inf": (_HOLES, torch.tensor([1.0]), 1),
+        "some logits are -inf, and min_keep is 4": (_HOLES, torch.tensor([0.1]), 4),
+    },
+    random=_random_top_p,
+    trials=20,
+    also=any_machine,
+    explain=_stable,
+    hint="A token stays while the probability ranked before it is under p; ties go to the smaller id.",
+    misconceptions=_mistakes(
+        _top_p,
+        {
+            _CROSSES: "stops early",
+            _LARGER_IDS: "larger ids",
+            _EXACTLY: "one too many",
+            _UNDERFLOW: "underflow",
+            "In float32 the sum may reach 1 before the last token: p = 1 keeps every token all the same.": "rounds",
+            "min_keep counts ranked tokens, from the most probable down.": "no floor",
+            "A token with logit -inf is never kept.": "-inf",
+        },
+    ),
+    forbid=("minillm.sampling.filters.top_p_filter",),
+)
+
+
+# 4 · typical sampling
+
+
+def _random_typical(draw: Draw) -> tuple:
+    while True:
+        logits = draw.randn(draw.randint(1, 6), draw.randint(5, 50)) * draw.rng.choice((0.5, 2.0))
+        distances = [_by_distance(row.softmax(-1)) for row in logits.double()]
+        if min(float(one.sort().values.diff().min()) for one in distances) > 1e-5:  # float32 tells them apart
+            return logits, _thresholds(draw, _by_distance, logits)
+
+
+def _with_nan(probs: Tensor) -> Tensor:
+    """0 · log 0 is NaN, and so is every distance: the order of the ids is left."""
+    return torch.zeros_like(probs) if (probs == 0).any() else _by_distance(probs)
+
+
+_typical = partial(masked, _by_distance)
+_FIVE = [0.4, 0.3, 0.2, 0.05, 0.05]  # entropy 1.35, surprisals 0.92, 1.20, 1.61, 3.00, 3.00
+_SURE = [0.6, 0.1, 0.1, 0.1, 0.1]  # entropy 1.23, surprisals 0.51 and 2.30: the most likely is the most typical
+check_typical_mask = FunctionChecker(
+    "typical_mask",
+    _typical,
+    returns="the mask [row, token]",
+    examples=[(_rows(_FIVE, _SURE).log(), torch.tensor([0.35, 0.35]))],
+    edges={
+        "there are four equal logits": (_EQUAL, torch.tensor([0.45])),
+        "two of four equal logits hold exactly the mass": (_EQUAL, torch.tensor([0.5])),
+        "there are 96 equal logits": (_TIES, torch.tensor([0.455])),
+        "some logits are -inf": (
+            _rows([-INF, 0.0, 0.0, -INF]),
+            torch.tensor([1.0]),
+        ),
+        "a logit is -inf": (
+            _rows([*_FIVE, 0.0]).log(),
+            torch.tensor([0.35]),
+        ),
+        "the row is sure": (_rows([50.0, 0.0, -1.0]), torch.tensor([0.01])),
+        "the mass is 1": (_rows([50.0, 0.0, -1.0]), torch.tensor([1.0])),
+        "the logits are 0 and -200": (_rows([0.0, -200.0]), torch.tensor([1.0])),
+    },
+    random=_random_typical,
+    trials=20,
+    also=any_machine,
+    explain=_stable,
+    hint="Rank by the distance between surprisal and entropy, then keep as in top-p.",
+    misconceptions={
+        "0 · log 0 counts as 0 in the entropy; in floating point it is NaN.": partial(masked, _with_nan),
+        "This ranks by probability. A distance has no sign: a token may surprise more than the entropy, or less.": (
+            _top_p
+        ),
+    }
+    | _mistakes(
+        _typical,
+        {_CROSSES: "stops early", _LARGER_IDS: "larger ids", _EXACTLY: "one too many", _UNDERFLOW: "underflow"},
+    ),
+)

@@ -1,7 +1,7 @@
 """Checks of chapter 03: cache bytes, a doubling cache, a ring, a repaired generator, a ring that rewinds.
 Built in chapter 03.
 
-The caches are driven in `ch03_drives`, the references are in `ch03_oracle`.
+The bytes are in `ch03_bytes`; the caches are driven in `ch03_drives`, their references are in `ch03_oracle`.
 """
 
 from __future__ import annotations
@@ -11,22 +11,26 @@ from collections.abc import Callable
 import torch
 
 from minillm.book.checks import Case, Checker
+from minillm.book.checks.ch03_bytes import check_cache_bytes
 from minillm.book.checks.ch03_drives import drive_doubling, drive_rewind, drive_ring, generated
 from minillm.book.checks.ch03_oracle import Recorder, said
 from minillm.book.chips import Html, table
+
+__all__ = [
+    "check_cache_bytes",
+    "check_doubling_cache",
+    "check_repair_positions",
+    "check_rewindable_ring",
+    "check_ring_cache",
+    "trace_of",
+]
 
 _BACKENDS = (
     "minillm.model.attention.causal_attention",
     "minillm.kv_cache.contiguous.ContiguousKVCache",
     "minillm.kv_cache.contiguous.ContiguousAttention",
 )
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
-check_cache_bytes = Checker(
-    "cache_bytes",
-    hint="Sum over the layers: 2 · KV heads · head size · bytes per number · positions that this layer keeps.",
-    forbid=("minillm.model.config.ModelConfig",),
-)
 check_doubling_cache = Checker(
     "doubling_cache",
     hint=(
@@ -45,96 +49,6 @@ check_rewindable_ring = Checker(
     hint=("Position p is in KV slot p % (window + slack); the largest length so far says what has been overwritten."),
     forbid=_BACKENDS,
 )
-
-
-@check_cache_bytes.part("example")
-def _bytes_example(case: Case) -> None:
-    llama_2_7b = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096, "torch_dtype": "float16"}
-    got = case.call(llama_2_7b, 1)
-    case.equal(got, 524_288, "the size for one token of Llama-2-7B")
-    case.is_a(got, int, "the size")
-    gpt_oss = {
-        "num_hidden_layers": 24,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "hidden_size": 2880,
-        "sliding_window": 128,
-        "layer_types": ["sliding_attention", "full_attention"] * 12,
-        "dtype": "bfloat16",
-    }
-    case.equal(case.call(gpt_oss, 8192), 12 * 2 * 8 * 64 * 2 * (128 + 8192), "the size for 8,192 tokens of gpt-oss-20b")
-
-
-@check_cache_bytes.part("edges")
-def _bytes_edges(case: Case) -> None:
-    base = {"num_hidden_layers": 3, "num_attention_heads": 6, "hidden_size": 48, "torch_dtype": "bfloat16"}
-    one = 3 * 2 * 6 * 8 * 2
-    case.equal(case.call(base, 0), 0, "the size for no tokens")
-    for entry in ("num_key_value_heads", "head_dim", "layer_types"):
-        with case.hinting(
-            f"{entry} is null in this file, so it is there and is None: that means the same as a missing entry."
-        ):
-            case.equal(case.call({entry: None} | base, 5), 5 * one, f"the size with {entry}: null")
-    case.equal(
-        case.call(base | {"head_dim": 20}, 5),
-        5 * 3 * 2 * 6 * 20 * 2,
-        "the size with a head_dim of its own",
-        hint="head_dim need not be hidden_size / num_attention_heads.",
-    )
-    case.equal(
-        case.call(base | {"dtype": "float32"}, 5),
-        2 * 5 * one,
-        "the size with dtype and torch_dtype",
-        hint="Newer files have dtype; if both entries are there, dtype counts.",
-    )
-    case.equal(
-        case.call(base | {"dtype": "float32"}, 5, "float8_e4m3fn"),
-        5 * one // 2,
-        "the size with kv_dtype='float8_e4m3fn'",
-    )
-    windows = base | {"sliding_window": 4, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
-    for tokens in (3, 4, 5, 100):
-        case.equal(
-            case.call(windows, tokens),
-            one // 3 * (tokens + 2 * min(tokens, 4)),
-            f"the size for {tokens} tokens, two layers with a window of 4",
-        )
-    case.equal(
-        case.call(base | {"sliding_window": 4}, 100),
-        100 * one,
-        "the size with a sliding_window but no layer_types",
-        hint="Without layer_types every layer is full, whatever sliding_window says.",
-    )
-    case.raises(
-        ValueError, case.student, base, 5, "int3", hint="Raise ValueError for a dtype that is not in the table."
-    )
-
-
-@check_cache_bytes.part("random")
-def _bytes_random(case: Case) -> None:
-    for _ in range(25):
-        layers, heads, head_dim = case.randint(1, 40), case.rng.choice((4, 8, 32)), case.randint(2, 130)
-        dtype, override = case.rng.choice(list(_BYTES)), case.rng.choice((None, *_BYTES))
-        config = {
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "hidden_size": heads * head_dim,
-            case.rng.choice(("dtype", "torch_dtype")): dtype,
-        }
-        kv_heads, window, kinds = heads, case.randint(1, 3000), ["full_attention"] * layers
-        if case.rng.random() < 0.6:
-            config["num_key_value_heads"] = kv_heads = case.rng.choice((1, 2, 4))
-        if case.rng.random() < 0.6:
-            kinds = [case.rng.choice(("full_attention", "sliding_attention")) for _ in range(layers)]
-            config |= {"sliding_window": window, "layer_types": kinds}
-        tokens = case.randint(0, 6000)
-        kept = sum(min(tokens, window) if kind == "sliding_attention" else tokens for kind in kinds)
-        expected = kept * 2 * kv_heads * head_dim * _BYTES[override or dtype]
-        got = case.call(config, tokens, override) if override else case.call(config, tokens)
-        told = f"{kept:,} positions in all layers together, {kv_heads} KV heads of {head_dim}, {override or dtype}"
-        case.equal(got, expected, "the size in bytes", hint=told)
-        case.is_a(got, int, "the size")
 
 
 @check_doubling_cache.part("example")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 
-from minillm.book.checks import Case, Checker
+from minillm.book.checks import Draw
+from minillm.book.checks.beside import ClassChecker, Story
 
 _MISTAKES = {
     "The blocks of a table join the queue last block first: heads of texts are what others share, "
@@ -104,109 +105,79 @@ class Pool:
         self.found = {block_hash: other for block_hash, other in self.found.items() if other != block}
 
 
-check_cached_pool = Checker(
+_EDGES = [
+    Story(
+        (5,),
+        "allocate(0) · allocate(6) · allocate(5) ·"
+        "cache(0, 'a') · cache(1, 'ab') · cache(2, 'abc') · cache(3, 'x') · cache(4, 'xy') ·"
+        # Out of the middle of the queue; then block 0 has two owners, and keeps one.
+        "free([3, 4]) · free([0, 1, 2]) · hit(['a', 'ab']) · hit(['a']) · free([0, 1]) ·"
+        # Block 1 has no owner any more, and 0 keeps its own. A hole ends a hit.
+        "free([0, 1]) · free([1, 0]) · hit(['x', '?', 'xy']) · hit([]) ·"
+        # One of them was allocated again, the other was not.
+        "allocate(2) · hit(['xy']) · hit(['abc'])",
+    ),
+    Story(
+        (4,),
+        # A second copy, a second hash; then the hash is free to take again, since its block was allocated.
+        "allocate(4) · cache(0, 'a') · cache(1, 'a') · cache(0, 'b') · free([1, 2]) · free([0]) · free([3]) ·"
+        "hit(['a']) · hit(['b']) · free([0]) · allocate(4) · cache(2, 'a') · free([0, 2]) · hit(['a'])",
+    ),
+    # Hashes that count as false.
+    Story((3,), "allocate(3) · cache(0, 0) · cache(1, '') · free([0, 1]) · hit([0, '']) · free([0, 1]) · allocate(2)"),
+]
+
+
+def _moves(draw: Draw, pool: Pool) -> Generator[tuple, list[int], None]:
+    tables: list[list[int]] = []
+    for _ in range(30):
+        text, kind = draw.rng.choice(("abcd", "abxy", "pqrs", "pq")), draw.rng.random()
+        names = [text[: i + 1] for i in range(len(text))]
+        if kind < 0.3:
+            hole = draw.randint(0, 5) if draw.rng.random() < 0.2 else 9
+            hashes = [*names[:hole], "?", *names[hole:]] if hole < 9 else names[: draw.randint(1, 5)]
+            tables.append((yield "hit", hashes))
+        elif kind < 0.6:
+            tables.append((yield "allocate", draw.randint(0, len(pool.order) + 1)))
+        elif kind < 0.65:
+            yield "allocate", len(pool.order) + draw.randint(1, 4)
+        elif kind < 0.85 and any(tables):
+            owned = draw.rng.choice([table for table in tables if table])
+            for block, name in zip(owned[: draw.randint(1, 5)], names):
+                yield "cache", block, name
+        elif tables:
+            yield "free", tables.pop(draw.randint(0, len(tables)))
+
+
+def _looked_up(pool: Pool, calls: list[tuple]) -> dict[object, int | None]:
+    """What the pool finds for each hash that it has heard of."""
+    heard: list[object] = []
+    for method, *arguments in calls:
+        hashes = {"cache": arguments[-1:], "hit": arguments[0]}.get(method, ())
+        heard += [block_hash for block_hash in hashes if block_hash not in heard]
+    return {block_hash: pool.lookup(block_hash) for block_hash in heard}
+
+
+check_cached_pool = ClassChecker(
     "cached_pool",
-    hint="Blocks are taken from the front. Freed ones join last block first, with a hash at the end, else in front.",
+    Pool,
+    what="pool",
+    shows={
+        "free_order()": lambda pool, calls: pool.free_order(),
+        "ref_cnt": lambda pool, calls: pool.ref_cnt,
+        "lookup() of each hash": _looked_up,
+    },
+    # 2 is not full and goes to the front, then 1, then 0 to the end.
+    examples=[
+        Story(
+            (4,),
+            "allocate(3) · cache(0, 'a') · cache(1, 'ab') · free([0, 1, 2]) · hit(['a', 'ab', 'abc']) · allocate(1)",
+        )
+    ],
+    edges=_EDGES,
+    random=lambda draw: Story((draw.randint(2, 9),), partial(_moves, draw)),
+    raises=(ValueError,),
+    hint="Blocks leave at the front; they return last block first, with a hash to the end, others to the front.",
     misconceptions={hint: partial(Pool, mistake=mistake) for hint, mistake in _MISTAKES.items()},
     forbid=("minillm.kv_cache.block_pool.BlockPool",),
 )
-
-
-class Drive:
-    """A student's pool and the right one, compared after every call."""
-
-    def __init__(self, case: Case, num_blocks: int) -> None:
-        self.case, self.right, self.names, self.done = case, Pool(num_blocks), [], []
-        self.pool = case.run(case.student, num_blocks)
-        self.compare(f"in a new pool of {num_blocks}")
-
-    def does(self, method: str, *args: object) -> list[int]:
-        hashes = args[-1:] if method == "cache" else args[0] if method == "hit" else ()
-        self.names += [block_hash for block_hash in hashes if block_hash not in self.names]
-        self.done.append(f"{method}({', '.join(map(repr, args))})")
-        expected = getattr(self.right, method)(*args)
-        got, when = self.case.run(getattr(self.pool, method), *args), f"after {' · '.join(self.done[-6:])}"
-        self.case.equal(got, expected, f"what {method} returned {when},")
-        self.compare(when)
-        return list(expected or [])
-
-    def refuses(self, method: str, *args: object) -> None:
-        self.done.append(f"{method}({', '.join(map(repr, args))}) raised")
-        self.case.raises(ValueError, getattr(self.pool, method), *args)
-        self.compare(f"after {self.done[-1]}, which must change nothing,")
-
-    def compare(self, when: str) -> None:
-        for what in ("free_order()", "ref_cnt", f"lookup() of {self.names}"):
-            self.case.equal(self.seen(self.pool, what), self.seen(self.right, what), f"{what} {when}")
-
-    def seen(self, pool: Pool, what: str) -> object:
-        if what == "ref_cnt":
-            return pool.ref_cnt
-        return pool.free_order() if what == "free_order()" else [pool.lookup(name) for name in self.names]
-
-
-@check_cached_pool.part("example")
-def _pool_example(case: Case) -> None:
-    drive = Drive(case, 4)
-    drive.does("allocate", 3)
-    drive.does("cache", 0, "a"), drive.does("cache", 1, "ab")
-    drive.does("free", [0, 1, 2])  # 2 is not full: to the front; 1, then 0 to the end
-    drive.does("hit", ["a", "ab", "abc"])
-    drive.does("allocate", 1)
-
-
-@check_cached_pool.part("edges")
-def _pool_edges(case: Case) -> None:
-    drive = Drive(case, 5)
-    drive.does("allocate", 0)
-    drive.refuses("allocate", 6)
-    drive.does("allocate", 5)
-    for block, name in enumerate(("a", "ab", "abc", "x", "xy")):
-        drive.does("cache", block, name)
-    drive.does("free", [3, 4]), drive.does("free", [0, 1, 2])
-    drive.does("hit", ["a", "ab"])  # out of the middle of the queue
-    drive.does("hit", ["a"])  # block 0 has two owners now
-    drive.does("free", [0, 1])  # it keeps one
-    drive.refuses("free", [0, 1]), drive.refuses("free", [1, 0])  # 1 has none any more, and 0 keeps its own
-    drive.does("hit", ["x", "?", "xy"])  # a hole
-    drive.does("hit", [])
-    drive.does("allocate", 2)
-    drive.does("hit", ["xy"]), drive.does("hit", ["abc"])  # one of them was allocated again, the other was not
-    drive = Drive(case, 4)
-    drive.does("allocate", 4)
-    # A second copy; a second hash.
-    drive.does("cache", 0, "a"), drive.does("cache", 1, "a"), drive.does("cache", 0, "b")
-    drive.does("free", [1, 2]), drive.does("free", [0]), drive.does("free", [3])
-    drive.does("hit", ["a"]), drive.does("hit", ["b"]), drive.does("free", [0])
-    drive.does("allocate", 4)
-    drive.does("cache", 2, "a")  # free to take again: the block that had it was allocated
-    drive.does("free", [0, 2])
-    drive.does("hit", ["a"])
-    drive = Drive(case, 3)  # hashes that count as false
-    drive.does("allocate", 3)
-    drive.does("cache", 0, 0), drive.does("cache", 1, ""), drive.does("free", [0, 1]), drive.does("hit", [0, ""])
-    drive.does("free", [0, 1]), drive.does("allocate", 2)
-
-
-@check_cached_pool.part("random")
-def _pool_random(case: Case) -> None:
-    for _ in range(12):
-        drive, tables = Drive(case, case.randint(2, 9)), []
-        for _ in range(30):
-            text = case.rng.choice(("abcd", "abxy", "pqrs", "pq"))
-            kind, names = case.rng.random(), [text[: i + 1] for i in range(len(text))]
-            if kind < 0.3:
-                hole = case.randint(0, 5) if case.rng.random() < 0.2 else 9
-                tables.append(
-                    drive.does("hit", [*names[:hole], "?", *names[hole:]] if hole < 9 else names[: case.randint(1, 5)])
-                )
-            elif kind < 0.6:
-                tables.append(drive.does("allocate", case.randint(0, len(drive.right.order) + 1)))
-            elif kind < 0.65:
-                drive.refuses("allocate", len(drive.right.order) + case.randint(1, 4))
-            elif kind < 0.85 and any(tables):
-                owned = case.rng.choice([t for t in tables if t])
-                for block, name in zip(owned[: case.randint(1, 5)], names):
-                    drive.does("cache", block, name)
-            elif tables:
-                drive.does("free", tables.pop(case.randint(0, len(tables))))

@@ -10,6 +10,11 @@ import numpy
 import torch
 from torch import Tensor
 
+PAGED = tuple(
+    f"minillm.kernels.paged_decode.{name}"
+    for name in ("merge_splits", "torch_merge_splits", "paged_decode", "torch_paged_decode", "choose_num_splits")
+)
+
 
 class Costs(NamedTuple):
     """What a split costs, in nanoseconds."""
@@ -18,14 +23,6 @@ class Costs(NamedTuple):
     tile: int  # each tile of a program
     launch: int  # the second kernel, if there is one
     part: int  # each split that it merges
-
-
-def state_of(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """(mean, log) of scores [num_heads, num_keys] over values [num_keys, head_dim], natural;
-    of no keys: NaN and -inf."""
-    if not scores.shape[1]:
-        return scores.new_full((len(scores), values.shape[1]), torch.nan), scores.new_full((len(scores),), -torch.inf)
-    return scores.softmax(1) @ values, scores.logsumexp(1)
 
 
 def programs_of(

@@ -91,20 +91,6 @@ class Words:
         return number - 2**32 if number >> 31 else number
 
 
-def best_choice(matrices: list[list[Option]], budget: int) -> tuple[int, int, list[int]]:
-    best: dict[int, tuple[int, tuple]] = {0: (0, ())}
-    for options in matrices:
-        after: dict[int, tuple[int, tuple]] = {}
-        for spent, (error, chosen) in best.items():
-            for place, option in enumerate(options):
-                key, value = spent + option.num_bytes, error + option.error
-                if key <= budget and (key not in after or value < after[key][0]):
-                    after[key] = (value, (*chosen, place))
-        best = after
-    size = min(best, key=lambda spent: (best[spent][0], spent))
-    return best[size][0], size, list(best[size][1])
-
-
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 

@@ -7,15 +7,13 @@ seeds from the case, so that a lecturer's hidden tests bring other traces.
 from __future__ import annotations
 
 from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch25_oracle import Image, encoder_plan
+from minillm.book.checks.ch25_plan import check_encoder_plan
 from minillm.book.projects import router, scheduler
 from minillm.book.projects.scheduler import Asked
 from minillm.book.projects.scoring import Project, Refused, Score, baseline_score
 
 __all__ = ["check_encoder_plan", "check_kernel", "check_router", "check_scheduler"]
 
-check_encoder_plan = Checker(
-    "encoder_plan", hint="An image is encoded as a whole or not at all; the chunk may end just before it.")  # fmt: skip
 check_scheduler = Checker(
     "scheduler", hint="Which requests can still meet their targets, and which others does each of them delay?",
     forbid=("minillm.book.projects.scheduler.Baseline",),
@@ -26,64 +24,6 @@ check_router = Checker(
 check_kernel = Checker(
     "kernel", hint="What is loaded more than once, and what is stored only to be loaded again?",
     forbid=("minillm.book.projects.kernel.baseline",))  # fmt: skip
-
-
-@check_encoder_plan.part("example")
-def _plan_example(case: Case) -> None:
-    _planned(case, [("a", 10, 20)], 0, 64, set(), 100, "the image lies in the chunk, and the budget is large enough")
-    _planned(case, [("a", 10, 20)], 0, 64, {"a"}, 0, "its embeddings are cached: nothing to encode")
-    _planned(
-        case, [("a", 10, 20)], 0, 64, set(), 19, "the budget is one token too small: the chunk ends before the image"
-    )
-
-
-@check_encoder_plan.part("edges")
-def _plan_edges(case: Case) -> None:
-    two = [("a", 0, 8), ("b", 16, 8)]
-    _planned(case, two, 0, 32, set(), 16, "two images, and the budget is spent to the last token")
-    _planned(case, two, 0, 32, set(), 15, "the second image does not fit any more")
-    _planned(case, two, 0, 32, set(), 7, "not even the first one, and it stands at the very beginning")
-    _planned(case, two, 0, 32, {"a"}, 8, "the first is cached")
-    _planned(case, [("a", 0, 8), ("a", 16, 8)], 0, 32, set(), 8, "the same image twice: it is encoded once")
-    _planned(case, two, 8, 8, set(), 8, "the chunk lies between the images")
-    _planned(case, two, 4, 4, set(), 8, "the chunk begins inside an image whose embeddings are gone")
-    _planned(case, two, 4, 4, set(), 7, "the same, and the budget is too small: no token can be processed")
-    _planned(case, two, 12, 5, set(), 8, "the last token of the chunk is the first of the image")
-    _planned(case, two, 12, 4, set(), 0, "the chunk ends just before the image")
-    _planned(case, two, 24, 8, set(), 0, "both images lie before the chunk")
-    _planned(
-        case, [("a", 0, 8), ("b", 8, 8), ("c", 16, 8)], 0, 24, set(), 12, "b does not fit; c would, but lies behind it"
-    )
-    _planned(case, [("a", 0, 8), ("b", 8, 4)], 0, 12, set(), 4, "a does not fit; b would, but lies behind it")
-    _planned(case, [], 5, 9, set(), 0, "no image at all")
-    _planned(case, [("a", 3, 4)], 0, 0, set(), 9, "an empty chunk")
-
-
-@check_encoder_plan.part("random")
-def _plan_random(case: Case) -> None:
-    for _ in range(200):
-        images, place = [], case.randint(0, 6)
-        for _ in range(case.randint(0, 6)):
-            length = case.randint(1, 12)
-            images.append((case.rng.choice("abcdef"), place, length))
-            place += length + case.randint(0, 6)
-        cached = {name for name in "abcdef" if case.rng.random() < 0.25}
-        start = case.randint(0, place + 2)
-        _planned(case, images, start, case.randint(0, 40), cached, case.randint(0, 40), "random images")
-
-
-def _planned(case: Case, images: list[Image], start: int, count: int, cached: set[str], budget: int, told: str) -> None:
-    expected = encoder_plan(images, start, count, frozenset(cached), budget)
-    got = case.call(list(images), start, count, frozenset(cached), budget)
-    known = ", ".join(sorted(cached)) or "none"
-    hint = f"Here {told}. The chunk is [{start}, {start + count}), the budget {budget}, cached: {known}."
-    case.true(
-        isinstance(got, tuple) and len(got) == 2, f"the result is {got!r}, not a tuple (num_tokens, encode)", hint=hint
-    )
-    case.true(type(got[0]) is int, f"the number of tokens is {got[0]!r}, not an int", hint=hint)
-    case.equal(got[0], expected[0], "the number of tokens", hint=hint)
-    case.true(isinstance(got[1], list), f"the images to encode are {got[1]!r}, not a list", hint=hint)
-    case.equal(got[1], expected[1], "the list of images to encode", hint=hint)
 
 
 @check_scheduler.part("example")

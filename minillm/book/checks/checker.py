@@ -27,6 +27,8 @@ class Checker:
     allow:  dotted names of the package's classes that the student's class may derive from (a protocol, say).
     """
 
+    recognises_first = False  # whether a misconception's hint goes before the hint of a comparison
+
     def __init__(
         self,
         name: str,
@@ -86,7 +88,7 @@ class Checker:
         try:
             self._run(student, part, seed)
         except CheckFailed as failed:
-            if failed.hint == self.hint:  # no comparison knew better
+            if failed.hint == self.hint or self.recognises_first:  # no comparison knew better
                 failed.hint = self._recognised(failed, student, part, seed) or failed.hint
             raise
 

@@ -77,14 +77,14 @@ class FunctionChecker(Checker):
                  Write the reference with switches, and a mistake is `functools.partial(reference, dead=False)`.
                  A right but slow function belongs here too, under the hint of the `Timed` case that it fails.
     explain:     (got, expected, *arguments) -> a hint, or None: for hints with numbers in them.
-    observe:     (result, *arguments) -> what is compared, where an argument notes what it was told: its log, and the
-                 result. The arguments are those of this call.
+    observe:     (result, *arguments) -> what is compared, where it is not the result: what it costs, if any best answer
+                 is right; or the log of an argument. The arguments are those of this call.
     form:        (case, got, *arguments): what is to be judged before equality: "a run is a tuple of three".
     also:        (case, got, *arguments): what is to be judged beyond equality. The arguments are those that the
                  student had: a callable object among them (a model that notes what it is asked) tells what it saw.
     timed:       `Timed` cases.
     seconds:     of computing, for a case that is not timed: a loop that never ends is stopped, and said to be one.
-    atol, rtol:  tolerances for floats.
+    atol, rtol:  tolerances for floats; atol may be a function of the arguments.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class FunctionChecker(Checker):
         trials: int | tuple = 40,
         returns: str | tuple[str, ...] | Callable[..., str | tuple[str, ...]] = "the result",
         raises: tuple[type[Exception], ...] = (),
-        atol: float = 0.0,
+        atol: float | Callable[..., float] = 0.0,
         rtol: float = 0.0,
         kinds: bool = True,
         seconds: float = 10,
@@ -147,10 +147,10 @@ class FunctionChecker(Checker):
             if isinstance(expected, Raised):
                 case.raises(expected.kind, student, *mine)
                 return
-            got = self._observed(case.run(student, *mine), mine)
+            got = case.run(student, *mine)
             if self.form:
                 self.form(case, got, *mine)
-            self._compare(case, got, expected, given)
+            self._compare(case, self._observed(got, mine), expected, given)
         finally:
             case.diagnose = lambda outcome: None
         if self.also:
@@ -163,18 +163,15 @@ class FunctionChecker(Checker):
             got = bounded(case, timed.lines, timed.hint, case.student, *given)
         else:
             got = case.run(_patient(case, timed.what, timed.hint, timed.seconds), *given)
-        got = self._observed(got, given)
         if self.form:
             self.form(case, got, *given)
-        case.diagnose = functools.partial(self._hint, given, "", expected)
-        self._compare(case, got, expected, given)
-        case.diagnose = lambda outcome: None
+        self._compare(case, self._observed(got, given), expected, given)  # misconceptions are slow here
         if self.also:
             self.also(case, got, *given)
 
     def _compare(self, case: Case, got: Any, expected: Any, given: Arguments) -> None:
         names = self.returns(*given) if callable(self.returns) else self.returns
-        how = {"atol": self.atol, "rtol": self.rtol, "kinds": self.kinds, "dtypes": self.kinds}
+        how = {"atol": self._atol(given), "rtol": self.rtol, "kinds": self.kinds, "dtypes": self.kinds}
         if isinstance(names, str):
             return case.close(got, expected, names, **how)
         case.comparisons += 1
@@ -182,7 +179,7 @@ class FunctionChecker(Checker):
             hint = case.diagnose(got) or ""
             case.close(got, expected, f"the tuple ({', '.join(names)})", hint=hint, **how)
         hint = case.hint  # one for all elements: it is the whole answer that is recognised
-        if not same(got, expected, self.atol, self.rtol, kinds=False):
+        if not self._alike(got, expected, given):
             hint = case.diagnose(got) or hint
         for name, one, right in zip(names, got, expected):
             case.close(one, right, name, hint=hint, **how)
@@ -201,10 +198,10 @@ class FunctionChecker(Checker):
             if hint in slow:
                 continue
             outcome = self._outcome_or_raised(wrong, given)
-            if self._alike(got, outcome) and not self._alike(expected, outcome):
+            if self._alike(got, outcome, given) and not self._alike(expected, outcome, given):
                 return hint
         told = self._explained(given, got, expected) or self._in_another_order(given, got, expected)
-        told = told or _precision(got, expected, self.atol, self.rtol)
+        told = told or _precision(got, expected, self._atol(given), self.rtol)
         return f"Here {note}. {told or self.hint}" if note else told
 
     def _explained(self, given: Arguments, got: Any, expected: Any) -> str | None:
@@ -220,15 +217,18 @@ class FunctionChecker(Checker):
             or isinstance(names, str)
             or type(got) is not tuple
             or len(got) != len(names)
-            or self._alike(got, expected)
+            or self._alike(got, expected, given)
         ):
             return None
-        if any(self._alike(got, one) for one in itertools.permutations(expected)):
+        if any(self._alike(got, one, given) for one in itertools.permutations(expected)):
             return f"The right values, in another order: return ({', '.join(names)})."
         return None
 
-    def _alike(self, got: Any, outcome: Any) -> bool:
-        return same(got, outcome, self.atol, self.rtol, kinds=False)
+    def _alike(self, got: Any, outcome: Any, given: Arguments) -> bool:
+        return same(got, outcome, self._atol(given), self.rtol, kinds=False)
+
+    def _atol(self, given: Arguments) -> float:
+        return self.atol(*given) if callable(self.atol) else self.atol
 
     def _recognised(self, failed: CheckFailed, student: object, part: str, seed: int | None) -> None:
         """It was looked for at the case that failed."""
@@ -244,7 +244,7 @@ class FunctionChecker(Checker):
 
     def _is_right(self, case: Case, given: Arguments) -> bool:
         expected = self._right(given)
-        return self._alike(self._outcome_or_raised(case.student, given), expected)
+        return self._alike(self._outcome_or_raised(case.student, given), expected, given)
 
     def _outcome(self, function: Callable[..., Any], given: Arguments) -> Any:
         mine = detached(given)

@@ -1,0 +1,143 @@
+"""A class is judged beside the book's, call by call; a function by what its answer costs, or by its lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from minillm.book.checks import CheckFailed, Draw, FunctionChecker, Timed
+from minillm.book.checks.beside import ClassChecker, Story
+
+
+class Stack:
+    """The reference; with a mistake, it gives the oldest."""
+
+    def __init__(self, room: int, oldest: bool = False) -> None:
+        self.room, self.oldest, self.held = room, oldest, []
+
+    def push(self, *values: int) -> None:
+        if len(self.held) + len(values) > self.room:
+            raise ValueError("full")
+        self.held = [*self.held, *values]
+
+    def pop(self) -> list[int]:
+        value = self.held[0 if self.oldest else -1]
+        self.held = self.held[1:] if self.oldest else self.held[:-1]
+        return [value]
+
+    def all(self) -> list[int]:
+        return list(self.held)
+
+
+def pushes(draw: Draw):
+    def calls(stack: Stack):
+        for _ in range(6):
+            yield "push", draw.randint(0, 9)
+            got = yield ("pop",)
+            yield "push", got[0]
+
+    return calls
+
+
+check_stack = ClassChecker(
+    "stack",
+    Stack,
+    what="stack",
+    shows=("held",),
+    examples=[Story((3,), "push(1, 2) · pop() · push(7, 8, 9) · all() · pop()")],
+    random=lambda draw: Story((9,), pushes(draw)),
+    raises=(ValueError,),
+    explain=lambda got, expected, before, call: f"before it held {before.held}",
+    misconceptions={"The newest leaves first.": lambda room: Stack(room, oldest=True)},
+)
+
+
+def said(student: object, part: str = "example") -> str:
+    with pytest.raises(CheckFailed) as failed:
+        check_stack.judge(student, part)
+    return str(failed.value)
+
+
+def test_the_book_s_own_class_passes():
+    for part in ("example", "random"):
+        check_stack.judge(Stack, part)
+
+
+def test_a_class_that_is_wrong_in_a_known_way_reads_so():
+    assert "The newest leaves first." in said(check_stack.misconceptions["The newest leaves first."])
+    assert "The newest leaves first." in said(check_stack.misconceptions["The newest leaves first."], "random")
+
+
+def test_an_unknown_mistake_is_explained_from_the_state_before_the_call():
+    class Loses(Stack):
+        def pop(self):
+            super().pop()
+            return [99]
+
+    text = said(Loses)
+    assert "pop() is wrong at [0]" in text and "before it held [1, 2]" in text
+
+
+def test_a_refused_call_changes_nothing():
+    class Half(Stack):
+        def push(self, *values):
+            for value in values:
+                super().push(value)
+
+    text = said(Half)
+    assert "held after the refused push(7, 8, 9)" in text and "must change nothing" in text
+
+
+def test_what_is_returned_is_the_caller_s():
+    class Lends(Stack):
+        def all(self):
+            return self.held
+
+    assert "held after all()" in said(Lends)
+
+
+def test_any_best_answer_is_right():
+    """`observe` compares what an answer costs, `form` looks at it before."""
+
+    def in_range(case, got, numbers):
+        case.true(type(got) is int and 0 <= got < len(numbers), f"{got!r} is no place in the list")
+
+    check = FunctionChecker(
+        "least",
+        lambda numbers: numbers.index(min(numbers)),
+        observe=lambda place, numbers: numbers[place],
+        form=in_range,
+        returns="the number there",
+        examples=[([2, 1, 1],)],
+        random=lambda draw: ([draw.randint(0, 3) for _ in range(5)],),
+    )
+    check.judge(lambda numbers: len(numbers) - 1 - numbers[::-1].index(min(numbers)), "random")
+    with pytest.raises(CheckFailed, match="the number there is wrong"):
+        check.judge(lambda numbers: 0, "example")
+    with pytest.raises(CheckFailed, match="9 is no place in the list"):
+        check.judge(lambda numbers: 9, "example")
+
+
+def test_a_slow_answer_is_told_by_its_lines():
+    """On a fast machine as on a slow one; each of the cases of `random` is handed what it is made with."""
+
+    def slowly(count):
+        total = 0
+        for number in range(count):
+            total += number
+        return total
+
+    made = []
+    check = FunctionChecker(
+        "sum_to",
+        lambda count: count * (count - 1) // 2,
+        examples=[(4,)],
+        random=lambda draw, least: made.append(least) or (least + draw.randint(0, 3),),
+        trials=(5, 50),
+        timed=(Timed("a sum of 10,000 numbers", lambda draw: (10_000,), "There is a formula.", "example", lines=200),),
+    )
+    check.judge(lambda count: count * (count - 1) // 2, "example")
+    check.judge(slowly, "random")
+    assert made == [5, 50]
+    with pytest.raises(CheckFailed, match="stopped after 200 lines") as failed:
+        check.judge(slowly, "example")
+    assert failed.value.hint == "There is a formula."
