@@ -411,7 +411,7 @@ def test_lines_are_counted_although_the_garbage_collector_has_callbacks():
 
 def test_a_note_on_a_case_is_told():
     check = checker(examples={"the largest comes first": ([9, 2],), "nothing is sorted": ([],)})
-    assert refused(check, lambda values: values[:1]).hint == "Here the largest comes first."
+    assert refused(check, lambda values: values[:1]).hint == "Here the largest comes first. In order."
     assert refused(check, lambda values: sorted(values, reverse=True)).hint == SORT
 
 
