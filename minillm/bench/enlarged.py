@@ -65,12 +65,12 @@ def write_enlarged_head(small: Path, folder: Path, factor: int = 4, seed: int = 
     generator = torch.Generator().manual_seed(seed)
     grown = {}
     for name, weight in weights.items():
-        # `fuse` and `mix` read several hidden states side by side, and write one.
-        parts = weight.split(head.hidden_size, dim=1) if name in ("fuse.weight", "mix.weight") else [weight]
-        wide = [grow("o_proj" if len(parts) > 1 else name, part, factor, generator) for part in parts]
-        grown[name] = torch.cat(wide, dim=1) if len(wide) > 1 else wide[0]
+        # `fuse` reads several hidden states side by side. What it and the projections write is heard.
+        parts = weight.split(head.target_hidden_size, dim=1) if name == "fuse.weight" else [weight]
+        kind = "o_proj" if name.startswith(("fuse", "embed_proj", "mix", "out_proj")) else name
+        grown[name] = torch.cat([grow(kind, part, factor, generator) for part in parts], dim=-1)
     folder.mkdir(parents=True)
-    sizes = {name: getattr(head, name) * factor for name in GROWN}
+    sizes = {name: getattr(head, name) * factor for name in (*GROWN, "target_hidden_size")}
     replace(head, **sizes, rms_norm_eps=head.rms_norm_eps / factor).write(folder)
     save_file(
         {name: weight.contiguous() for name, weight in grown.items()},

@@ -75,13 +75,15 @@ def head_map(layers: Sequence[int] = (1, 2, 4)) -> Picture:
         if place:
             ax.text(x - 0.75, 3.1, f"h{'₅₆'[place - 1]}", fontsize=10)
             _arrow(ax, (x - 1.15, 2.9), (x - 0.05, 2.9))
-    ax.text(5.6, 0.1, "embedding and output matrix\nare the target's own", fontsize=11, color=colour("limit"), va="top")
+    shared = "embedding and output matrix are\nthe target's, in the head's width"
+    ax.text(5.6, 0.1, shared, fontsize=11, color=colour("limit"), va="top")
     return picture(
         fig,
         "Left, the target's pass over the text up to token t4: the hidden states behind layers "
         f"{', '.join(map(str, layers))}, low, mid and high, are fused into one feature g4. Right, the draft head, one "
         "layer: from g4 and token t5 it makes draft token d6 and its own feature h5; from h5 and d6 it makes d7 and "
-        "h6; from h6 and d7 it makes d8. Embedding and output matrix are the target's.",
+        "h6; from h6 and d7 it makes d8. Embedding and output matrix are the target's, projected "
+        "to the head's width.",
     )
 
 

@@ -83,11 +83,13 @@ class EagleForward(DraftForward):
         self.made_for: dict[str, tuple[int, int]] = {}  # request id -> position, row of `made`
 
     def __call__(self, rows: list[DraftRow], token_ids: Tensor | None) -> Tensor:
-        given = self.made if token_ids is not None else features_of(self.store, rows, self.made_for, self.made)
-        self.head.given[: len(given)].copy_(given)
-        logits, step, _ = self.runner.forward([self._told(row) for row in rows], token_ids)
-        wanted = step.logits_wanted()
-        self.made = self.head.made.index_select(0, *upload(wanted, device=self.head.device))
+        if token_ids is not None and self.further is not None:
+            logits, self.made = self.head.run(self.further.of(rows, token_ids), self.runner.attention, self.made)
+        else:
+            given = self.made if token_ids is not None else features_of(self.store, rows, self.made_for, self.made)
+            self.head.given[: len(given)].copy_(given)
+            logits, step, _ = self.runner.forward([self._told(row) for row in rows], token_ids)
+            self.made = self.head.made.index_select(0, *upload(step.logits_wanted(), device=self.head.device))
         sampling = [row for row in rows if row.samples]
         self.made_for = {
             row.request.request_id: (row.start + row.num_tokens - 1, at) for at, row in enumerate(sampling)

@@ -80,6 +80,8 @@ class EagleDrafter(ModelDrafter):
         drafts = super().propose(requests, counts)
         for request in requests:
             state = self.states[request.request_id]
+            # Drafted tokens were read with the head's own features; those accepted are read again, with the target's.
+            state.num_computed_tokens = min(state.num_computed_tokens, len(request.token_ids))
             num_read = min(state.num_computed_tokens, len(request.token_ids) - 1)
             self.store.trim(request.request_id, num_read - 1, len(request.token_ids) - 1)
         return drafts

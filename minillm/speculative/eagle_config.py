@@ -22,7 +22,7 @@ FILE = "drafter_config.json"
 @dataclass(frozen=True)
 class HeadConfig:
     """Sizes as in a Llama's config.json, of one layer. `feature_layers`: the hidden states behind so many layers of the
-    target are what the head reads, low, mid and high."""
+    target are what the head reads, low, mid and high. `target_hidden_size` is their width, by default the head's."""
 
     hidden_size: int
     intermediate_size: int
@@ -34,9 +34,14 @@ class HeadConfig:
     feature_layers: tuple[int, ...]
     rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-5
+    target_hidden_size: int | None = None
 
     def __post_init__(self):
-        layers = self.feature_layers
+        layers, wide = self.feature_layers, self.target_hidden_size
+        if wide is None:
+            object.__setattr__(self, "target_hidden_size", self.hidden_size)
+        elif type(wide) is not int or wide < 1:
+            raise ValueError(f"target_hidden_size={wide!r} is not allowed; allowed: a whole number from 1 on")
         if not isinstance(layers, (list, tuple)) or not layers or not all(type(one) is int for one in layers):
             raise ValueError(f"feature_layers={layers!r} is not allowed; allowed: a list of whole numbers, such as [1]")
         object.__setattr__(self, "feature_layers", tuple(layers))
@@ -46,21 +51,26 @@ class HeadConfig:
     @property
     def layer(self) -> ModelConfig:
         """The head as a decoder of one Llama layer."""
-        sizes = {name: value for name, value in asdict(self).items() if name not in ("feature_layers", "rope_theta")}
+        others = ("feature_layers", "rope_theta", "target_hidden_size")
+        sizes = {name: value for name, value in asdict(self).items() if name not in others}
         rope = {"rope_theta": self.rope_theta, "rope_type": "default"}
         shape = {"model_type": "llama", "num_hidden_layers": 1, "hidden_act": "silu", "tie_word_embeddings": True}
         return ModelConfig.from_hf(shape | sizes | {"rope_parameters": rope})
 
     @property
     def num_parameters(self) -> int:
-        """Of the head alone."""
-        size, heads = self.hidden_size, self.num_attention_heads + self.num_key_value_heads
-        matrices = size * (len(self.feature_layers) + 2) + 2 * heads * self.head_dim + 3 * self.intermediate_size
-        return size * (matrices + 5)  # and five norms
+        """Of the head alone, as trained."""
+        size, wide = self.hidden_size, self.target_hidden_size
+        heads = self.num_attention_heads + self.num_key_value_heads
+        matrices = wide * (len(self.feature_layers) + 2) + size + 2 * heads * self.head_dim + 3 * self.intermediate_size
+        return size * (matrices + 4) + wide  # and five norms
 
     def fixed_bytes(self, most_tokens: int, itemsize: int) -> int:
-        """Of its weights, and of the buffers of a step: what it reads and gives, and the target's hidden states."""
-        return (self.num_parameters + most_tokens * (len(self.feature_layers) + 2) * self.hidden_size) * itemsize
+        """Of its weights, with the target's two matrices in its own width in place of the projections, and of the
+        buffers of a step: what it reads and gives, and the target's hidden states."""
+        size, wide = self.hidden_size, self.target_hidden_size
+        weights = self.num_parameters - 2 * size * wide + 2 * size * self.vocab_size
+        return (weights + most_tokens * (len(self.feature_layers) * wide + 2 * size)) * itemsize
 
     def feature_bytes(self, num_tokens: int, itemsize: int) -> int:
         """Of the features of tokens that the head has not read."""

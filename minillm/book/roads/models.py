@@ -60,7 +60,7 @@ def write_head(path: Path, target: ModelConfig, seed: int) -> Path:
 
     sizes = dict(vocab_size=target.vocab_size, max_position_embeddings=target.max_position_embeddings)
     layers = (1, target.num_layers)
-    head = HeadConfig(target.hidden_size, 32, 4, 2, 16, feature_layers=layers, **sizes)
+    head = HeadConfig(32, 32, 4, 2, 16, feature_layers=layers, target_hidden_size=target.hidden_size, **sizes)
     path.mkdir(parents=True)
     head.write(path)
     generator, tensors = torch.Generator().manual_seed(seed), {}
