@@ -230,10 +230,10 @@ enum { CHUNKS_FROM = 32 };  // tokens a thread from which threads take tokens, n
 // ran out.
 int decoder_layer(const Layer *w, T *x, const T *cosines, const T *sines, const Pages *pages, const Sequences *seqs,
                   const float *turn, long tokens) {
-    long q_size = w->heads * w->dim, threads = team_size(), chunk = whole((tokens + threads - 1) / threads, ROWS);
+    long q_size = w->heads * w->dim, threads = team_size(), parts = (tokens + threads * CHUNK - 1) / (threads * CHUNK) * threads;
     T *q = reserve(&for_activations, tokens * (2 * q_size + (w->mixture ? w->hidden : 0)) * sizeof(T));
     if (!q) return 1;
     Pass pass = {w, x, cosines, sines, q, q + tokens * q_size, q + 2 * tokens * q_size};
     if (tokens < CHUNKS_FROM * threads) return by_products(&pass, pages, seqs, turn, tokens);
-    return by_chunks(&pass, pages, seqs, turn, tokens, chunk < CHUNK ? chunk : CHUNK);
+    return by_chunks(&pass, pages, seqs, turn, tokens, whole((tokens + parts - 1) / parts, TILE_ROWS));
 }

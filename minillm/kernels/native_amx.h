@@ -27,11 +27,11 @@ typedef struct {  // what the unit is told about its eight registers
 
 static _Thread_local int tile_rows_set;  // of sums and x; 0: unknown, since other libraries use the unit, too
 
-// Registers 0 to 2 hold sums, 3 holds x, 4 to 6 hold panels.
+// Registers 0 to 5 hold sums, 6 holds x, 7 a panel.
 static inline void set_tile_rows(int rows) {
     if (tile_rows_set == rows) return;
     TileShapes shapes = {.palette = 1};
-    for (int n = 0; n < 7; n++) shapes.bytes[n] = 64, shapes.rows[n] = n < 4 ? rows : TILE_ROWS;
+    for (int n = 0; n < 8; n++) shapes.bytes[n] = 64, shapes.rows[n] = n < 7 ? rows : TILE_ROWS;
     WRITTEN();
     _tile_loadconfig(&shapes);
     tile_rows_set = rows;
@@ -48,76 +48,109 @@ static inline void end_tiles(void) {
     tile_rows_set = 0;
 }
 
-// Sums of up to TILE_ROWS rows with 1 to 3 panels that lie side by side; see `multiply_tile`. `step` in numbers, from one pair of
-// inputs to the next.
-static inline __attribute__((always_inline)) void multiply_in_unit(const int panels, const T *x, long x_stride, const T *weights,
-                                                                   long step, long in, int rows, float *sums, long sums_stride,
-                                                                   int begins, long ahead) {
-    const long apart = PAIR * LANES, x_bytes = x_stride * sizeof(T), sum_bytes = sums_stride * sizeof(float);
-    long step_bytes = step * sizeof(T);
-    WRITTEN();
-    if (begins) {
-        _tile_zero(0);
-        if (panels > 1) _tile_zero(1);
-        if (panels > 2) _tile_zero(2);
-    } else {
-        _tile_loadd(0, sums, sum_bytes);
-        if (panels > 1) _tile_loadd(1, sums + LANES, sum_bytes);
-        if (panels > 2) _tile_loadd(2, sums + 2 * LANES, sum_bytes);
-    }
-    long i = 0;
-    for (; i + TILE_INPUTS <= in; i += TILE_INPUTS) {
-        const T *here = weights + i / PAIR * step;
-        if (ahead)
-            for (long b = 0; b < TILE_ROWS * step_bytes; b += 64) prefetch((const char *)here + b + ahead);
-        _tile_loadd(3, x + i, x_bytes);
-        _tile_loadd(4, here, step_bytes);
-        _tile_dpbf16ps(0, 3, 4);
+// What TILE_INPUTS inputs add to the sums of 1 or 2 times TILE_ROWS rows and of 1 to 3 panels, `apart` bytes from one to the next.
+// In this order each load after the first serves a multiplication with what is in the other register.
+static inline __attribute__((always_inline)) void add_inputs(const int blocks, const int panels, const void *x, const void *below,
+                                                             long x_bytes, const void *panel, long apart, long step) {
+    const char *w = panel;
+    _tile_loadd(6, x, x_bytes);
+    _tile_loadd(7, w, step);
+    _tile_dpbf16ps(0, 6, 7);
+    if (blocks == 1) {
         if (panels > 1) {
-            _tile_loadd(5, here + apart, step_bytes);
-            _tile_dpbf16ps(1, 3, 5);
+            _tile_loadd(7, w + apart, step);
+            _tile_dpbf16ps(1, 6, 7);
         }
         if (panels > 2) {
-            _tile_loadd(6, here + 2 * apart, step_bytes);
-            _tile_dpbf16ps(2, 3, 6);
+            _tile_loadd(7, w + 2 * apart, step);
+            _tile_dpbf16ps(2, 6, 7);
         }
+        return;
+    }
+    _tile_loadd(6, below, x_bytes);
+    _tile_dpbf16ps(3, 6, 7);
+    if (panels > 1) {
+        _tile_loadd(7, w + apart, step);
+        _tile_dpbf16ps(4, 6, 7);
+        _tile_loadd(6, x, x_bytes);
+        _tile_dpbf16ps(1, 6, 7);
+    }
+    if (panels > 2) {
+        _tile_loadd(7, w + 2 * apart, step);
+        _tile_dpbf16ps(2, 6, 7);
+        _tile_loadd(6, below, x_bytes);
+        _tile_dpbf16ps(5, 6, 7);
+    }
+}
+
+// `call` with each register of sums, its row and its panel.
+#define EACH_SUM(call)                                          \
+    do {                                                        \
+        call(0, 0, 0);                                          \
+        if (panels > 1) call(1, 0, 1);                          \
+        if (panels > 2) call(2, 0, 2);                          \
+        if (blocks > 1) call(3, TILE_ROWS, 0);                  \
+        if (blocks > 1 && panels > 1) call(4, TILE_ROWS, 1);    \
+        if (blocks > 1 && panels > 2) call(5, TILE_ROWS, 2);    \
+    } while (0)
+#define ZERO_SUM(n, row, panel) _tile_zero(n)
+#define LOAD_SUM(n, row, panel) _tile_loadd(n, sums + (row) * sums_stride + (panel) * LANES, sums_stride * sizeof(float))
+#define STORE_SUM(n, row, panel) _tile_stored(n, sums + (row) * sums_stride + (panel) * LANES, sums_stride * sizeof(float))
+
+// Sums of up to `blocks` times TILE_ROWS rows with 1 to 3 panels that lie side by side; see `multiply_tile`. `step` in numbers,
+// from one pair of inputs to the next. With each tile of inputs, so many lines are prefetched from `later` on.
+static inline __attribute__((always_inline)) void multiply_in_unit(const int blocks, const int panels, const T *x, long x_stride,
+                                                                   const T *weights, long step, long in, int rows, float *sums,
+                                                                   long sums_stride, int begins, const char *later, long lines) {
+    const long apart = PAIR * LANES, x_bytes = x_stride * sizeof(T), step_bytes = step * sizeof(T);
+    const T *below = x + TILE_ROWS * x_stride;
+    WRITTEN();
+    if (begins) EACH_SUM(ZERO_SUM);
+    else EACH_SUM(LOAD_SUM);
+    long i = 0;
+    for (; i + TILE_INPUTS <= in; i += TILE_INPUTS) {
+        for (long line = 0; line < lines; line++, later += 64)
+            if (blocks > 1) __builtin_prefetch(later, 0, 2);  // not into the nearest cache, which would wait for memory
+            else prefetch(later);
+        add_inputs(blocks, panels, x + i, below + i, x_bytes, weights + i / PAIR * step, apart * sizeof(T), step_bytes);
     }
     if (i < in) {  // the last inputs, with zeros behind them
-        T last[TILE_ROWS][TILE_INPUTS] = {}, panel[3][TILE_ROWS][PAIR * LANES] = {};
+        T last[2 * TILE_ROWS][TILE_INPUTS] = {}, panel[3][TILE_ROWS][PAIR * LANES] = {};
         for (int r = 0; r < rows; r++) memcpy(last[r], x + r * x_stride + i, (in - i) * sizeof(T));
         for (int p = 0; p < panels; p++)
             for (long k = 0; i + k < in; k += PAIR) memcpy(panel[p][k / PAIR], weights + (i + k) / PAIR * step + p * apart, 64);
         WRITTEN();
-        _tile_loadd(3, last, 64);
-        _tile_loadd(4, panel[0], 64);
-        _tile_dpbf16ps(0, 3, 4);
-        if (panels > 1) {
-            _tile_loadd(5, panel[1], 64);
-            _tile_dpbf16ps(1, 3, 5);
-        }
-        if (panels > 2) {
-            _tile_loadd(6, panel[2], 64);
-            _tile_dpbf16ps(2, 3, 6);
-        }
+        add_inputs(blocks, panels, last, last[TILE_ROWS], sizeof last[0], panel, sizeof panel[0], sizeof panel[0][0]);
     }
-    _tile_stored(0, sums, sum_bytes);
-    if (panels > 1) _tile_stored(1, sums + LANES, sum_bytes);
-    if (panels > 2) _tile_stored(2, sums + 2 * LANES, sum_bytes);
+    EACH_SUM(STORE_SUM);
 }
+#undef ZERO_SUM
+#undef LOAD_SUM
+#undef STORE_SUM
+#undef EACH_SUM
 
-// The same for any number of rows and panels.
+// The same for any number of rows and panels. What lies `ahead` bytes behind the weights is prefetched, a part with each pass.
 static __attribute__((noinline)) void multiply_tiles(long rows, int panels, const T *x, long x_stride, const T *weights, long step,
                                                      long in, float *sums, long sums_stride, int begins, long ahead) {
-    for (long row = 0; row < rows; row += TILE_ROWS, x += TILE_ROWS * x_stride, sums += TILE_ROWS * sums_stride) {
-        int count = rows - row < TILE_ROWS ? rows - row : TILE_ROWS;
-        set_tile_rows(count);
-        long early = row == 0 ? ahead : 0;
-        switch (panels) {
-            case 1: multiply_in_unit(1, x, x_stride, weights, step, in, count, sums, sums_stride, begins, early); break;
-            case 2: multiply_in_unit(2, x, x_stride, weights, step, in, count, sums, sums_stride, begins, early); break;
-            default: multiply_in_unit(3, x, x_stride, weights, step, in, count, sums, sums_stride, begins, early);
+    const long passes = (rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS), tile_lines = TILE_ROWS * step * sizeof(T) / 64;
+    const long lines = ahead ? (tile_lines + passes - 1) / passes : 0;
+    const char *later = (const char *)weights + ahead;
+#define IN_UNIT_OF(blocks, n) \
+    multiply_in_unit(blocks, n, x, x_stride, weights, step, in, count, sums, sums_stride, begins, later, lines)
+    for (long count; rows > 0; rows -= count, x += count * x_stride, sums += count * sums_stride) {
+        count = rows >= 2 * TILE_ROWS ? 2 * TILE_ROWS : rows < TILE_ROWS ? rows : TILE_ROWS;
+        set_tile_rows(count < TILE_ROWS ? count : TILE_ROWS);
+        switch (count > TILE_ROWS ? panels + 3 : panels) {
+            case 1: IN_UNIT_OF(1, 1); break;
+            case 2: IN_UNIT_OF(1, 2); break;
+            case 3: IN_UNIT_OF(1, 3); break;
+            case 4: IN_UNIT_OF(2, 1); break;
+            case 5: IN_UNIT_OF(2, 2); break;
+            default: IN_UNIT_OF(2, 3);
         }
+        later += in / TILE_INPUTS * lines * 64;
     }
+#undef IN_UNIT_OF
 }
 #else
 static inline void begin_tiles(void) {}

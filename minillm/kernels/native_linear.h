@@ -110,7 +110,11 @@ int weight_panels(void) { return GROUP; }
 #define AHEAD 8192  // chapter 14 compiles it with 0
 #endif
 enum {
+#ifdef IN_TILES
+    CHUNK = 256,  // the unit is done with 64 rows before memory has brought the next group
+#else
     CHUNK = 64,   // rows that a group meets while it is in a near cache
+#endif
     DEPTH = 576,  // inputs of a group that fit there
 };
 // Not a function: gcc removes calls of one that only prefetches, as if it did nothing.
