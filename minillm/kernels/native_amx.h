@@ -29,11 +29,12 @@ static _Thread_local int tile_rows_set;  // of sums and x; 0: unknown, since oth
 
 // Registers 0 to 5 hold sums, 6 holds x, 7 a panel.
 static inline void set_tile_rows(int rows) {
+#define SHAPES(n) {.palette = 1, .bytes = {[0 ... 7] = 64}, .rows = {[0 ... 6] = n, [7] = TILE_ROWS}}
+    static const TileShapes shapes[] = {SHAPES(1), SHAPES(2), SHAPES(3), SHAPES(4), SHAPES(5), SHAPES(6), SHAPES(7), SHAPES(8),
+                                        SHAPES(9), SHAPES(10), SHAPES(11), SHAPES(12), SHAPES(13), SHAPES(14), SHAPES(15), SHAPES(16)};
+#undef SHAPES
     if (tile_rows_set == rows) return;
-    TileShapes shapes = {.palette = 1};
-    for (int n = 0; n < 8; n++) shapes.bytes[n] = 64, shapes.rows[n] = n < 7 ? rows : TILE_ROWS;
-    WRITTEN();
-    _tile_loadconfig(&shapes);
+    _tile_loadconfig(&shapes[rows - 1]);
     tile_rows_set = rows;
 }
 

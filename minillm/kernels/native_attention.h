@@ -1,8 +1,8 @@
 // Attention over pages, in place: every query looks at its past. Built in chapter 14.
 //
-// Both products are those of native_linear.h, or of native_amx.h and native_few.h. WIDTH keys at a time, taken from their pages,
-// are the panels that a tile's queries are multiplied with; then KEYS values at a time are the panels that the weights of the
-// keys are multiplied with.
+// Both products are those of native_linear.h. WIDTH keys at a time, taken from their pages, are the panels that a tile's queries
+// are multiplied with; then KEYS values at a time are the panels that the weights of the keys are multiplied with. Where the CPU
+// has a matrix unit, pages without window and sinks are read by native_amx_attention.h.
 
 // Scores of the sinks, which meet queries that are turned: [rows][dim] floats.
 static void score_sinks(int rows, const float *turned, const Past *past, float *scores, long stride) {
@@ -66,19 +66,6 @@ static void softmax_row(float *s, long sinks, long from, long to, long end, floa
     *inverse = 1.0f / sum;
 }
 
-// A product of a tile: `rows` rows of x with `panels` panels of keys or values that were taken from their pages.
-static inline void multiply_taken(int unit, int rows, int panels, const T *x, long x_stride, const T *vectors, long in, float *sums,
-                                  long sums_stride, int begins) {
-#ifdef IN_TILES
-    if (unit) {
-        multiply_tiles(rows, panels, x, x_stride, vectors, panels * PAIR * LANES, in, sums, sums_stride, begins, 0);
-        return;
-    }
-#endif
-    (void)unit;
-    multiply_rows(rows, panels, panels, PAIR * LANES, x, x_stride, vectors, in, sums, sums_stride, begins, 0);
-}
-
 // The weights of `count` keys in T, [rows][KEYS]; of float32 they stand there already.
 static inline const T *weights_of(const float *scores, long stride, int rows, long count, T *room, long *apart) {
 #ifdef BF16
@@ -96,64 +83,57 @@ static inline const T *weights_of(const float *scores, long stride, int rows, lo
 typedef struct {  // memory of a thread for one tile
     T *queries;                             // [TILE][dim, in whole pairs]
     float *turned;                          // [TILE][dim]
-    float *scores;                          // [TILE][stride]
+    float *scores;                          // [TILE][stride]; in the unit [TOGETHER][BLOCK]
     float *sums;                            // [TILE][dim, in whole panels]
-    T *vectors;                             // the panels of WIDTH keys, or of KEYS values
-    T *weights;                             // [MOST_ROWS][KEYS]
-    float *widened;                         // [ROWS][dim or KEYS]
+    T *vectors;                             // the panels of WIDTH keys, or of KEYS values; in the unit of BLOCK keys
+    T *values;                              // in the unit: the panels of BLOCK values
+    T *weights;                             // [ROWS][KEYS]; in the unit [TOGETHER][BLOCK]
+    float *widened;                         // in the unit: [ROWS][dim + BLOCK]
     long stride, dim_pairs, dim_panels;
 } TileMemory;
 
 static inline long whole(long count, long unit) { return (count + unit - 1) / unit * unit; }
 
-static size_t place_tile(TileMemory *memory, char *at, long dim, long keys, long rows) {  // returns the bytes it takes
+static size_t place_tile(TileMemory *memory, char *at, long dim, long keys, long rows, int unit) {  // returns the bytes it takes
     TileMemory m = {.stride = whole(keys + 2 * WIDTH, KEYS), .dim_pairs = whole(dim, PAIR), .dim_panels = whole(dim, LANES)};
     size_t used = 0;
 #define PLACE(name, count) (m.name = (void *)(at + used), used += whole((count) * sizeof(*m.name), 64))
     PLACE(queries, rows * m.dim_pairs);
-    PLACE(turned, rows * dim);
-    PLACE(scores, rows * m.stride);
+    PLACE(turned, unit ? 0 : rows * dim);
+    PLACE(scores, unit ? TOGETHER * BLOCK : rows * m.stride);
     PLACE(sums, rows * m.dim_panels);
-    PLACE(vectors, WIDTH * m.dim_pairs > KEYS * WIDTH ? WIDTH * m.dim_pairs : KEYS * WIDTH);
-    PLACE(weights, MOST_ROWS * KEYS);
-    PLACE(widened, IN_UNIT ? ROWS * (dim > KEYS ? dim : KEYS) : 0);
+    PLACE(vectors, unit ? BLOCK * dim : WIDTH * m.dim_pairs > KEYS * WIDTH ? WIDTH * m.dim_pairs : KEYS * WIDTH);
+    PLACE(values, unit ? BLOCK * dim : 0);
+    PLACE(weights, unit ? TOGETHER * BLOCK : ROWS * KEYS);
+    PLACE(widened, unit ? ROWS * (dim + BLOCK) : 0);
 #undef PLACE
     *memory = m;
     return used;
 }
 
-#ifdef IN_TILES
-static inline void widen_queries(int unit, const TileMemory *m, long count) { if (unit) widen(m->queries, count, m->widened); }
-
-static inline void score_in_pages(int unit, int rows, int panels, const C *const *at, long size, const TileMemory *m, long dim,
-                                  float *scores) {
-    if (unit) score_few_by_tiles(rows, panels, at, size, m->widened, dim, scores, m->stride);
-    else score_few(rows, panels, at, size, m->queries, dim, scores, m->stride);
+// out = sums * inverse. Returns whether all of it is finite.
+static int store_means(int rows, const TileMemory *m, long dim, const float *inverse, T **out) {
+    lanes lost = {};  // 0, or no number
+    for (int r = 0; r < rows; r++)
+        for (long d = 0; d < dim; d += LANES) {
+            lanes mean = *(const lanes *)(m->sums + r * m->dim_panels + d) * inverse[r];
+            if (d + LANES <= dim) {
+                lost += mean * 0.0f;
+                store_lanes(out[r] + d, mean);
+            } else for (int l = 0; d + l < dim; l++) lost[l] += mean[l] * 0.0f, out[r][d + l] = store(mean[l]);
+        }
+    return sum_lanes(lost) == 0;
 }
 
-static inline void add_in_pages(int unit, int rows, int panels, const C *const *at, long count, long from, const T *weights,
-                                long apart, const TileMemory *m, float *sums, int begins) {
-    if (unit && from == 0) widen(weights, rows * apart, m->widened);
-    if (unit) add_few_by_tiles(rows, panels, at, count, from, m->widened, sums, m->dim_panels, begins);
-    else add_few(rows, panels, at, count, from, weights, apart, sums, m->dim_panels, begins);
-}
-#else
-#define widen_queries(unit, m, count) (void)(unit)
-#define score_in_pages(unit, rows, panels, at, size, m, dim, scores) \
-    score_few(rows, panels, at, size, (m)->queries, dim, scores, (m)->stride)
-#define add_in_pages(unit, rows, panels, at, count, from, weights, apart, m, sums, begins) \
-    add_few(rows, panels, at, count, from, weights, apart, sums, (m)->dim_panels, begins)
-#endif
+#include "native_amx_attention.h"
 
 // Attention of up to TILE queries of one sequence that read the same KV head, in order of position. Row r sees the keys from[r]
-// to to[r] - 1, and the sinks; learned[r] is its sink logit.
-static void attend_tile(int rows, const Past *past, const TileMemory *m, const long *from, const long *to, const float *learned,
+// to to[r] - 1, and the sinks; learned[r] is its sink logit. Returns whether all of `out` is finite.
+static int attend_tile(int rows, const Past *past, const TileMemory *m, const long *from, const long *to, const float *learned,
                         int turns, float scale, T **out) {
     const Pages *p = past->pages;
-    const int unit = uses_unit(p), together = unit ? MOST_ROWS : ROWS;  // rows that are multiplied at once
-    const long dim = p->dim, start = past->start, last = past->last, end = start + whole(last - start, unit ? TILE_INPUTS : LANES);
+    const long dim = p->dim, start = past->start, last = past->last, end = start + whole(last - start, LANES);
     const int in_place = rows <= ROWS && start == past->first && p->size % LANES == 0 && dim % LANES == 0;
-    if (in_place) widen_queries(unit, m, rows * dim);
     PREFETCH_BLOCKS(key_block, past, past->first, start + WIDTH < last ? start + WIDTH : last);
     for (long key = start; key < last; key += WIDTH) {
         long panels = (last - key + LANES - 1) / LANES, next = key + WIDTH;
@@ -162,14 +142,14 @@ static void attend_tile(int rows, const Past *past, const TileMemory *m, const l
         if (in_place) {
             const C *at[PANELS];
             for (int n = 0; n < panels; n++) at[n] = key_block(past, (key + n * LANES) / p->size) + (key + n * LANES) % p->size;
-            score_in_pages(unit, rows, panels, at, p->size, m, dim, m->scores + key - start);
+            score_few(rows, panels, at, p->size, m->queries, dim, m->scores + key - start, m->stride);
             continue;
         }
         take_keys(past, key, panels, m->vectors);
-        for (int r = 0; r < rows; r += together) {
-            while (r + together < rows && to[r + together - 1] <= key) r += together;  // none of these sees them
-            multiply_taken(unit, rows - r < together ? rows - r : together, panels, m->queries + r * m->dim_pairs, m->dim_pairs,
-                           m->vectors, m->dim_pairs, m->scores + r * m->stride + key - start, m->stride, 1);
+        for (int r = 0; r < rows; r += ROWS) {
+            while (r + ROWS < rows && to[r + ROWS - 1] <= key) r += ROWS;  // none of these sees them
+            multiply_rows(rows - r < ROWS ? rows - r : ROWS, panels, panels, PAIR * LANES, m->queries + r * m->dim_pairs, m->dim_pairs,
+                          m->vectors, m->dim_pairs, m->scores + r * m->stride + key - start, m->stride, 1, 0);
         }
     }
     if (turns) score_sinks(rows, m->turned, past, m->scores, m->stride);
@@ -185,8 +165,7 @@ static void attend_tile(int rows, const Past *past, const TileMemory *m, const l
     }
     if (SCALED) scale_keys(rows, past, p->value_scales, m->scores, m->stride);
     for (long key = start; key < last; key += KEYS) {
-        long pieces = unit ? TILE_INPUTS : PAIR;  // keys that come together
-        long count = whole(last - key < KEYS ? last - key : KEYS, pieces), next = key + KEYS;
+        long count = whole(last - key < KEYS ? last - key : KEYS, PAIR), next = key + KEYS;
         const C *at[KEYS + 1];
         find_values(past, key, count, at);
         if (next < last) PREFETCH_BLOCKS(value_block, past, next, next + KEYS < last ? next + KEYS : last);
@@ -194,32 +173,89 @@ static void attend_tile(int rows, const Past *past, const TileMemory *m, const l
             long panels = (dim - d + LANES - 1) / LANES;
             if (panels > PANELS) panels = PANELS;
             if (!in_place) take_values(at, count, d, panels, dim, m->vectors);
-            for (int r = 0; r < rows; r += together) {
-                int some = rows - r < together ? rows - r : together;
+            for (int r = 0; r < rows; r += ROWS) {
+                int some = rows - r < ROWS ? rows - r : ROWS;
                 if (to[r + some - 1] <= key) continue;  // their weights are 0
                 long apart;
                 const T *weights = weights_of(m->scores + r * m->stride + key - start, m->stride, some, count, m->weights, &apart);
                 float *sums = m->sums + r * m->dim_panels + d;
-                long seen = to[r + some - 1] - key < count ? whole(to[r + some - 1] - key, pieces) : count;  // of these rows
-                if (in_place) add_in_pages(unit, some, panels, at, seen, d, weights, apart, m, sums, key == start);
-                else multiply_taken(unit, some, panels, weights, apart, m->vectors, seen, sums, m->dim_panels, key == start);
+                long seen = to[r + some - 1] - key < count ? whole(to[r + some - 1] - key, PAIR) : count;  // of these rows
+                if (in_place) add_few(some, panels, at, seen, d, weights, apart, sums, m->dim_panels, key == start);
+                else multiply_rows(some, panels, panels, PAIR * LANES, weights, apart, m->vectors, seen, sums, m->dim_panels,
+                                   key == start, 0);
             }
         }
     }
-    for (int r = 0; r < rows; r++)
-        for (long d = 0; d < dim; d += LANES) {
-            lanes mean = *(const lanes *)(m->sums + r * m->dim_panels + d) * inverse[r];
-            if (d + LANES <= dim) store_lanes(out[r] + d, mean);
-            else for (int l = 0; d + l < dim; l++) out[r][d + l] = store(mean[l]);
-        }
+    return store_means(rows, m, dim, inverse, out);
 }
 
 static _Thread_local Workspace for_tiles;
 
-// Queries that share a tile: as many as leave their scores in the second-level cache.
-static inline long tile_rows(long keys) {
+// Queries that share a tile: as many as leave their scores in the second-level cache; in the unit, as many as leave work for all.
+static inline long tile_rows(const Pages *p, const Sequences *seqs, long keys, long group) {
+    if (uses_unit(p)) {
+        long rows = UNIT_TILE, all = seqs->starts[seqs->num_seqs] * group * p->kv_heads;
+        while (rows > TILE / 2 && all < 4 * rows * omp_get_num_threads()) rows /= 2;
+        return rows;
+    }
     long rows = (1L << 18) / (keys + 1) / ROWS * ROWS;
     return rows < 4 * ROWS ? 4 * ROWS : rows < TILE ? rows : TILE;
+}
+
+typedef struct {  // a call of `attend_all`
+    const Pages *pages;
+    const Sequences *seqs;
+    const T *q;
+    const float *turn;
+    T *out;
+    long q_stride, num_tokens, heads;
+    float scale;
+} Attention;
+
+// Rows of sequence `seq` from its row `row` on, which are (token, query head) pairs of one KV head. Returns whether all that came
+// of them is finite.
+static int attend_rows(const Attention *a, const TileMemory *m, long seq, long kv_head, long row, int rows) {
+    const Pages *p = a->pages;
+    const Sequences *seqs = a->seqs;
+    const int64_t *starts = seqs->starts;
+    const long dim = p->dim, size = p->size, half = dim / 2, group = a->heads / p->kv_heads;
+    long sink_blocks = (p->sinks + size - 1) / size, known = seqs->lens[seq] - (starts[seq + 1] - starts[seq]);
+    long from[UNIT_TILE], to[UNIT_TILE];
+    long seen = p->window ? known + row / group + 1 - p->window : 0;  // from here on by the first row
+    long skipped = seen / size > sink_blocks ? (seen / size - sink_blocks) * size : 0;
+    // Pairs of keys are those of an even position and the next, in any company. Behind sinks that may take a block that is not
+    // read, or two where the blocks of the sinks end within a pair.
+    long hole = !p->sinks || !skipped ? 0 : skipped % PAIR ? size : sink_blocks * size % PAIR ? 2 * size : 0;
+    skipped -= hole;
+    Past past = {p, seqs->table + seq * seqs->max_blocks, kv_head, sink_blocks, skipped / size, 0, 0, 0, hole};
+    T *places[UNIT_TILE];
+    float learned[UNIT_TILE];
+    for (int r = 0; r < rows; r++) {
+        long token = (row + r) / group, head = kv_head * group + (row + r) % group;
+        const T *query = a->q + (starts[seq] + token) * a->q_stride + head * dim;
+        to[r] = known + token + 1 - skipped;
+        from[r] = p->window && to[r] + skipped > p->window ? to[r] - p->window : 0;
+        places[r] = a->out + ((starts[seq] + token) * a->heads + head) * dim;
+        learned[r] = p->sink_logits ? p->sink_logits[head] / a->scale : -INFINITY;
+        T *mine = m->queries + r * m->dim_pairs;
+        memcpy(mine, query, dim * sizeof(T));
+        for (long d = dim; d < m->dim_pairs; d++) mine[d] = 0;
+        if (!a->turn) continue;
+        const float *cosine = a->turn + (starts[seq] + token) * dim, *sine = cosine + a->num_tokens * dim;
+        float *turned = m->turned + r * dim;
+        for (long d = 0; d < half; d++) {
+            turned[d] = load(query[d]) * cosine[d] + load(query[d + half]) * sine[d];
+            turned[d + half] = load(query[d + half]) * cosine[d + half] + load(query[d]) * sine[d + half];
+        }
+    }
+    // Sums begin with a whole block, so that they are the same in any company: what a row does not see has the weight 0.
+    past.first = p->sinks ? 0 : from[0] / size * size;
+    past.start = p->sinks ? 0 : past.first - (past.first + skipped) % PAIR;
+    past.last = to[rows - 1];
+#ifdef IN_TILES
+    if (uses_unit(p)) return attend_in_unit(rows, &past, m, to, learned, a->scale, places);
+#endif
+    return attend_tile(rows, &past, m, from, to, learned, a->turn != NULL && p->sinks, a->scale, places);
 }
 
 // Inside a parallel region, when the step's keys and values are in their slots: let every query attend to its past over the
@@ -228,59 +264,30 @@ static inline long tile_rows(long keys) {
 // ran out.
 static long attend_all(const Pages *p, const Sequences *seqs, const T *q, long q_stride, const float *turn, T *out, long num_tokens,
                        long heads, float scale) {
-    const long dim = p->dim, size = p->size, half = dim / 2, group = heads / p->kv_heads, num_seqs = seqs->num_seqs;
+    const Attention attention = {p, seqs, q, turn, out, q_stride, num_tokens, heads, scale};
     const int64_t *starts = seqs->starts;
+    const long size = p->size, group = heads / p->kv_heads, num_seqs = seqs->num_seqs;
     long sink_blocks = (p->sinks + size - 1) / size, most = seqs->max_seq_len;  // keys that a tile reads
     const long in_window = sink_blocks * size + p->window + TILE + 3 * size;
     if (p->window && in_window < most) most = in_window;
-    const long height = tile_rows(most);
+    const long height = tile_rows(p, seqs, most, group);
     TileMemory m;
     begin_tiles();
-    char *room = reserve(&for_tiles, place_tile(&m, NULL, dim, most, height) + 64);
-    if (room) place_tile(&m, (char *)whole((long)room, 64), dim, most, height);
+    char *room = reserve(&for_tiles, place_tile(&m, NULL, p->dim, most, height, uses_unit(p)) + 64);
+    if (room) place_tile(&m, (char *)whole((long)room, 64), p->dim, most, height, uses_unit(p));
     long num_tiles = 0;
     for (long s = 0; s < num_seqs; s++) num_tiles += ((starts[s + 1] - starts[s]) * group + height - 1) / height;
     long seq = num_seqs - 1, before = num_tiles - ((starts[num_seqs] - starts[num_seqs - 1]) * group + height - 1) / height;
 #pragma omp for schedule(monotonic : dynamic)
     for (long item = num_tiles * p->kv_heads - 1; item >= 0; item--) {  // the last queries of a prompt have most to read
         if (!room) continue;
-        long tile = item / p->kv_heads;
+        long tile = item / p->kv_heads, kv_head = item % p->kv_heads;
         while (tile < before) seq--, before -= ((starts[seq + 1] - starts[seq]) * group + height - 1) / height;
-        long count = starts[seq + 1] - starts[seq], known = seqs->lens[seq] - count;
-        long row = (tile - before) * height, from[TILE], to[TILE];
-        int rows = count * group - row < height ? count * group - row : height;
-        long seen = p->window ? known + row / group + 1 - p->window : 0;  // from here on by the first row
-        long skipped = seen / size > sink_blocks ? (seen / size - sink_blocks) * size : 0;
-        // Pairs of keys are those of an even position and the next, in any company. Behind sinks that may take a block that is not
-        // read, or two where the blocks of the sinks end within a pair.
-        long hole = !p->sinks || !skipped ? 0 : skipped % PAIR ? size : sink_blocks * size % PAIR ? 2 * size : 0;
-        skipped -= hole;
-        Past past = {p, seqs->table + seq * seqs->max_blocks, item % p->kv_heads, sink_blocks, skipped / size, 0, 0, 0, hole};
-        T *places[TILE];
-        float learned[TILE];
-        for (int r = 0; r < rows; r++) {
-            long token = (row + r) / group, head = past.kv_head * group + (row + r) % group;
-            const T *query = q + (starts[seq] + token) * q_stride + head * dim;
-            to[r] = known + token + 1 - skipped;
-            from[r] = p->window && to[r] + skipped > p->window ? to[r] - p->window : 0;
-            places[r] = out + ((starts[seq] + token) * heads + head) * dim;
-            learned[r] = p->sink_logits ? p->sink_logits[head] / scale : -INFINITY;
-            T *mine = m.queries + r * m.dim_pairs;
-            memcpy(mine, query, dim * sizeof(T));
-            for (long d = dim; d < m.dim_pairs; d++) mine[d] = 0;
-            if (!turn) continue;
-            const float *cosine = turn + (starts[seq] + token) * dim, *sine = cosine + num_tokens * dim;
-            float *turned = m.turned + r * dim;
-            for (long d = 0; d < half; d++) {
-                turned[d] = load(query[d]) * cosine[d] + load(query[d + half]) * sine[d];
-                turned[d + half] = load(query[d + half]) * cosine[d + half] + load(query[d]) * sine[d + half];
-            }
-        }
-        // Sums begin with a whole block, so that they are the same in any company: what a row does not see has the weight 0.
-        past.first = p->sinks ? 0 : from[0] / size * size;
-        past.start = p->sinks ? 0 : past.first - (past.first + skipped) % PAIR;
-        past.last = to[rows - 1];
-        attend_tile(rows, &past, &m, from, to, learned, turn != NULL && p->sinks, scale, places);
+        long row = (tile - before) * height, left = (starts[seq + 1] - starts[seq]) * group - row;
+        int rows = left < height ? left : height;
+        if (attend_rows(&attention, &m, seq, kv_head, row, rows)) continue;
+        // A later token's value that is not finite is multiplied by the weight 0, and that is no number: each row alone.
+        for (int r = 0; r < rows && rows > 1; r++) attend_rows(&attention, &m, seq, kv_head, row + r, 1);
     }
     end_tiles();
     return !room;

@@ -5,7 +5,11 @@
 // Whether attention over these pages goes through the unit. Behind a window a row's keys begin anywhere within a tile.
 static inline int uses_unit(const Pages *p) { return p->dim % TILE_INPUTS == 0 && !p->window && !p->sinks; }
 
-enum { IN_UNIT = 1, MOST_ROWS = TILE_ROWS };
+enum {
+    TOGETHER = 2 * TILE_ROWS,  // rows whose scores are made at once
+    BLOCK = 192,               // keys; in whole TILE_INPUTS and WIDTH
+    UNIT_TILE = 192,           // queries of a tile, at most
+};
 
 static inline void widen(const T *x, long count, float *to) {
     for (long i = 0; i < count; i += LANES) *(lanes *)(to + i) = load_lanes(x + i);
@@ -50,7 +54,7 @@ static inline __attribute__((always_inline)) void add_by_tiles(const int rows, c
                 first[p] = at[k] ? value_lanes(at[k], from + p * LANES) : (lanes){};
                 second[p] = at[k + 1] ? value_lanes(at[k + 1], from + p * LANES) : (lanes){};
             }
-            ADD_PAIR(sum, weights + k, KEYS, first, second)
+            ADD_PAIR(sum, weights + k, BLOCK, first, second)
         }
         for (int r = 0; r < rows; r++)
             for (int p = 0; p < panels; p++) total[r][p] += sum[r][p].even + sum[r][p].odd;
@@ -94,5 +98,5 @@ static __attribute__((noinline)) void add_few_by_tiles(int num_rows, int panels,
 
 #else
 static inline int uses_unit(const Pages *p) { return (void)p, 0; }
-enum { IN_UNIT = 0, MOST_ROWS = ROWS, TILE_INPUTS = PAIR };
+enum { TOGETHER = 0, BLOCK = 0, UNIT_TILE = TILE };
 #endif

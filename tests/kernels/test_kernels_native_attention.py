@@ -66,3 +66,37 @@ def test_sums_have_one_order_in_any_company(group, dim, size, dtype):
         whole = attend(q * sharpness, k, v, [count], size, None, 0)
         for lengths in ([1] * count, [2] * 75, [7, 60, 1, 33, 16, 32, 1], [149, 1]):
             assert torch.equal(attend(q * sharpness, k, v, lengths, size, None, 0), whole), (sharpness, lengths)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("group, dim, size", [(3, 64, 16), (1, 128, 16), (2, 96, 7)])
+def test_long_pasts(group, dim, size, dtype):
+    """Past the keys that a softmax takes at once and the queries of a tile. Scores grow with the position of the key, so
+    that what was summed shrinks time and again; they fall; or they are mixed."""
+    torch.manual_seed(0)
+    count = 450
+    q, k = torch.randn(count, 2 * group, dim), torch.randn(count, 2, dim)
+    v = torch.randn(count, 2, dim).to(dtype)
+    q[..., 0], slope = 4, torch.linspace(-20, 20, count)[:, None]
+    for first in (slope, -slope, k[..., 0]):
+        k[..., 0] = first
+        now, past = q.to(dtype), k.to(dtype)
+        whole = attend(now, past, v, [count], size, None, 0)
+        twin = causal_attention(*(x.float() for x in (now, past, v)))
+        torch.testing.assert_close(whole.float(), twin, rtol=2e-2, atol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+        for lengths in ([340] + [1] * 110, [5] * 90, [191, 1, 1, 250, 7], [200, 33, 32, 31, 154]):
+            assert torch.equal(attend(now, past, v, lengths, size, None, 0), whole), lengths
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window, sinks", [(None, 0), (20, 0), (20, 2)])
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_value_that_is_not_finite_spoils_later_tokens_only(bad, window, sinks, dtype):
+    """Tokens of a step share their products, and 0 times infinity is no number."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(60, heads, 64).to(dtype) for heads in (6, 2, 2))
+    v[41, 1] = bad
+    whole, alone = (attend(q, k, v, lengths, 16, window, sinks) for lengths in ([60], [1] * 60))
+    assert torch.equal(whole.nan_to_num(), alone.nan_to_num())
+    assert whole[:41].isfinite().all() and whole[:, :3].isfinite().all()
+    assert not whole[41, 3:].isfinite().any()

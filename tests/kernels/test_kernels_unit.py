@@ -53,3 +53,17 @@ def test_products_in_turns_with_another_librarys():
         assert torch.equal(native.linear(x[:rows], packed, None, 80), first[:rows])
         torch.testing.assert_close(theirs[:33].double(), expected, rtol=2e-2, atol=0.2)
     torch.testing.assert_close(first.double(), expected, rtol=2e-2, atol=0.2)
+
+
+@pytest.mark.skipif(native.library(torch.bfloat16) is None, reason="no C compiler with OpenMP here: the twins serve")
+@pytest.mark.parametrize("inputs", [64, 100, 1200])
+@pytest.mark.parametrize("outputs", [16, 48, 150])
+def test_many_rows_as_each_of_them(inputs, outputs):
+    """Rows that pass through the unit in pairs of tiles, through more than one chunk, and the rest."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(outputs, inputs).bfloat16(), torch.randn(300, inputs).bfloat16()
+    packed = native.pack(weight)
+    alone = torch.cat([native.linear(row[None], packed, None, outputs) for row in x])
+    torch.testing.assert_close(alone.double(), x.double() @ weight.double().t(), rtol=2e-2, atol=0.5)
+    for rows in (300, 257, 256, 65, 64, 63, 48, 33, 32, 31, 17):
+        assert torch.equal(native.linear(x[:rows], packed, None, outputs), alone[:rows]), rows
