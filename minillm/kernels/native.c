@@ -224,7 +224,13 @@ static long by_products(const Pass *pass, const Pages *pages, const Sequences *s
     return multiply(&w->down, normed, w->down_bias, x, x, tokens);
 }
 
-enum { CHUNKS_FROM = 32 };  // tokens a thread from which threads take tokens, not products
+// Tokens a thread from which threads take tokens, not products. Each then reads all weights, which takes longer than the unit's
+// work on 32 rows.
+#ifdef IN_TILES
+enum { CHUNKS_FROM = 64 };
+#else
+enum { CHUNKS_FROM = 32 };
+#endif
 
 // A whole decoder layer, in place on x [tokens, hidden]: what `DecoderLayer.forward` says, in one call. Returns 1 if memory
 // ran out.
