@@ -71,8 +71,8 @@ def test_sums_have_one_order_in_any_company(group, dim, size, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("group, dim, size", [(3, 64, 16), (1, 128, 16), (2, 96, 7)])
 def test_long_pasts(group, dim, size, dtype):
-    """Past the keys that a softmax takes at once and the queries of a tile. Scores grow with the position of the key, so
-    that what was summed shrinks time and again; they fall; or they are mixed."""
+    """Past the keys that a softmax takes at once and the queries of a tile. Scores grow with the position of the key
+    (what was summed shrinks time and again), fall, or are mixed."""
     torch.manual_seed(0)
     count = 450
     q, k = torch.randn(count, 2 * group, dim), torch.randn(count, 2, dim)
