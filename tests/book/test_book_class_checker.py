@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from minillm.book.checks import CheckFailed, Draw, FunctionChecker, Timed
@@ -141,3 +143,15 @@ def test_a_slow_answer_is_told_by_its_lines():
     with pytest.raises(CheckFailed, match="stopped after 200 lines") as failed:
         check.judge(slowly, "example")
     assert failed.value.hint == "There is a formula."
+
+
+def test_no_chapter_s_checks_import_another_chapter_s(root):
+    """What two chapters need is the drivers'."""
+    folder = root / "minillm" / "book" / "checks"
+    found = [
+        (file.name, other)
+        for file in sorted(folder.glob("ch[0-9][0-9]*.py"))
+        for other in re.findall(r"from minillm\.book\.checks\.(ch\d\d)", file.read_text(encoding="utf-8"))
+        if not file.name.startswith(other)
+    ]
+    assert found == []
