@@ -241,5 +241,6 @@ int decoder_layer(const Layer *w, T *x, const T *cosines, const T *sines, const 
     if (!q) return 1;
     Pass pass = {w, x, cosines, sines, q, q + tokens * q_size, q + 2 * tokens * q_size};
     if (tokens < CHUNKS_FROM * threads) return by_products(&pass, pages, seqs, turn, tokens);
-    return by_chunks(&pass, pages, seqs, turn, tokens, whole((tokens + parts - 1) / parts, TILE_ROWS));
+    long chunk = whole((tokens + parts - 1) / parts, TILE_ROWS);
+    return by_chunks(&pass, pages, seqs, turn, tokens, chunk < CHUNK ? chunk : CHUNK);
 }

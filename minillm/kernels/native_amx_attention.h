@@ -20,12 +20,12 @@ typedef struct {  // of each row: the keys that it has met
 
 // 2^x for x < 1, relative error 3e-6: what is made of it is rounded to bfloat16. 2^0 is 1 exactly: a row that sees nothing of a
 // block keeps what it has. Below -125.5 it is 0, since the unit takes subnormal
-// numbers for 0 and other instructions are slow with them.
+// numbers for 0 and other instructions are slow with them; of no number it is none.
 static inline lanes exp2_lanes(lanes x) {
     __m512 n = _mm512_roundscale_ps((__m512)x, 0);
     lanes f = x - (lanes)n;
     lanes p = 1.0f + f * (0.693124175f + f * (0.240240991f + f * (0.0559064262f + f * 0.00958285294f)));
-    __mmask16 kept = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-125.5f), _CMP_GE_OQ);
+    __mmask16 kept = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-125.5f), _CMP_NLT_UQ);
     return (lanes)_mm512_maskz_scalef_ps(kept, (__m512)p, n);
 }
 
@@ -51,16 +51,15 @@ static inline float most_score(const float *scores, const float *scales, long se
 // The scores of a row to weights in T, zeros behind them up to `end`; `scale` is in powers of 2. Returns `sum` and theirs.
 static inline lanes weigh(const float *scores, const float *scales, long seen, long end, float scale, float most, T *weights,
                           lanes sum) {
-    const lanes factor = scale - (lanes){}, offset = -most * scale - (lanes){};
     long i = 0;
     for (; i + LANES <= seen; i += LANES) {
-        lanes weight = exp2_lanes(fused(score_at(scores, scales, i), factor, offset));
+        lanes weight = exp2_lanes((score_at(scores, scales, i) - most) * scale);
         sum += weight;
         store_lanes(weights + i, with_value(weight, scales, i));
     }
     if (i < seen) {
         ints in = first_lanes(seen - i);
-        lanes weight = exp2_lanes(fused(score_at(scores, scales, i), factor, offset));
+        lanes weight = exp2_lanes((score_at(scores, scales, i) - most) * scale);
         sum += either(in, weight, (lanes){});
         store_lanes(weights + i, either(in, with_value(weight, scales, i), (lanes){}));
         i += LANES;

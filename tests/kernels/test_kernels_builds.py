@@ -170,8 +170,8 @@ def test_a_layer(format, build, monkeypatch):
         weight.scales.fill_(0.02)
     weights = {f"{name}_bias": random(shape[0]) for name, shape in shapes.items()}
     weights |= dict(input_norm=random(hidden), post_norm=random(hidden), q_norm=random(dim), k_norm=None)
-    x, angles = random(70, hidden), random(2, 70, 1, dim)
-    table = torch.randperm(5, generator=generator) + 1
+    x, angles = random(128, hidden), random(2, 128, 1, dim)
+    table = torch.randperm(8, generator=generator) + 1
 
     def run_layer(lengths: list[int]) -> Tensor:
         if format is None:
@@ -181,7 +181,7 @@ def test_a_layer(format, build, monkeypatch):
             packed = {name: pack(weight, build.dtype) for name, weight in codes.items()}
             matrices = {name: matrix.struct for name, matrix in packed.items()}
         layer = Layer.of(matrices, weights, sizes, 1e-5)
-        keys, values, scales = pages_of(build, 5, kv_heads, dim, size)
+        keys, values, scales = pages_of(build, 8, kv_heads, dim, size)
         pages = Pages.of(keys, values, scales)
 
         def run(start: int, end: int) -> Tensor:
@@ -189,11 +189,12 @@ def test_a_layer(format, build, monkeypatch):
             native.decoder_layer(layer, states, cos, sin, pages, step(start, end, size, table))
             return states
 
-        return cut(run, 70, lengths)
+        return cut(run, sum(lengths), lengths)
 
     whole = run_layer([70])
     for lengths in CUTS:
         assert torch.equal(run_layer(lengths), whole), lengths
+    assert torch.equal(run_layer([128])[:70], whole)  # a chunk as long as there are
     with monkeypatch.context() as patch:
         patch.setattr(native, "library", FULL)
         build.near(whole, run_layer([70]))

@@ -31,13 +31,36 @@ def attend(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], size: int, windo
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [16, 64])
 @pytest.mark.parametrize("size", [1e2, 1e6, 1e10, 1e17])
-def test_scores_far_apart_leave_the_largest(size, dtype):
+def test_scores_far_apart_leave_the_largest(size, dim, dtype):
     torch.manual_seed(0)
-    q, k, v = (torch.randn(40, 2, 16).to(dtype) for _ in range(3))
+    q, k, v = (torch.randn(40, 2, dim).to(dtype) for _ in range(3))
     q = q * size
     expected = causal_attention(q.float(), k.float(), v.float())
-    torch.testing.assert_close(attend(q, k, v, [40], 16, None, 0).float(), expected, rtol=1e-2, atol=1e-2)
+    for lengths in ([40], [1] * 40):
+        torch.testing.assert_close(attend(q, k, v, lengths, 16, None, 0).float(), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1e-34, 1e-37, 1e-39])
+def test_subnormal_numbers_are_the_same_in_any_company(size, dtype):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(64, 2, 64) for _ in range(3))
+    for inputs in ((q, k, v * size), (q * size, k.clamp(-3, 3) * 1e38, v)):
+        inputs = [x.to(dtype) for x in inputs]
+        assert torch.equal(attend(*inputs, [64], 16, None, 0), attend(*inputs, [1] * 64, 16, None, 0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bad", [3, 100, 179, 191, 250])
+def test_a_key_that_is_no_number_is_not_passed_over(bad, dtype):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(300, 2, 64).to(dtype) for _ in range(3))
+    k[bad, 1] = float("nan")
+    whole = attend(q, k, v, [300], 16, None, 0)
+    assert whole[:bad].isfinite().all() and whole[:, 0].isfinite().all()
+    assert whole[bad:, 1].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
