@@ -273,6 +273,7 @@ static long attend_all(const Pages *p, const Sequences *seqs, const T *q, long q
     const long height = tile_rows(p, seqs, most, group);
     TileMemory m;
     begin_tiles();
+    const unsigned flushed = SCALED ? 0 : flush_subnormals();  // codes are read by way of subnormal numbers
     char *room = reserve(&for_tiles, place_tile(&m, NULL, p->dim, most, height, uses_unit(p)) + 64);
     if (room) place_tile(&m, (char *)whole((long)room, 64), p->dim, most, height, uses_unit(p));
     long num_tiles = 0;
@@ -289,6 +290,7 @@ static long attend_all(const Pages *p, const Sequences *seqs, const T *q, long q
         // A later token's value that is not finite is multiplied by the weight 0, and that is no number: each row alone.
         for (int r = 0; r < rows && rows > 1; r++) attend_rows(&attention, &m, seq, kv_head, row + r, 1);
     }
+    if (!SCALED) flush_as_before(flushed);
     end_tiles();
     return !room;
 }
