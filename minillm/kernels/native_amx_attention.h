@@ -13,14 +13,14 @@
 // Blocks begin at whole multiples of BLOCK for every row, so that its bits do not depend on its company. Few queries, as in a decode
 // step, take the same steps over keys and values in their pages (native_few.h).
 #ifdef IN_TILES
-typedef struct {  // of each row: the keys that it has met
+typedef struct {  // the online softmax of each row, over the keys so far
     float most[UNIT_TILE] __attribute__((aligned(64)));  // the largest score
     lanes sum[UNIT_TILE];                                // of the weights, lane by lane
-} Met;
+} Running;
 
 // 2^x for x < 1, relative error 3e-6: what is made of it is rounded to bfloat16. 2^0 is 1 exactly: a row that sees nothing of a
-// block keeps what it has. Below -125.5 it is 0, since the unit takes subnormal
-// numbers for 0 and other instructions are slow with them; of no number it is none.
+// block keeps what it has. Below -125.5 it is 0, since the unit takes subnormal numbers for 0 and other instructions are slow with
+// them. Of NaN it is NaN.
 static inline lanes exp2_lanes(lanes x) {
     __m512 n = _mm512_roundscale_ps((__m512)x, 0);
     lanes f = x - (lanes)n;
@@ -39,7 +39,7 @@ static inline lanes with_value(lanes weight, const float *scales, long i) {
     return SCALED ? weight * *(const lanes *)(scales + BLOCK + i) : weight;
 }
 
-// The largest of `seen` scores, and of what was met before.
+// The largest of `seen` scores, and of those before.
 static inline float most_score(const float *scores, const float *scales, long seen, float most) {
     lanes found = most - (lanes){};
     long i = 0;
@@ -68,25 +68,25 @@ static inline lanes weigh(const float *scores, const float *scales, long seen, l
     return sum;
 }
 
-// Up to TOGETHER rows from row `first` on meet a block that begins at `key` and has `count` keys: their scores become weights, and
-// what was summed before shrinks where the largest score grows.
-static inline void meet_block(Met *met, int first, int rows, const TileMemory *m, const long *to, long key, long count, long end,
-                              float scale, const float *scales, long dim) {
-    float most[TOGETHER] __attribute__((aligned(64))) = {}, shrunk[TOGETHER] __attribute__((aligned(64)));
+// The scores of up to TOGETHER rows, from row `first` on, with a block that begins at `key` and has `count` keys become weights.
+// Where the largest score grows, what was summed before is rescaled.
+static inline void update_softmax(Running *running, int first, int rows, const TileMemory *m, const long *to, long key, long count,
+                                  long end, float scale, const float *scales, long dim) {
+    float most[TOGETHER] __attribute__((aligned(64))) = {}, rescale[TOGETHER] __attribute__((aligned(64)));
     long seen[TOGETHER];
     for (int r = 0; r < rows; r++) {
         seen[r] = to[first + r] - key < 0 ? 0 : to[first + r] - key < count ? to[first + r] - key : count;
-        most[r] = most_score(m->scores + r * BLOCK, scales, seen[r], met->most[first + r]);
+        most[r] = most_score(m->scores + r * BLOCK, scales, seen[r], running->most[first + r]);
     }
     for (int r = 0; r < rows; r += LANES) {
-        *(lanes *)(shrunk + r) = exp2_lanes((*(lanes *)(met->most + first + r) - *(lanes *)(most + r)) * scale);
-        *(lanes *)(met->most + first + r) = *(lanes *)(most + r);
+        *(lanes *)(rescale + r) = exp2_lanes((*(lanes *)(running->most + first + r) - *(lanes *)(most + r)) * scale);
+        *(lanes *)(running->most + first + r) = *(lanes *)(most + r);
     }
     for (int r = 0; r < rows; r++) {
         float *sums = m->sums + (first + r) * dim;
-        for (long d = 0; d < dim && key; d += LANES) *(lanes *)(sums + d) *= shrunk[r];
-        met->sum[first + r] = weigh(m->scores + r * BLOCK, scales, seen[r], end, scale, most[r], m->weights + r * BLOCK,
-                                    met->sum[first + r] * shrunk[r]);
+        for (long d = 0; d < dim && key; d += LANES) *(lanes *)(sums + d) *= rescale[r];
+        running->sum[first + r] = weigh(m->scores + r * BLOCK, scales, seen[r], end, scale, most[r], m->weights + r * BLOCK,
+                                    running->sum[first + r] * rescale[r]);
     }
 }
 
@@ -101,15 +101,15 @@ static void take_scales(const Past *past, long key, long count, float *scales) {
 
 // Attention of up to UNIT_TILE queries; see `attend_tile`. No window and no sinks: uses_unit.
 static int attend_in_unit(int rows, const Past *past, const TileMemory *m, const long *to, const float *learned, float scale,
-                           T **out) {
+                          T **out) {
     const Pages *p = past->pages;
     const long dim = p->dim, size = p->size, last = past->last;
     const int in_place = rows <= ROWS && size % LANES == 0;
     float scales[2 * BLOCK];
-    Met met;
+    Running running;
     for (int r = 0; r < rows; r++) {
-        met.most[r] = learned[r], met.sum[r] = (lanes){};
-        if (learned[r] > -INFINITY) met.sum[r][0] = 1;  // a key without a value
+        running.most[r] = learned[r], running.sum[r] = (lanes){};
+        if (learned[r] > -INFINITY) running.sum[r][0] = 1;  // a key without a value
     }
     if (in_place) widen(m->queries, rows * dim, m->widened);
     if (in_place) PREFETCH_BLOCKS(key_block, past, 0, BLOCK < last ? BLOCK : last);
@@ -143,7 +143,7 @@ static int attend_in_unit(int rows, const Past *past, const TileMemory *m, const
                 else multiply_tiles(some, panels, m->queries + first * dim, dim, m->vectors + k * dim, panels * PAIR * LANES, dim,
                                     m->scores + k, BLOCK, 1, 0);
             }
-            meet_block(&met, first, some, m, to, key, count, whole(seen, TILE_INPUTS), scale * 1.44269504f, scales, dim);
+            update_softmax(&running, first, some, m, to, key, count, whole(seen, TILE_INPUTS), scale * 1.44269504f, scales, dim);
             for (int r = 0; r < rows && in_place; r++)
                 widen(m->weights + r * BLOCK, whole(seen, TILE_INPUTS), m->widened + rows * dim + r * BLOCK);
             for (long d = 0, panels; d < dim; d += panels * LANES) {
@@ -158,7 +158,7 @@ static int attend_in_unit(int rows, const Past *past, const TileMemory *m, const
 #undef PANELS_FROM
     }
     float inverse[UNIT_TILE];
-    for (int r = 0; r < rows; r++) inverse[r] = 1.0f / _mm512_reduce_add_ps((__m512)met.sum[r]);
+    for (int r = 0; r < rows; r++) inverse[r] = 1.0f / _mm512_reduce_add_ps((__m512)running.sum[r]);
     return store_means(rows, m, dim, inverse, out);
 }
 #endif

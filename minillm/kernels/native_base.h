@@ -146,7 +146,7 @@ static inline lanes fused(lanes x, lanes y, lanes z) {
 // The same for LANES numbers up to 88, and 0 below -87: exp is subnormal soon after, and many CPUs multiply subnormal numbers slowly.
 static inline lanes exp_lanes(lanes x) {
     const lanes low = -87.0f - (lanes){};
-    ints kept = ~(x < low);  // no number stays none
+    ints kept = ~(x < low);  // NaN stays NaN
 #ifdef __AVX512F__
     x = larger(low, x);  // of numbers far below, `r` would be noise
     __m512 n = _mm512_roundscale_ps((__m512)(x * 1.44269504f), 0);

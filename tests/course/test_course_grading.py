@@ -475,3 +475,11 @@ def test_an_answer_that_kills_itself_ends_its_own_question_only(assignment):
             grade = assignment.grade_answers(lowest=f"import os\ndef lowest(free):\n    {action}\n")
         assert points(grade) == {"lowest": 0, "twice": 5}, grade
         assert not any(flag.refused for flag in grade.flags), grade.flags
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_an_answer_that_torch_compiles_is_judged_and_not_refused(assignment, backend):
+    compiled = f'import torch\n@torch.compile(backend="{backend}")\ndef twice(x):\n    return x + x\n'
+    with limited(assignment, cell_seconds=60.0, line_seconds=60.0):
+        grade = assignment.grade_answers(twice=compiled)
+    assert points(grade) == {"lowest": 5, "twice": 5} and not any(flag.refused for flag in grade.flags), grade
