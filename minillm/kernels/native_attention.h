@@ -149,7 +149,7 @@ static int attend_tile(int rows, const Past *past, const TileMemory *m, const lo
         for (int r = 0; r < rows; r += ROWS) {
             while (r + ROWS < rows && to[r + ROWS - 1] <= key) r += ROWS;  // none of these sees them
             multiply_rows(rows - r < ROWS ? rows - r : ROWS, panels, panels, PAIR * LANES, m->queries + r * m->dim_pairs, m->dim_pairs,
-                          m->vectors, m->dim_pairs, m->scores + r * m->stride + key - start, m->stride, 1, 0);
+                          m->vectors, m->dim_pairs, m->scores + r * m->stride + key - start, m->stride, 1, (Ahead){});
         }
     }
     if (turns) score_sinks(rows, m->turned, past, m->scores, m->stride);
@@ -182,7 +182,7 @@ static int attend_tile(int rows, const Past *past, const TileMemory *m, const lo
                 long seen = to[r + some - 1] - key < count ? whole(to[r + some - 1] - key, PAIR) : count;  // of these rows
                 if (in_place) add_few(some, panels, at, seen, d, weights, apart, sums, m->dim_panels, key == start);
                 else multiply_rows(some, panels, panels, PAIR * LANES, weights, apart, m->vectors, seen, sums, m->dim_panels,
-                                   key == start, 0);
+                                   key == start, (Ahead){});
             }
         }
     }

@@ -105,7 +105,7 @@ int weight_pair(void) { return PAIR; }
 int weight_panels(void) { return GROUP; }
 
 // Weights are prefetched: the CPU's own reading ahead is made for loops that do nothing else. While few rows are multiplied, what
-// comes AHEAD bytes later; with more rows, the first of them prefetch the next group.
+// comes AHEAD bytes later; with more rows, each pass over a group prefetches a part of the next group.
 #ifndef AHEAD
 #define AHEAD 8192  // chapter 14 compiles it with 0
 #endif
@@ -119,12 +119,16 @@ enum {
 };
 // Not a function: gcc removes calls of one that only prefetches, as if it did nothing.
 #define prefetch(place) __builtin_prefetch(place, 0, 3)
+// Of weights, into the second cache: in the first they would take the room of what is read now, and be gone before their turn.
+#define prefetch_weights(place) __builtin_prefetch(place, 0, 2)
+
+typedef struct { long of[PANELS]; } Ahead;  // for each panel: which weights are prefetched, in bytes from those that are read
 
 // Begin or go on with the sums of a tile, its rows `sums_stride` apart. `step`: from the weights of one input to the next,
 // `apart`: from one panel to the next, in numbers.
 static inline __attribute__((always_inline)) void multiply_tile(const int rows, const int panels, const T *x, long x_stride,
                                                                 const T *weights, long step, long apart, long in,
-                                                                float *sums, long sums_stride, int begins, long ahead) {
+                                                                float *sums, long sums_stride, int begins, Ahead ahead) {
     accumulator sum[ROWS][PANELS];
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++)
@@ -133,7 +137,7 @@ static inline __attribute__((always_inline)) void multiply_tile(const int rows, 
         factors w[PANELS];
         for (int p = 0; p < panels; p++) {
             const T *place = weights + i * step + p * apart;
-            prefetch((const char *)place + ahead);
+            prefetch_weights((const char *)place + ahead.of[p]);
             w[p] = load_factors(place);
         }
         for (int r = 0; r < rows; r++) {
@@ -156,7 +160,7 @@ static inline __attribute__((always_inline)) void multiply_tile(const int rows, 
 // The same for any number of rows up to ROWS, and for `count` panels of groups that have `panels` of them.
 static __attribute__((noinline)) void multiply_rows(int rows, int count, int panels, long apart, const T *x, long x_stride,
                                                     const T *weights, long in, float *sums, long sums_stride, int begins,
-                                                    long ahead) {
+                                                    Ahead ahead) {
     const long step = panels * LANES;
     int p = 0;
 #define OF_ROWS(n)                                                                                                         \
@@ -186,6 +190,15 @@ static inline int panels_beside(const Panels *of) {  // how many panels their gr
     return left < GROUP ? left : GROUP;
 }
 
+// What pass number `pass` over a group prefetches for `rows` rows: memory has all passes' time to bring the next group.
+static inline Ahead prefetched_by(long pass, long rows, long in) {
+    const long passes = (rows + ROWS - 1) / ROWS, share = passes < PANELS ? passes : PANELS;
+    Ahead ahead = {};
+    for (int p = 0; p < PANELS; p++)
+        if (p * share / PANELS == pass) ahead.of[p] = passes == 1 ? AHEAD : GROUP * LANES * in * (long)sizeof(T);
+    return ahead;
+}
+
 // sums [rows][WIDTH] = up to CHUNK rows of x [rows, in] times some panels.
 static void multiply_numbers(const T *x, long rows, const Panels *of, const T *weights, long in, float *sums) {
     int panels = panels_beside(of);
@@ -200,7 +213,7 @@ static void multiply_numbers(const T *x, long rows, const Panels *of, const T *w
     for (long i = 0; i < in; i += DEPTH)
         for (long row = 0; row < rows; row += ROWS) {
             long depth = in - i < DEPTH ? in - i : DEPTH, count = rows - row < ROWS ? rows - row : ROWS;
-            long ahead = rows <= ROWS ? AHEAD : row == 0 ? GROUP * LANES * in * (long)sizeof(T) : 0;
+            Ahead ahead = prefetched_by(row / ROWS, rows, in);
             multiply_rows(count, of->count, panels, apart, x + row * in + i, in, weights + i * panels * LANES, depth,
                           sums + row * WIDTH, WIDTH, i == 0, ahead);
         }

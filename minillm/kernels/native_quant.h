@@ -165,7 +165,7 @@ static inline __attribute__((always_inline)) void multiply_codes(const int rows,
         accumulator sum[ROWS][PANELS] = {};
         for (; i < end; i += STEP, codes += step) {
             for (long b = 0; b < GROUP * step_bytes(kind) && (p0 == 0 || GROUP == 1); b += 64)  // of the group
-                for (int p = 0; p < (GROUP > 1 ? 1 : panels); p++) prefetch(codes + p * apart + b + AHEAD);
+                for (int p = 0; p < (GROUP > 1 ? 1 : panels); p++) prefetch_weights(codes + p * apart + b + AHEAD);
 #pragma GCC unroll 1
             for (int c = 0; c < STEP / PAIR; c += 2) {
                 factors w[PANELS][2];
@@ -203,7 +203,7 @@ static inline __attribute__((always_inline)) void multiply_codes_by_tiles(const 
         while (i < end) {
             Halves half[FEW_CODES][PANELS] = {};
             for (long stop = i + TILE_INPUTS < end ? i + TILE_INPUTS : end; i < stop; i += STEP, codes += step) {
-                for (long b = 0; b < GROUP * step_bytes(kind) && p0 == 0; b += 64) prefetch(codes + b + AHEAD);
+                for (long b = 0; b < GROUP * step_bytes(kind) && p0 == 0; b += 64) prefetch_weights(codes + b + AHEAD);
 #pragma GCC unroll 2
                 for (int c = 0; c < STEP / PAIR; c += 2) {
                     factors w[PANELS][2];
@@ -264,7 +264,7 @@ static inline __attribute__((always_inline)) void multiply_codes_of(int rows, co
 static inline __attribute__((always_inline)) void decode_span_of(const int kind, const uint8_t *codes, const uint8_t *table,
                                                                  long apart, T *values, long step, long in, long ahead) {
     for (long i = 0; i < in; i += STEP, codes += apart) {
-        for (long b = 0; b < step_bytes(kind); b += 64) prefetch(codes + b + ahead);
+        for (long b = 0; b < step_bytes(kind); b += 64) prefetch_weights(codes + b + ahead);
         for (int c = 0; c < STEP / PAIR; c += 2) {
             factors w[2];
             decode(kind, codes, c, table, w);
@@ -303,7 +303,7 @@ static void multiply_decoded(const Matrix *m, const Panels *of, const T *x, long
 #ifdef IN_TILES
             multiply_tiles(count, of->count, x + row * m->in + i, m->in, values, of->count * PAIR * LANES, in, part, WIDTH, 1, 0);
 #else
-            multiply_rows(count, of->count, of->count, PAIR * LANES, x + row * m->in + i, m->in, values, in, part, WIDTH, 1, 0);
+            multiply_rows(count, of->count, of->count, PAIR * LANES, x + row * m->in + i, m->in, values, in, part, WIDTH, 1, (Ahead){});
 #endif
             for (int r = 0; r < count; r++)
                 for (int p = 0; p < of->count; p++) {

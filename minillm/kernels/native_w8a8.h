@@ -38,7 +38,7 @@ static inline __attribute__((always_inline)) void multiply_integers(const int ro
     ints sum[ROWS][PANELS] = {};
     for (long i = 0; i < m->in; i += STEP, codes += step) {
         for (long b = 0; b < step_bytes(W8A8); b += 64)
-            for (int p = 0; p < panels; p++) prefetch(codes + p * apart + b + AHEAD);
+            for (int p = 0; p < panels; p++) prefetch_weights(codes + p * apart + b + AHEAD);
         for (int c = 0; c < 2; c++)
             for (int r = 0; r < rows; r++) {
                 ints four = load_four(x + r * m->in + i + 4 * c);
