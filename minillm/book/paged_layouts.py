@@ -79,8 +79,8 @@ def fit(gpu: GPU, report: Report, in_flight: int) -> dict[str, object]:
         "fit on an SM": held.blocks_per_sm,
         "limited by": held.limited_by,
         "async copies": report.count("cp.async"),
-        "under way for 1 µs": f"{wanted / 1e3:,.0f} kB",
-        "programs for that, of places": f"{-(-wanted // in_flight):.0f} of {held.blocks_per_sm * gpu.num_sms}",
+        "in flight for 1 µs": f"{wanted / 1e3:,.0f} kB",
+        "programs for that / places": f"{-(-wanted // in_flight):.0f} / {held.blocks_per_sm * gpu.num_sms}",
     }
 
 

@@ -142,7 +142,7 @@ def test_fit_counts_programs_for_the_bytes_of_a_microsecond():
     assert row["fit on an SM"] == 4 and row["limited by"] == "registers", "65,536 registers hold 4 x 4 warps of 128"
     assert row["async copies"] == 1 and row["shared"] == "40 KB"
     needed = math.ceil(gpu.memory_bandwidth * 1e-6 / 32_768)
-    assert row["programs for that, of places"] == f"{needed} of {4 * gpu.num_sms}"
+    assert row["programs for that / places"] == f"{needed} / {4 * gpu.num_sms}"
 
 
 @pytest.mark.skipif(language.MODE == "absent", reason="Triton needs Linux")

@@ -6,7 +6,7 @@ from minillm.book.blanks.asked import Blank
 
 BLANKS = {
     "overtakes at 8": Blank(
-        "Tokens of each text from which on eight requests read more cache than weights:",
+        "Tokens of each text at which the cache of eight requests overtakes the weights:",
         8.03e9 * 2 / (8 * 2 * 32 * 8 * 128 * 2),
         "tokens",
     ),
