@@ -71,7 +71,7 @@ def gated_kernel(x, out, width, limit, BLOCK: tl.constexpr):
 def gated(x, out, limit):
     gated_kernel[(len(x),)](x, out, out.shape[1], limit, BLOCK=next_power_of_2(out.shape[1]))
 """,
-            expect="gates in front of ups",
+            expect="gates before up values",
         ),
         Mutant(
             "a limit of 7 for everybody",

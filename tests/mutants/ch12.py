@@ -454,7 +454,7 @@ def sink_window(q, k, v, sink, window):
         Mutant(
             "no maximum, the cap will do",
             replace=("larger = tl.maximum(best, tl.max(scores, 1))", "larger = tl.zeros_like(best)"),
-            expect="The largest score has to be taken away",
+            expect="Subtract the largest score too",
         ),
         Mutant(
             "the cap as maximum",

@@ -178,7 +178,7 @@ MUTANTS = {
                 "        for which in range(0, 2):\n",
                 "        for which in range(0, 2):\n            block = tl.load(block_table + seq * max_blocks + column).to(tl.int64)\n",
             ),
-            expect="One load for a block serves all its slots",
+            expect="One load for a block serves all its KV slots",
         ),
         Mutant(
             "a window of one more",
@@ -299,7 +299,7 @@ def slot_places(slot_mapping, num_blocks, block_size, num_kv_heads, head_dim):
                 "tl.where(real, first_value + keys, -1)",
                 "tl.where(first_value + keys >= 0, first_value + keys, -1)",
             ),
-            expect="Slot -1 is padding",
+            expect="KV slot -1 is padding",
         ),
         Mutant(
             "values beside the keys",

@@ -102,7 +102,7 @@ def choose_buckets(counts, graph, eager):
         Mutant(
             "one host buffer",
             replace=("        self.hosts.reverse(), self.arrays.reverse()\n", ""),
-            expect="may still be on its way",
+            expect="whose copy may not have ended",
         ),
         Mutant(
             "padding keeps what it had",
@@ -112,11 +112,13 @@ def choose_buckets(counts, graph, eager):
             ),
             expect="Rows of padding",
         ),
-        Mutant("slots of padding are 0", replace=("slots[:] = -1", "slots[:] = 0"), expect="Rows of padding: slot -1"),
+        Mutant(
+            "slots of padding are 0", replace=("slots[:] = -1", "slots[:] = 0"), expect="Rows of padding: KV slot -1"
+        ),
         Mutant(
             "length 1 for padding",
             replace=("    slots[:] = -1\n", "    slots[:] = -1\n    lengths[:] = 1\n"),
-            expect="Rows of padding: slot -1, length 0",
+            expect="Rows of padding: KV slot -1, length 0",
         ),
         Mutant(
             "tables are not cleared",

@@ -383,7 +383,7 @@ def fewest_bubbles(requests, num_stages):
         Mutant(
             "empties the pipeline",
             replace=("    return plan\n", "    return plan + [None] * (num_stages - 1)\n"),
-            expect="the plan ends with an empty slot",
+            expect="the plan ends with an empty time slot",
         ),
         Mutant(
             "True for 1",

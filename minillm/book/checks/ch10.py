@@ -26,7 +26,7 @@ __all__ = ["check_dequantize", "check_gated", "check_repair_log_softmax", "check
 
 def _gates(case: Case, x: Tensor, limit: float) -> Launch:
     out = poisoned(x.shape[0], x.shape[1] // 2, dtype=x.dtype)
-    once = "One load for the gates, one for the ups; what is loaded stays in the program's variables."
+    once = "Load the gate values once and the up values once; the program's variables keep what it has loaded."
     return Launch((x, out, limit), touches=(Touch("out", "store", TWICE), Touch("x", "load", once)))
 
 
@@ -58,10 +58,10 @@ check_gated = checker(
     random=_gated_random,
     hint="Output i of the whole tensor comes from x[2i], the gate, and x[2i + 1], the up.",
     misconceptions={
-        "This is the chapter's layout, gates in front of ups. Here they alternate: gate, up, gate, up.": partial(
+        "This is the chapter's layout, gates before up values. Here they alternate: gate, up, gate, up.": partial(
             gated, split=lambda x: x.chunk(2, -1)
         ),
-        "Gate and up have changed places: the gates stand at the even places.": partial(
+        "Gate and up are swapped: the gate values have the even indices.": partial(
             gated, split=lambda x: (x[..., 1::2], x[..., ::2])
         ),
         "The gate is limited from above only.": partial(gated, gate=(-1.0, 1.0)),

@@ -294,7 +294,7 @@ check_fused_epilogue = _checker(
     trials=(torch.float32, torch.float16),
     hint="Two sums in one loop, over one tile of x; the rest happens in registers, and one store ends it.",
     misconceptions={
-        "Gate and up have changed places: the gate is the first half of the rows.": partial(
+        "Gate and up are swapped: the gate is the first half of the rows.": partial(
             silu_of_gate_times_up, gate_last=True
         ),
         "This is the gate times the up: the silu is missing.": partial(silu_of_gate_times_up, silu=False),

@@ -44,7 +44,7 @@ def _caps(
         if level and got.isnan().any():
             return (
                 "NaN: is there an exponential that overflows? tanh by (e - 1) / (e + 1) becomes inf / inf. "
-                "The largest score has to be taken away too: exp(200) is no float32, and exp(-500) is 0."
+                "Subtract the largest score too: exp(200) is no float32, and exp(-500) is 0."
             )
         return None
 

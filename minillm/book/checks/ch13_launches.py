@@ -98,7 +98,7 @@ class Gather:
                 found[entry] == self.entries[entry],
                 f"{where}, is loaded {found[entry]} times {self.told()}",
                 hint=(
-                    "One load for a block serves all its slots, both keys and values, and all heads. "
+                    "One load for a block serves all its KV slots, both keys and values, and all heads. "
                     "A vector of equal addresses is as many loads."
                 ),
             )
@@ -143,8 +143,8 @@ class Gather:
             ""
             if self.shape[1] & (self.shape[1] - 1) == 0
             else (
-                f" A tile of slots is a power of two wide, a block has {self.shape[1]}: "
-                "the lanes behind them are in the next block."
+                f" A tile has a power of two of rows, and a block has {self.shape[1]} KV slots: "
+                "the lanes after them are in the next block."
             )
         )
         case.true(times or not right, f"{name} is never loaded {self.told()}", hint=mine)

@@ -55,8 +55,8 @@ def _gather_random(case: Case) -> None:
 _OUTSIDE = {
     "pages": "Was a table entry used that stands for no position of the window? Those behind the end hold anything.",
     "out": (
-        "A slot that is not kept has no row in the output: before the window its row is less than "
-        "starts[sequence], behind the end it is the next one's."
+        "A KV slot that is not kept has no row in the output: before the window its row is less than "
+        "starts[sequence], after the end it is a row of the next sequence."
     ),
     "block_table": "Row after row of the table lies max_blocks further on.",
 }
@@ -169,22 +169,23 @@ def _places(case: Case, slots: list[int], num_blocks: int, block_size: int, num_
     )
     base, row = num_blocks * block_size * width * half, slot * width
     facts = (
-        f"Of {num_blocks:,} blocks with {block_size} slots of {width} numbers: "
+        f"Of {num_blocks:,} blocks with {block_size} KV slots of {width} numbers: "
         f"slot * width = {row:,}{f', num_blocks * block_size * width = {base:,}' if half else ''}; "
         f"an int32 ends at {2**31 - 1:,}."
     )
     case.true(
         slot >= 0,
         f"the place of the {name} of token {token}, a row of padding, is {mine:,}; expected -1",
-        hint="Slot -1 is padding: it has no place.",
+        hint="KV slot -1 is padding: it has no place.",
     )
     case.true(
         mine != -1,
-        f"the place of the {name} of token {token}, slot {slot:,}, is -1, as if it were padding; expected {right:,}",
+        f"the place of the {name} of token {token}, KV slot {slot:,}, is -1, as if it were padding; expected {right:,}",
         hint=f"{facts} What overflows can turn negative. Convert before you multiply.",
     )
     wrapped = f"They differ by {(right - mine) >> 32} times 2^32. " if (right - mine) % 2**32 == 0 else ""
     case.fail(
-        f"the place of number {inner} of the {name} of token {token}, slot {slot:,}, is {mine:,}; expected {right:,}",
+        f"the place of number {inner} of the {name} of token {token}, KV slot {slot:,}, is {mine:,}; "
+        f"expected {right:,}",
         hint=f"{wrapped}{facts}",
     )

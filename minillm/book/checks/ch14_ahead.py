@@ -63,7 +63,7 @@ class FakeRunner:
             raise RuntimeError(f"free({name!r}): its blocks were freed before")
         if held := [step for step in self.out if any(name == row for row, _ in self.steps[step])]:
             raise RuntimeError(
-                f"free({name!r}): step {held[0]} is on its way and writes to its blocks, then another request's"
+                f"free({name!r}): step {held[0]} is in flight and writes to its blocks, then another request's"
             )
         self.gone.add(name)
 

@@ -92,7 +92,7 @@ class Trial:
             case.true(
                 part.data_ptr() == self.mine.on_device.data_ptr() + 4 * start and part.is_contiguous(),
                 f"{name} does not begin at number {start} of on_device",
-                hint="The parts are views of on_device: the block table first, then lengths, positions, tokens, slots.",
+                hint="The parts are views of on_device: block table first, then lengths, positions, tokens, KV slots.",
             )
             start += part.numel()
         self.addresses = self._addresses()
@@ -184,8 +184,8 @@ class Trial:
             )
         if source.data_ptr() == self.source:
             self._complain(
-                f"step {step} was written into the same host buffer as step {step - 1}, which may still be on its way",
-                "A step that is refused takes no turn: look at the count before the buffers change places."
+                f"step {step} was written into the same host buffer as step {step - 1}, whose copy may not have ended",
+                "A step that is refused takes no turn: check the number of rows before you swap the buffers."
                 if self.refused
                 else "In turns: the copy of a step is only done when the next call of copy has returned.",
             )
@@ -256,15 +256,15 @@ class Trial:
                 "then into the other one."
             )
         if row >= len(self.steps[step]):
-            return "Rows of padding: slot -1, length 0, token 0, position 0, and a table of null blocks."
+            return "Rows of padding: KV slot -1, length 0, token 0, position 0, and a table of null blocks."
         table = (
-            "A row's table ends with its last block; behind it are null blocks, whatever an earlier request had there."
+            "A row's table ends with its last block; after it come null blocks, whatever an earlier request had there."
         )
         return (
             table
             if name == "block_table"
             else (
-                "The length counts the token itself; its slot is block * block_size + offset, "
+                "The length counts the token itself; its KV slot is block * block_size + offset, "
                 "with the block of its position."
             )
         )

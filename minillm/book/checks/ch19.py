@@ -242,15 +242,15 @@ def _template_random(case: Case) -> None:
         _reads(case, parts, [_text(case, 3) for _ in range(5)], alive=True)
     with within(
         case,
-        "300 bytes in a template of 20 slots",
+        "300 bytes in a template of 20 gaps",
         "Trying one division of the bytes after the other takes too long. Keep the set of all places reached so far.",
     ):
         template = case.run(case.student, [Slot(frozenset(b"a"), 5, 50) for _ in range(20)])
         state = case.run(template.read, case.run(template.start), b"a" * 300)
         ends = state is not None and case.run(template.may_end, state)
         other = state is not None and case.run(template.read, state, b"b")
-    case.equal(ends, True, "may_end after 300 bytes in 20 slots of 5 to 50")
-    case.equal(other, None, "what read returns for a byte that no slot allows")
+    case.equal(ends, True, "may_end after 300 bytes in 20 gaps of 5 to 50")
+    case.equal(other, None, "what read returns for a byte that no gap allows")
 
 
 def _random_part(draw: Draw) -> str | Slot:

@@ -58,7 +58,7 @@ def _plan(case: Case, requests: list[tuple[int, int]], num_stages: int) -> None:
     _is_valid(case, got, requests, num_stages)
     best = fewest_slots(requests, num_stages)
     case.true(len(got) == best,
-              f"{requests} on {num_stages} stages takes {len(got)} slots: {got}; {best} are enough")  # fmt: skip
+              f"{requests} on {num_stages} stages takes {len(got)} time slots: {got}; {best} are enough")  # fmt: skip
 
 
 def _is_valid(case: Case, got: list[int | None], requests: Sequence[tuple[int, int]], num_stages: int) -> None:
@@ -66,17 +66,19 @@ def _is_valid(case: Case, got: list[int | None], requests: Sequence[tuple[int, i
     told, last, done = f"{requests} on {num_stages} stages", {}, [0] * len(requests)
     for slot, place in enumerate(got):
         if place is None:
-            case.true(slot + 1 < len(got), f"{told}: the plan ends with an empty slot: {got}")
+            case.true(slot + 1 < len(got), f"{told}: the plan ends with an empty time slot: {got}")
             continue
-        case.true(type(place) is int and 0 <= place < len(requests), f"{told}: slot {slot} holds {place!r}",
+        case.true(type(place) is int and 0 <= place < len(requests), f"{told}: time slot {slot} holds {place!r}",
                   hint="The index of a request, or None.")  # fmt: skip
         chunks, tokens = requests[place]
         case.true(done[place] < chunks + tokens,
-                  f"{told}: request {place} enters again in slot {slot}, and has {chunks + tokens} passes")  # fmt: skip
+                  f"{told}: request {place} enters again in time slot {slot}, "
+                  f"and has {chunks + tokens} passes")  # fmt: skip
         gap = num_stages if done[place] >= chunks else 1
         case.true(slot - last.get(place, -gap) >= gap,
-                  f"{told}: in slot {slot} request {place} enters for a token, and its last pass entered in slot "
-                  f"{last.get(place)}; it leaves the last stage {num_stages} slots after it entered")  # fmt: skip
+                  f"{told}: in time slot {slot} request {place} enters for a token, and its last pass entered in "
+                  f"time slot {last.get(place)}; it leaves the last stage {num_stages} time slots "
+                  "after it entered")  # fmt: skip
         last[place], done[place] = slot, done[place] + 1
     left = [place for place, (chunks, tokens) in enumerate(requests) if done[place] < chunks + tokens]
     case.true(not left, f"{told}: requests {left} have passes left when the plan ends: {got}")
