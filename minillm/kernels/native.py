@@ -42,6 +42,7 @@ from minillm.kernels.native_structs import (
     Sequences,
     padded_inputs,
 )
+from minillm.kernels.native_threads import release_team_at_fork
 from minillm.rounding import ceil_div
 
 SOURCE = Path(__file__).with_name("native.c")
@@ -56,6 +57,7 @@ DTYPES = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
 def library(dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None) -> ctypes.CDLL | None:
     """The kernels for `dtype`, and for KV pages of `kv_dtype` where those hold codes, compiled at the first call on
     this machine (about 4 s) and kept; None where there are none."""
+    release_team_at_fork()  # torch's loops, too, would hang in a forked child
     if os.environ.get("MINILLM_NATIVE") == "0" or dtype not in DTYPES or not sys.platform.startswith("linux"):
         return None
     compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("clang")

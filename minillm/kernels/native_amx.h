@@ -11,8 +11,8 @@
 //
 // The instruction sums even and odd inputs of a tile apart, adds the two, and adds that to what was there: another order than
 // that of `multiply_tile`. A row's result must not depend on its company, so numbers are multiplied here for one row, too, and
-// one or two rows of codes (native_quant.h) and few queries (native_few.h), which do without the unit, add in its order. Products
-// of codes may differ from the unit's where numbers are subnormal: the unit takes those for 0. Around attention all instructions do.
+// one or two rows of codes (native_quant.h) and few queries (native_few.h), which do without the unit, add in its order. The unit
+// takes subnormal numbers for 0: between `begin_tiles` and `end_tiles` vector instructions do so too.
 #ifdef IN_TILES
 enum { TILE_ROWS = 16, TILE_INPUTS = 32 };
 
@@ -41,22 +41,22 @@ static inline void set_tile_rows(int rows) {
 // The unit's order in vector instructions: the sums of a tile's even and odd inputs.
 typedef struct { lanes even, odd; } Halves;
 
-// Around products of a thread: telling the unit its shapes takes as long as 10 instructions of it.
-static inline void begin_tiles(void) { tile_rows_set = 0; }
+static _Thread_local unsigned control_before;  // of vector instructions
+
+// Around products of a thread: telling the unit its shapes takes as long as 10 instructions of it. `flush`: whether subnormal
+// operands and results of vector instructions are 0.
+static inline void begin_tiles(int flush) {
+    const unsigned results = 0x8000, operands = 0x40;
+    tile_rows_set = 0;
+    control_before = _mm_getcsr();
+    if (flush) _mm_setcsr(control_before | results | operands);
+}
 
 static inline void end_tiles(void) {
     if (tile_rows_set) _tile_release();
     tile_rows_set = 0;
+    _mm_setcsr(control_before);
 }
-
-// Let a thread's vector instructions take subnormal operands and results for 0, as the unit does. Returns what it did before.
-static inline unsigned flush_subnormals(void) {
-    const unsigned before = _mm_getcsr(), results = 0x8000, operands = 0x40;
-    _mm_setcsr(before | results | operands);
-    return before;
-}
-
-static inline void flush_as_before(unsigned before) { _mm_setcsr(before); }
 
 // What TILE_INPUTS inputs add to the sums of 1 or 2 times TILE_ROWS rows and of 1 to 3 panels, `apart` bytes from one to the next.
 // In this order each load after the first serves a multiplication with what is in the other register.
@@ -163,8 +163,6 @@ static __attribute__((noinline)) void multiply_tiles(long rows, int panels, cons
 #undef IN_UNIT_OF
 }
 #else
-static inline void begin_tiles(void) {}
+static inline void begin_tiles(int flush) { (void)flush; }
 static inline void end_tiles(void) {}
-static inline unsigned flush_subnormals(void) { return 0; }
-static inline void flush_as_before(unsigned before) { (void)before; }
 #endif

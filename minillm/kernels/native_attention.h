@@ -16,11 +16,11 @@ static void score_sinks(int rows, const float *turned, const Past *past, float *
         }
 }
 
-// Multiply with what codes are scaled by: the scores of all keys that are read, or the weights of their values.
+// Multiply with what codes are scaled by: the scores of all keys that a row sees, or the weights of their values.
 static void scale_keys(int rows, const Past *past, const float *scales, float *scores, long stride) {
     const long size = past->pages->size;
     for (long key = past->first; key < past->last; key++) {
-        if (!is_read(past, key)) continue;
+        if (!is_seen(past, key)) continue;
         float scale = scales[vectors_of(past, key / size) + key % size];
         for (int r = 0; r < rows; r++) scores[r * stride + key - past->start] *= scale;
     }
@@ -116,7 +116,8 @@ static int store_means(int rows, const TileMemory *m, long dim, const float *inv
     lanes lost = {};  // 0, or no number
     for (int r = 0; r < rows; r++)
         for (long d = 0; d < dim; d += LANES) {
-            lanes mean = *(const lanes *)(m->sums + r * m->dim_panels + d) * inverse[r];
+            // + 0: where products take subnormal sums for 0, the sign of a zero depends on how many unseen values follow.
+            lanes mean = *(const lanes *)(m->sums + r * m->dim_panels + d) * inverse[r] + 0.0f;
             if (d + LANES <= dim) {
                 lost += mean * 0.0f;
                 store_lanes(out[r] + d, mean);
@@ -227,7 +228,7 @@ static int attend_rows(const Attention *a, const TileMemory *m, long seq, long k
     // read, or two where the blocks of the sinks end within a pair.
     long hole = !p->sinks || !skipped ? 0 : skipped % PAIR ? size : sink_blocks * size % PAIR ? 2 * size : 0;
     skipped -= hole;
-    Past past = {p, seqs->table + seq * seqs->max_blocks, kv_head, sink_blocks, skipped / size, 0, 0, 0, hole};
+    Past past = {p, seqs->table + seq * seqs->max_blocks, kv_head, sink_blocks, skipped / size, .hole = hole, .sinks = p->sinks};
     T *places[UNIT_TILE];
     float learned[UNIT_TILE];
     for (int r = 0; r < rows; r++) {
@@ -248,6 +249,7 @@ static int attend_rows(const Attention *a, const TileMemory *m, long seq, long k
             turned[d + half] = load(query[d + half]) * cosine[d + half] + load(query[d]) * sine[d + half];
         }
     }
+    past.from = from[0];
     // Sums begin with a whole block, so that they are the same in any company: what a row does not see has the weight 0.
     past.first = p->sinks ? 0 : from[0] / size * size;
     past.start = p->sinks ? 0 : past.first - (past.first + skipped) % PAIR;
@@ -272,13 +274,12 @@ static long attend_all(const Pages *p, const Sequences *seqs, const T *q, long q
     if (p->window && in_window < most) most = in_window;
     const long height = tile_rows(p, seqs, most, group);
     TileMemory m;
-    begin_tiles();
-    const unsigned flushed = SCALED ? 0 : flush_subnormals();  // codes are read by way of subnormal numbers
+    begin_tiles(!SCALED);  // codes are read by way of subnormal numbers
     char *room = reserve(&for_tiles, place_tile(&m, NULL, p->dim, most, height, uses_unit(p)) + 64);
     if (room) place_tile(&m, (char *)whole((long)room, 64), p->dim, most, height, uses_unit(p));
-    long num_tiles = 0;
+    long num_tiles = 0, seq = num_seqs;
     for (long s = 0; s < num_seqs; s++) num_tiles += ((starts[s + 1] - starts[s]) * group + height - 1) / height;
-    long seq = num_seqs - 1, before = num_tiles - ((starts[num_seqs] - starts[num_seqs - 1]) * group + height - 1) / height;
+    long before = num_tiles;
 #pragma omp for schedule(monotonic : dynamic)
     for (long item = num_tiles * p->kv_heads - 1; item >= 0; item--) {  // the last queries of a prompt have most to read
         if (!room) continue;
@@ -287,10 +288,9 @@ static long attend_all(const Pages *p, const Sequences *seqs, const T *q, long q
         long row = (tile - before) * height, left = (starts[seq + 1] - starts[seq]) * group - row;
         int rows = left < height ? left : height;
         if (attend_rows(&attention, &m, seq, kv_head, row, rows)) continue;
-        // A later token's value that is not finite is multiplied by the weight 0, and that is no number: each row alone.
+        // What another row sees is multiplied by the weight 0, and of a value that is not finite that is no number: each row alone.
         for (int r = 0; r < rows && rows > 1; r++) attend_rows(&attention, &m, seq, kv_head, row + r, 1);
     }
-    if (!SCALED) flush_as_before(flushed);
     end_tiles();
     return !room;
 }

@@ -182,9 +182,9 @@ static inline float fast_log(float x) {
 typedef struct { void *memory; size_t bytes; } Workspace;  // kept from call to call, one for each thread
 
 static void *reserve(Workspace *workspace, size_t bytes) {
-    if (bytes > workspace->bytes) {
+    if (bytes > workspace->bytes || !workspace->memory) {  // NULL means that memory ran out, also of no bytes
         free(workspace->memory);
-        workspace->memory = malloc(bytes);
+        workspace->memory = malloc(bytes ? bytes : 1);
         workspace->bytes = workspace->memory ? bytes : 0;
     }
     return workspace->memory;

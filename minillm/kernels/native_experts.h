@@ -116,7 +116,7 @@ static int multiply_experts(const Matrix *of_expert, const Order *order, const T
 #pragma omp for
             for (long row = 0; row < rows; row++) take_row(first, &taken, row);
         }
-        begin_tiles();
+        begin_tiles(1);
 #pragma omp for schedule(monotonic : dynamic) nowait
         for (long u = 0; u < order->count * units; u++) {
             long e = order->active[u / units], begin = order->starts[e], count = order->starts[e + 1] - begin;

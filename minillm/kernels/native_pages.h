@@ -26,12 +26,16 @@ typedef struct {
     long kv_head, sink_blocks, skipped;
     long start, first, last;  // scores stand from `start` on; keys are read from `first` to last - 1,
     long hole;                // but for so many behind the blocks of the sinks
+    long sinks, from;         // no row sees a key from `sinks` to from - 1, or one before `from` where there are no sinks
 } Past;
 
 static inline int is_read(const Past *past, long key) {
     long beyond = key - past->sink_blocks * past->pages->size;
     return key >= past->first && key < past->last && (beyond < 0 || beyond >= past->hole);
 }
+
+// Whether a row may see the key. Of others no value and no scale is read: 0 times what is stored there may be no number.
+static inline int is_seen(const Past *past, long key) { return key < past->last && (key >= past->from || key < past->sinks); }
 
 enum {
     TILE = 64,  // queries that keys and values are taken from their pages for at once
@@ -120,17 +124,17 @@ static void take_keys(const Past *past, long key, int panels, T *to) {
     }
 }
 
-// Where `count` values from `key` on are; NULL where one is not read.
+// Where `count` values from `key` on are; NULL where no row sees one.
 static void find_values(const Past *past, long key, long count, const C **at) {
     const long size = past->pages->size, bytes = past->pages->dim / IN_BYTE;  // of a value, or numbers
     for (long k = 0; k <= count;) {
-        if (k == count || !is_read(past, key + k)) {
+        if (k == count || !is_seen(past, key + k)) {
             at[k++] = NULL;
             continue;
         }
         long offset = (key + k) % size;
         const C *value = value_block(past, (key + k) / size) + offset * bytes;
-        for (; offset < size && k < count && key + k < past->last; offset++, k++, value += bytes) at[k] = value;
+        for (; offset < size && k < count && is_seen(past, key + k); offset++, k++, value += bytes) at[k] = value;
     }
 }
 

@@ -95,7 +95,7 @@ int multiply(const Matrix *m, const T *x, const T *bias, const T *residual, T *o
         long unit = panels >= 8 * GROUP * threads ? GROUP : 1;  // where panels are few, threads share a group
         long first = panels / unit * thread / threads * unit, end = panels / unit * (thread + 1) / threads * unit;
         if (thread + 1 == threads) end = panels;
-        begin_tiles();
+        begin_tiles(1);
         for (long row = 0; row < rows; row += CHUNK)
             for (Panels of = next_panels(m, rows, first, end); of.first < end; of = next_panels(m, rows, of.first + of.count, end))
                 multiply_block(m, &taken, row, rows - row < CHUNK ? rows - row : CHUNK, rows, &of, &target);
@@ -113,7 +113,7 @@ static int multiply_chunk(const Matrix *m, const T *x, const T *bias, const T *r
     if (take_rows(m, x, rows, &taken)) return 1;
     for (long row = 0; row < rows && (taken.codes || taken.sums); row++) take_row(m, &taken, row);
     long panels = (m->out + LANES - 1) / LANES;
-    begin_tiles();
+    begin_tiles(1);
     for (Panels of = next_panels(m, rows, 0, panels); of.first < panels; of = next_panels(m, rows, of.first + of.count, panels))
         multiply_block(m, &taken, 0, rows, rows, &of, &target);
     end_tiles();

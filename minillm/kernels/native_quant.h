@@ -116,9 +116,13 @@ static inline long panels_apart(const Matrix *m, const int kind) { return (GROUP
 
 static inline lanes load_scales(const Matrix *m, long place) {
     if (!m->half_scales) return *(const lanes *)((const float *)m->scales + place);
+#ifdef __AVX512F__
+    return (lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)((const uint16_t *)m->scales + place)));
+#else
     ints half = widen_halves((const uint16_t *)m->scales + place);
     lanes magnitude = (lanes)((half & 0x7fff) << 13) * 0x1p112f;  // the same trick
     return (lanes)((ints)magnitude | (half & 0x8000) << 16);
+#endif
 }
 
 static inline lanes load_zeros(const Matrix *m, long place) {

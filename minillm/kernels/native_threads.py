@@ -7,6 +7,9 @@ over a large vocabulary, would still wait for a thread that has no core.
 And no other team beside it: each thread that starts a parallel loop gets a team of its own, which OpenMP keeps as long
 as that thread lives. Once all teams together have more threads than the machine has cores, GCC's OpenMP lets idle
 threads sleep between two loops instead of spinning, and each loop begins with waking them.
+
+A forked child cannot use its parent's team: a fork copies only the thread that forks, and GCC's OpenMP in the child
+would wait for the others forever. So a thread that forks first ends its team, and both processes start a new one.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import os
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -31,6 +35,13 @@ def release_team() -> None:
             openmp.omp_pause_resource_all(_PAUSE_SOFT)
         except (OSError, AttributeError):  # another OpenMP, or GCC's before version 9
             pass
+
+
+@cache
+def release_team_at_fork() -> None:
+    """From now on let every `os.fork` of this process, and of its children, begin with `release_team`."""
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(before=release_team)
 
 
 def threads_of_team(kernels: ctypes.CDLL | None) -> AbstractContextManager:

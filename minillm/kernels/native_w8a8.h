@@ -1,16 +1,21 @@
 // Matrix products of integers: weights and activations of 8 bits, multiplied exactly. Built in chapter 15.
 
-// A token as integers from -127 to 127, stored 128 higher (one side of `dot` is unsigned), and what they are multiplied with.
+// A token as integers from -127 to 127, stored 128 higher (one side of `dot` is unsigned), and what they are multiplied with,
+// which is no number where a number of the token is none: no code says so.
 static float quantize_row(const T *x, uint8_t *codes, long in, float scale) {
     float most = 0;
-#pragma omp simd reduction(max : most)
-    for (long i = 0; i < in; i++) most = fabsf(load(x[i])) > most ? fabsf(load(x[i])) : most;
+    int lost = 0;
+#pragma omp simd reduction(max : most) reduction(| : lost)
+    for (long i = 0; i < in; i++) {
+        float size = fabsf(load(x[i]));
+        most = size > most ? size : most, lost |= size != size;
+    }
     if (scale == 0) scale = most == 0 ? 1 : most / 127;
     for (long i = 0; i < in; i++) {
         float code = rintf(load(x[i]) / scale);
-        codes[i] = (int)(code > 127 ? 127 : code < -127 ? -127 : code) + 128;
+        codes[i] = (int)(code > 127 ? 127 : code > -127 ? code : -127) + 128;
     }
-    return scale;
+    return lost ? NAN : scale;
 }
 
 static inline ints load_four(const uint8_t *x) {

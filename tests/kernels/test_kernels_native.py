@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
 
-from minillm.kernels import native
+from minillm.kernels import native, native_quant
+from minillm.kernels.native_structs import Pages, Sequences
 from minillm.kv_cache.native_attention import NativeAttention
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.torch_attention import TorchAttention
@@ -22,9 +24,11 @@ from minillm.model.batch import ForwardBatch
 from minillm.model.checkpoint import load_model
 from minillm.model.config import RopeConfig
 from minillm.model.layers import Linear, RMSNorm, Rotary, SwiGLU, apply_rotary
+from minillm.quantization.rtn import round_to_nearest
 from minillm.sampling import noise
 from tests.helpers.model_zoo import CHECKPOINTS, PLAIN, save_checkpoint
 from tests.helpers.tiny import seeded
+from tests.kernels.test_kernels_native_quant import pack as pack_codes
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler with OpenMP here: the twins serve")
 TOLERANCE = {torch.float32: dict(rtol=1e-5, atol=1e-5), torch.bfloat16: dict(rtol=2e-2, atol=2e-2)}
@@ -102,6 +106,30 @@ def test_rotation_equals_its_twin_and_leaves_its_input(dtype, twins):
             apply_rotary(view, cos, sin), twins(apply_rotary, view, cos, sin), **TOLERANCE[dtype]
         )
     assert torch.equal(x, before)
+
+
+@both_dtypes
+def test_no_tokens_make_no_result(dtype):
+    """In a thread of its own: no call before has left memory there."""
+    none, weight = torch.empty(0, 32, dtype=dtype), torch.randn(48, 32).to(dtype)
+    rounded = round_to_nearest(weight.float(), "int8", None)
+    whole_rows = pack_codes(rounded, dtype), pack_codes(rounded, dtype, "int8")
+    q, kv = torch.empty(0, 4, 16, dtype=dtype), torch.empty(0, 2, 16, dtype=dtype)
+    keys, values = torch.empty(2, 2, 16, 8, dtype=dtype), torch.empty(2, 2, 8, 16, dtype=dtype)
+    index = torch.tensor([0]), torch.empty(0), torch.empty(0, 1), torch.empty(0)
+
+    def run() -> list[tuple[int, ...]]:
+        out = torch.empty(0, 48, dtype=dtype)
+        lora = torch.randn(1, 4, 32).to(dtype), torch.randn(1, 48, 4).to(dtype)
+        native.add_lora_(out, none, *lora, torch.empty(0, dtype=torch.int32))
+        results = [native.linear(none, native.pack(weight), None, 48)]
+        results += [native_quant.linear(none, matrix, None) for matrix in whole_rows]
+        results += [native.rms_norm(none, weight[0], 1e-5), native.silu_mul(none)]
+        results += [native.paged_attention(q, kv, kv, Pages.of(keys, values), Sequences.of(*index, 0))]
+        return [tuple(result.shape) for result in results]
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(run).result() == [(0, 48)] * 3 + [(0, 32), (0, 16), (0, 4, 16)]
 
 
 def test_noise_equals_its_twin_also_at_its_rarest(twins):

@@ -15,12 +15,23 @@ from minillm.model.attention import causal_attention
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler with OpenMP here: the twins serve")
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], size: int, window: int | None, sinks: int) -> Tensor:
-    """One sequence, so many tokens at a time."""
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: list[int],
+    size: int,
+    window: int | None,
+    sinks: int,
+    kv_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """One sequence, so many tokens at a time. What is not written in the pages is no number, or a code of one that its
+    scale makes none."""
     kv_heads, dim, blocks = k.shape[1], k.shape[2], -(-len(q) // size)
     keys, values = torch.empty(blocks, kv_heads, dim, size), torch.empty(blocks, kv_heads, size, dim)
-    keys, values = (part.to(q.dtype).fill_(float("nan")) for part in (keys, values))
-    pages, outs = Pages.of(keys, values, None, window, sinks), []
+    keys, values = (part.fill_(float("nan")).to(kv_dtype or q.dtype) for part in (keys, values))
+    scales = None if kv_dtype is None else torch.full((2, blocks, kv_heads, size), float("nan")).unbind()
+    pages, outs = Pages.of(keys, values, scales, window, sinks), []
     start = 0
     for length in lengths:
         end = start + length
@@ -123,3 +134,37 @@ def test_a_value_that_is_not_finite_spoils_later_tokens_only(bad, window, sinks,
     assert torch.equal(whole.nan_to_num(), alone.nan_to_num())
     assert whole[:41].isfinite().all() and whole[:, :3].isfinite().all()
     assert not whole[41, 3:].isfinite().any()
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.view(torch.int16 if x.dtype is torch.bfloat16 else torch.int32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("sinks", [0, 3])
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+def test_a_value_outside_of_the_window_never_enters(bad, sinks, kv_dtype, dtype):
+    """It lies in one page with values that are seen, and 0 times infinity is no number."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(60, heads, 32).to(dtype) for heads in (6, 2, 2))
+    window, place = 9, 20
+    sees = torch.zeros(60, 6, dtype=torch.bool)
+    sees[place : place + window, 3:] = True  # the heads of KV head 1
+    without = attend(q, k, v, [60], 1, window, sinks, kv_dtype)[~sees]
+    v[place, 1, 5:] = bad
+    for size, lengths in product((1, 2, 5, 16, 32), ([60], [1] * 60, [22, 5, 33])):
+        out = attend(q, k, v, lengths, size, window, sinks, kv_dtype)
+        assert torch.equal(bits(out[~sees]), bits(without)), (size, lengths)
+        assert not out[sees].isfinite().all(dim=-1).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window, sinks", [(None, 0), (9, 0), (9, 3)])
+def test_zero_has_one_sign_in_any_company(window, sinks, dtype):
+    """Products of bfloat16 take a sum that is subnormal for 0 and keep its sign; unseen values add more zeros."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(64, 2, 64).to(dtype) for _ in range(3))
+    for size in (1e-37, 1e-38):
+        whole, alone = (attend(q, k, v * size, lengths, 16, window, sinks) for lengths in ([64], [1] * 64))
+        assert torch.equal(bits(whole), bits(alone))

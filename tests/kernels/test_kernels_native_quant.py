@@ -120,6 +120,18 @@ def test_a_row_does_not_depend_on_its_company(format, dtype):
 
 @both_dtypes
 @pytest.mark.parametrize("format", FORMATS)
+def test_subnormal_numbers_are_the_same_in_any_company(format, dtype):
+    weight = random_weight(format, 40, 255, 64, FORMATS[format].is_integer, True)
+    matrix = pack(weight, dtype)
+    for size in (1e-37, 1e-38, 1e-39):
+        x = (torch.randn(70, 255) * size).to(dtype)
+        together = multiply(x, matrix)
+        for rows in ROWS:
+            assert torch.equal(multiply(x[:rows], matrix), together[:rows]), (size, rows)
+
+
+@both_dtypes
+@pytest.mark.parametrize("format", FORMATS)
 def test_rows_unpack_to_the_weight_bit_for_bit(format, dtype):
     for zeros in {False, FORMATS[format].is_integer}:
         weight = random_weight(format, 37, 77, 16, zeros, True)
@@ -170,6 +182,19 @@ def test_integer_activations_equal_integers_bit_for_bit(shape, dtype):
         plus_bias = (expected + bias.float()).to(dtype).float()
         assert torch.equal(multiply(x, matrix, bias, residual), (plus_bias + residual.float()).to(dtype))
     assert torch.equal(matrix.unpack_rows(torch.arange(out)), weight.dequantize(dtype))
+
+
+@both_dtypes
+@pytest.mark.parametrize("scale", [None, 0.013])
+def test_integer_activations_show_what_is_no_number(scale, dtype):
+    weight = random_weight("int8", 20, 70, None, False, False)
+    matrix = pack(weight, dtype, "int8", None if scale is None else torch.tensor(scale))
+    x = torch.randn(9, 70).to(dtype)
+    expected = native_quant.linear(x, matrix, None)
+    x[4, 33] = float("nan")
+    out = native_quant.linear(x, matrix, None)
+    others = torch.arange(9) != 4
+    assert out[4].isnan().all() and torch.equal(out[others], expected[others])
 
 
 def test_integer_sums_stay_exact_where_they_are_largest():

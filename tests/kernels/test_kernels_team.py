@@ -170,3 +170,37 @@ def test_the_thread_that_loaded_a_model_gives_its_team_back_when_the_engine_gets
     assert told.returncode == 0, told.stderr
     # The team of 4 has 3 threads beside its first. Where they end for an engine's thread, that and a text thread come.
     assert [int(line) for line in told.stdout.split()] == [3, 3 - 2]
+
+
+FORK = """
+import os, signal, sys, torch
+from minillm.kernels import native
+
+torch.set_num_threads(2)
+packed, x = native.pack(torch.randn(1024, 1024)), torch.randn(64, 1024)
+
+def compute():
+    product = native.linear(x, packed, None, 1024)  # the kernels' own team
+    return product, product.double().exp()  # a loop of torch's
+
+before = compute()
+child = os.fork()
+signal.alarm(60)
+same = all(map(torch.equal, compute(), before)) and len(os.listdir("/proc/self/task")) > 1
+if not child and (grandchild := os.fork()):
+    same = same and os.waitpid(grandchild, 0)[1] == 0
+elif not child:
+    same = same and all(map(torch.equal, compute(), before))
+if child:
+    print(same, os.waitpid(child, 0)[1])
+sys.stdout.flush()
+os._exit(not same)
+"""
+
+
+def test_a_forked_child_computes_with_threads_of_its_own(root):
+    done = subprocess.run(
+        [sys.executable, "-c", FORK], env=os.environ | {"OMP_NUM_THREADS": "2"},
+        capture_output=True, text=True, cwd=root, timeout=300,
+    )  # fmt: skip
+    assert done.stdout.split() == ["True", "0"], done.stdout + done.stderr
