@@ -35,12 +35,15 @@ static __attribute__((noinline)) void silu_mul_parts(const T *gate, const T *up,
     long j = 0;
     for (; j + LANES <= size; j += LANES) {
         T rounded[LANES];
-        lanes g = load_lanes(gate + j), e = exp_lanes(-either(g < -88.0f, -88.0f - (lanes){}, g));
+        lanes g = load_lanes(gate + j);
+        g = either(g < -88.0f, g * 0.0f - 88.0f, g);  // silu is 0 from here on but for rounding; -infinity becomes NaN, and shows
+        lanes e = exp_lanes(-g);
         store_lanes(rounded, g / (1.0f + e));
         store_lanes(out + j, load_lanes(rounded) * load_lanes(up + j));
     }
     for (; j < size; j++) {
         float g = load(gate[j]);
+        g = g < -88.0f ? g * 0.0f - 88.0f : g;
         out[j] = store(load(store(g / (1.0f + fast_exp(-g)))) * load(up[j]));
     }
 }

@@ -93,6 +93,15 @@ def test_norm_and_swiglu_equal_their_twins(shape, dtype, twins):
 
 
 @both_dtypes
+def test_swiglu_of_huge_gates(dtype):
+    """16 at a time, and the last ones one by one."""
+    for gate, expected in ((-3e38, 0.0), (-1e30, 0.0), (-89.0, 0.0), (1e30, 1e30), (-float("inf"), float("nan"))):
+        x = torch.cat([torch.full((1, 19), gate), torch.ones(1, 19)], dim=1).to(dtype)
+        made, expected = native.silu_mul(x).float(), torch.full((1, 19), expected).to(dtype).float()
+        torch.testing.assert_close(made, expected, rtol=1e-2, atol=1e-30, equal_nan=True)
+
+
+@both_dtypes
 def test_rotation_equals_its_twin_and_leaves_its_input(dtype, twins):
     rotary = Rotary(RopeConfig(theta=1e4), 24, dtype, torch.device("cpu"))
     positions = torch.tensor([0, 1, 7, 1000, 131071])
