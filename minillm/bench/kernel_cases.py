@@ -20,11 +20,12 @@ from ..kv_cache.torch_attention import DecodePlan, decode_attention
 from ..model.layers import can_pack
 from .attention_cases import decode_cases, prefill_cases, sdpa_gathered
 from .case import Case
-from .kv_cases import kv8_cases
+from .kv_cases import kv4_cases, kv8_cases
+from .latent_cases import latent_cases
 from .quantized_cases import w4a16_cases, w8a8_cases
 
 FAMILIES = {
-    "cuda": ("elementwise", "matmul", "prefill", "decode", "w4a16", "w8a8", "kv8"),
+    "cuda": ("elementwise", "matmul", "prefill", "decode", "w4a16", "w8a8", "kv8", "kv4", "latents"),
     "cpu": ("linear", "c-decode"),
 }
 
@@ -39,6 +40,8 @@ def cases_of(families: tuple[str, ...], scale: int, device: torch.device, dtype:
         "w4a16": w4a16_cases,
         "w8a8": w8a8_cases,
         "kv8": kv8_cases,
+        "kv4": kv4_cases,
+        "latents": latent_cases,
         "linear": linear_cases,
         "c-decode": c_decode_cases,
     }

@@ -14,6 +14,7 @@ from minillm.kv_cache.disk import DiskStore
 from minillm.kv_cache.latent import LatentAttention, LatentKVCache
 from minillm.kv_cache.manager import KVCacheManager
 from minillm.kv_cache.native_attention import NativeAttention
+from minillm.kv_cache.native_latent import NativeLatentAttention
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.quantized import INT4
 from minillm.kv_cache.retention import RetentionPolicy, SinkTurn
@@ -21,6 +22,7 @@ from minillm.kv_cache.sink_logits import with_sink_logits
 from minillm.kv_cache.torch_attention import TorchAttention
 from minillm.kv_cache.transfer import BlockTransfer
 from minillm.kv_cache.triton_attention import TritonAttention
+from minillm.kv_cache.triton_latent import TritonLatentAttention
 from minillm.model.attention import AttentionBackend, can, sink_logits_of
 from minillm.model.decoder import Decoder
 
@@ -47,14 +49,9 @@ def build_attention(
     """The backend named `backend` over `cache`; "auto" is our Triton kernels on a GPU, our C kernels on a CPU where
     there is a compiler, and torch elsewhere."""
     cap = model.config.attention_softcap
+    kernels = (MODE == "compiled" and cache.keys[0].is_cuda) or (MODE == "interpreted" and like_a_gpu("triton"))
     if model.config.mla is not None:
-        if backend in ("triton", "native"):
-            raise ValueError(
-                f"attention_backend={backend!r} has no kernels for latents, which model_type="
-                f"{model.config.model_type!r} keeps in place of keys and values; use attention_backend='torch', or "
-                "'auto'"
-            )
-        return LatentAttention(cache, model.config.layer_windows, model.config.num_heads)
+        return build_latent_attention(model, cache, backend, kernels)
     if cap is not None and backend in ("triton", "native"):
         raise ValueError(
             f"attention_backend={backend!r} caps no scores, this model's are capped at {cap}; "
@@ -62,7 +59,6 @@ def build_attention(
         )
     windows = model.config.layer_windows if policy is None else (policy.window,) * model.config.num_layers
     sink_turn = SinkTurn(policy, model.rotary.frequencies) if policy and policy.sinks else None
-    kernels = (MODE == "compiled" and cache.keys[0].is_cuda) or (MODE == "interpreted" and like_a_gpu("triton"))
     if cap is not None:
         return TorchAttention(cache, windows, model.config.num_heads, sink_turn, cap)
     reads = 16 <= model.config.head_dim <= 256 and why_not_triton(model, cache) is None
@@ -80,10 +76,21 @@ def build_attention(
     return with_sink_logits(TorchAttention(cache, windows, model.config.num_heads, sink_turn), sink_logits_of(model))
 
 
+def build_latent_attention(model: Decoder, cache: LatentKVCache, backend: str, kernels: bool) -> AttentionBackend:
+    """`build_attention` for a model that keeps latents; `kernels` says whether "auto" means Triton's here."""
+    config, rank = model.config, model.config.mla.kv_lora_rank
+    shape = cache, config.layer_windows, config.num_heads
+    if backend == "triton" or (backend == "auto" and kernels and TritonLatentAttention.why_not(cache, rank) is None):
+        return TritonLatentAttention(*shape, rank)
+    if backend == "native" or (backend == "auto" and NativeLatentAttention.why_not(cache, rank) is None):
+        return NativeLatentAttention(*shape, rank)
+    return LatentAttention(*shape)
+
+
 def why_not_triton(model: Decoder, cache: PagedKVCache) -> str | None:
     """What Triton's attention has no kernels for, in words; None where it has."""
-    if cache.dtype is INT4:
-        return "kv_cache_dtype='int4'"
+    if cache.dtype is INT4 and model.config.head_dim % 4:
+        return f"kv_cache_dtype='int4' with head_dim={model.config.head_dim}, which is no multiple of 4"
     return "learned sink logits, which this model has" if model.config.sink_logits else None
 
 

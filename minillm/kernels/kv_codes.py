@@ -1,10 +1,10 @@
-"""Keys and values as 8-bit codes with one scale a token and head: into codes and out again, inside kernels.
+"""Keys and values as codes of 8 or 4 bits with one scale a token and head: into codes and out again, inside kernels.
 Built in chapter 17.
 
-    scale = largest |x| / 127 (int8) or / 448 (fp8 e4m3), float32;  1 where all of x is 0
+    scale = largest |x| / 127 (int8), / 448 (fp8 e4m3) or / 7 (int4), float32;  1 where all of x is 0
     code  = x / scale, rounded to the nearest code, halves to the even one;  x is about code * scale
 
-    keys, values              int8 or float8_e4m3fn, where they always were
+    keys, values              int8 or float8_e4m3fn, where they always were; int4 as uint8, two dimensions in a byte
     key_scales, value_scales  [num_blocks + 1, num_kv_heads, block_size] float32, likewise
 
 From an L4 or H100 on, GPUs have an instruction that reads fp8. Before them, and in the interpreter,
@@ -14,6 +14,12 @@ are its value, exactly.
 
     e4m3      s  eeee mmm               bias 7
     float16   s 0eeee mmm0000000        bias 15
+
+A byte of int4 has an even dimension below and the next one above. A kernel never puts the two in their places: it reads
+the even and the odd dimensions of a query as two tiles, and a product of one is added to that of the other. Values give
+two sums in the same way, which are stored at the even and the odd places of the result.
+
+    scores = even queries . low codes + odd queries . high codes
 """
 
 from __future__ import annotations
@@ -23,16 +29,17 @@ from torch import Tensor
 
 from minillm.kernels.language import tl, triton
 
-LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # the largest code of each dtype a page may hold
+INT4 = torch.uint8  # of pages with two codes in a byte: torch has no dtype for them
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, INT4: 7.0}  # the largest code that a page of a dtype may hold
 UNIT = tl.constexpr(64.0)  # weights times value scales, in these units, stay within float16 for values that do
 
 
 @triton.jit
-def encode(first, second, CODES: tl.constexpr):
+def encode(first, second, CODES: tl.constexpr, LARGEST_CODE: tl.constexpr):
     """Heads in two halves, [HEADS, WIDTH] each, float32: codes of both as CODES (int8, or uint8 for the bytes of fp8),
-    and scales [HEADS]."""
+    up to LARGEST_CODE, and scales [HEADS]."""
     largest = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), 1)
-    scale = tl.div_rn(largest, tl.full(largest.shape, 127.0 if CODES == tl.int8 else 448.0, tl.float32))
+    scale = tl.div_rn(largest, tl.full(largest.shape, LARGEST_CODE, tl.float32))
     scale = tl.where(scale > 0.0, scale, 1.0)
     whole = tl.broadcast_to(scale[:, None], first.shape)
     return to_code(tl.div_rn(first, whole), CODES), to_code(tl.div_rn(second, whole), CODES), scale
@@ -68,9 +75,56 @@ def decode(codes, like):
 
 
 @triton.jit
-def take_in_codes(best, total, acc, scores, codes, scales, MASKED: tl.constexpr, PRECISION: tl.constexpr):
+def to_pairs(codes, HEADS: tl.constexpr, PAIRS: tl.constexpr):
+    """int8 codes [HEADS, 2 * PAIRS] from -7 to 7 as bytes of int4 [HEADS, PAIRS]."""
+    even, odd = tl.split(tl.reshape(codes, (HEADS, PAIRS, 2)))
+    return ((even & 15) | (odd << 4)).to(tl.uint8, bitcast=True)
+
+
+@triton.jit
+def from_pairs(pairs, like):
+    """Both codes of bytes of int4, those of the even dimensions and those of the odd ones, in the dtype of `like`."""
+    signed = pairs.to(tl.int8, bitcast=True)
+    return ((signed << 4) >> 4).to(like.dtype), (signed >> 4).to(like.dtype)
+
+
+@triton.jit
+def load_pairs(place, inside, PAIR: tl.constexpr):
+    """What stands at `place`; with a PAIR of 2, the even dimensions there and the odd ones behind them."""
+    even = tl.load(place, inside, 0.0)
+    if PAIR == 2:
+        return even, tl.load(place + 1, inside, 0.0)
+    else:
+        return even, even
+
+
+@triton.jit
+def store_pairs(place, even, odd, inside, PAIR: tl.constexpr):
+    """The reverse of `load_pairs`."""
+    tl.store(place, even, inside)
+    if PAIR == 2:
+        tl.store(place + 1, odd, inside)
+
+
+@triton.jit
+def score(queries, odd, keys, PAIR: tl.constexpr, PRECISION: tl.constexpr):
+    """Products of queries [rows, dims] with the codes of keys [dims, positions], which stay as they are where they are
+    none. With a PAIR of 2 keys are bytes of int4, and `odd` the queries' odd dimensions."""
+    if PAIR == 2:
+        low, high = from_pairs(keys, queries)
+        products = tl.dot(queries, low, input_precision=PRECISION)
+        return tl.dot(odd, high, products, input_precision=PRECISION)
+    else:
+        return tl.dot(queries, decode(keys, queries), input_precision=PRECISION)
+
+
+@triton.jit
+def take_in_codes(
+    best, total, acc, acc_odd, scores, values, scales, queries,
+    PAIR: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Chapter 12's `take_in` of values as codes [keys, dims] and scales [keys]: the weights take the scales with them
-    into the product. acc is in units of 1 / UNIT."""
+    into the product. acc is in units of 1 / UNIT, as is acc_odd, which takes in the odd dimensions of bytes of int4."""
     larger = tl.maximum(best, tl.max(scores, 1))
     reference = larger
     if MASKED:
@@ -80,8 +134,14 @@ def take_in_codes(best, total, acc, scores, codes, scales, MASKED: tl.constexpr,
     total = total * rescale + tl.sum(weights, 1)
     acc = acc * rescale[:, None]
     weights *= (scales * UNIT)[None, :]
-    acc = tl.dot(weights.to(codes.dtype), codes, acc, input_precision=PRECISION)
-    return larger, total, acc
+    weights = weights.to(queries.dtype)
+    if PAIR == 2:
+        low, high = from_pairs(values, queries)
+        acc = tl.dot(weights, low, acc, input_precision=PRECISION)
+        acc_odd = tl.dot(weights, high, acc_odd * rescale[:, None], input_precision=PRECISION)
+    else:
+        acc = tl.dot(weights, decode(values, queries), acc, input_precision=PRECISION)
+    return larger, total, acc, acc_odd
 
 
 def as_codes(pages: Tensor, capability: int = 0) -> Tensor:
@@ -97,7 +157,7 @@ def check_codes(keys: Tensor, values: Tensor, key_scales: Tensor | None, value_s
         if key_scales is not None or value_scales is not None:
             raise ValueError(f"scales were given for a cache of {keys.dtype}, which has none; leave them out")
         if keys.element_size() == 1:
-            raise ValueError(f"a cache of {keys.dtype} cannot be read; 8-bit pages are int8 or float8_e4m3fn")
+            raise ValueError(f"a cache of {keys.dtype} cannot be read; pages of codes are int8, float8_e4m3fn or uint8")
         return
     shape = (values.shape[0], values.shape[1], values.shape[2])
     for name, scales in (("key_scales", key_scales), ("value_scales", value_scales)):
@@ -110,9 +170,26 @@ def check_codes(keys: Tensor, values: Tensor, key_scales: Tensor | None, value_s
 
 
 def torch_encode(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The twin of `encode`: codes [..., head_dim] and float32 scales [...] of vectors [..., head_dim]."""
+    """The twin of `encode`: codes [..., head_dim], of int4 in half as many bytes, and float32 scales [...] of vectors
+    [..., head_dim]."""
     x = x.float()
     scales = x.abs().amax(-1) / LARGEST[dtype]
     scales = torch.where(scales > 0, scales, 1.0)
     codes = (x / scales[..., None]).clamp(-LARGEST[dtype], LARGEST[dtype])
+    if dtype is INT4:
+        even, odd = codes.round().to(torch.int8).view(torch.uint8).unflatten(-1, (-1, 2)).unbind(-1)
+        return (even & 15) | (odd << 4), scales
     return (codes.round() if dtype is torch.int8 else codes).to(dtype), scales
+
+
+def torch_decode(codes: Tensor) -> Tensor:
+    """The twin of `decode` and `from_pairs`: float32 numbers of codes [..., head_dim], of int4 in half as many bytes."""
+    if codes.dtype is INT4:
+        signed = codes.view(torch.int8)
+        return torch.stack([(signed << 4) >> 4, signed >> 4], dim=-1).flatten(-2).float()
+    return codes.float()
+
+
+def pair_of(pages: Tensor) -> int:
+    """Dimensions in an element of pages: 2 in a byte of int4, else 1."""
+    return 2 if pages.dtype is INT4 else 1

@@ -12,6 +12,7 @@
 #include "native_pages.h"
 #include "native_few.h"
 #include "native_attention.h"
+#include "native_latents.h"
 #include "native_lora.h"
 
 // out = x / sqrt(mean(x^2) + eps) * weight, of one row; out may be x.

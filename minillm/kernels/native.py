@@ -8,7 +8,7 @@ where there is no C compiler (and on a GPU), and which the tests compare it with
     rms_norm        minillm.model.layers.RMSNorm       rotary_angles   minillm.model.layers.Rotary
     silu_mul        minillm.model.layers.SwiGLU        rotate          minillm.model.layers.apply_rotary
     gumbel_noise    minillm.sampling.noise             paged_attention minillm.kv_cache.torch_attention
-    add_lora_       minillm.kernels.lora
+    add_lora_       minillm.kernels.lora               latent_attention minillm.kv_cache.latent
     run_experts     minillm.kernels.grouped_matmul, called by minillm.kernels.native_experts
 
 `MINILLM_NATIVE=0` in the environment switches all of them off.
@@ -36,6 +36,7 @@ from minillm.kernels.native_structs import (
     LANES,
     Adapters,
     Experts,
+    Latents,
     Layer,
     Matrix,
     Pages,
@@ -208,6 +209,25 @@ def paged_attention(
     return out
 
 
+def latent_attention(q: Tensor, k: Tensor, latents: Latents, sequences: Sequences, num_decodes: int) -> Tensor:
+    """Write the latents k [num_tokens, 1, latent_dim] of all tokens into their slots, then attend for the first
+    `num_decodes` tokens, each the last of its sequence: [num_tokens, num_heads, value_dim], of which the other rows are
+    not written.
+
+    q [num_tokens, num_heads, latent_dim] in one piece. A token's result has the same bits whatever shares its batch.
+    Raises MemoryError where the sums of all sequences do not fit into memory.
+    """
+    num_tokens, heads, dim = q.shape
+    out = torch.empty(num_tokens, heads, latents.value_dim, dtype=q.dtype)
+    failed = library(q.dtype).latent_attention(
+        latents, sequences, q.data_ptr(), k.data_ptr(), k.stride(0), out.data_ptr(), num_tokens, num_decodes, heads,
+        dim**-0.5,
+    )  # fmt: skip
+    if failed:
+        raise MemoryError(f"no memory for the sums of {sequences.max_seq_len} positions; lower max_model_len")
+    return out
+
+
 def decoder_layer(
     layer: Layer,
     hidden: Tensor,
@@ -260,5 +280,8 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.combine_rows.argtypes = (p, p, p, p, n, n, n)
     where = (ctypes.POINTER(Pages), ctypes.POINTER(Sequences))
     loaded.paged_attention.argtypes = (*where, p, p, p, n, n, n, p, p, n, n, f)
+    if hasattr(loaded, "latent_attention"):  # not for pages of codes
+        latents = (ctypes.POINTER(Latents), ctypes.POINTER(Sequences))
+        loaded.latent_attention.argtypes = (*latents, p, p, n, p, n, n, n, f)
     loaded.decoder_layer.argtypes = (ctypes.POINTER(Layer), p, p, p, *where, p, n)
     return loaded

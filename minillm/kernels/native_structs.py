@@ -46,6 +46,19 @@ class Pages(ctypes.Structure):
         return pages
 
 
+class Latents(ctypes.Structure):
+    """The pages of latents of one layer; see native_latents.h."""
+
+    _fields_ = (("latents", ctypes.c_void_p), *((name, ctypes.c_long) for name in ("dim", "value_dim", "size")))
+
+    @classmethod
+    def of(cls, latents: Tensor, value_dim: int) -> Latents:
+        """latents [num_blocks + 1, block_size, latent_dim] as `LatentKVCache` has them; values are the first
+        `value_dim` columns."""
+        _, size, dim = latents.shape
+        return cls(latents.data_ptr(), dim, value_dim, size)
+
+
 class Sequences(ctypes.Structure):
     """The sequences of a batch, and where their tokens lie: made once for all layers of a step; see
     native_pages.h."""

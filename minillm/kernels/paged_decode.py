@@ -19,7 +19,7 @@ from torch import Tensor
 
 from minillm.kernels.decode_plan import MIN_SPLIT, DecodePlan, even_bounds, merge_parts, read_item
 from minillm.kernels.flash_attention import LOG2_E, check_heads, dot_precision, take_in, torch_attend
-from minillm.kernels.kv_codes import UNIT, as_codes, check_codes, decode, take_in_codes
+from minillm.kernels.kv_codes import UNIT, as_codes, check_codes, load_pairs, pair_of, score, store_pairs, take_in_codes
 from minillm.kernels.language import capability, next_power_of_2, tl, triton
 from minillm.kernels.paged_prefill import check_sinks, gather_pages, torch_attend_sinks
 
@@ -55,15 +55,11 @@ def paged_decode(
     check_sinks(q, q_sink, sinks, window)
     if out is None:
         out = torch.empty(num_seqs, num_heads, head_dim, dtype=q.dtype, device=q.device)
-    group, width = num_heads // num_kv_heads, next_power_of_2(head_dim)
+    group, pair = num_heads // num_kv_heads, pair_of(keys)
+    width = max(16, next_power_of_2(head_dim // pair))
     tile_n, num_stages = choose_tile(width, q.element_size(), keys.element_size(), capability(q))
-    part, logs, grid, tokens, planned = (
-        out.unsqueeze(2),
-        q.new_empty(0, dtype=torch.float32),
-        (num_kv_heads, num_seqs, num_splits),
-        1,
-        {},
-    )
+    part, logs, grid = out.unsqueeze(2), q.new_empty(0, dtype=torch.float32), (num_kv_heads, num_seqs, num_splits)
+    tokens, planned = 1, {}
     if plan is not None:
         tokens, num_slots, grid = plan.tokens_each, plan.counters.shape[0], (num_kv_heads, plan.items.shape[1])
         parts = torch.empty(num_slots, num_kv_heads, tokens * group, head_dim, dtype=torch.float32, device=q.device)
@@ -77,7 +73,7 @@ def paged_decode(
         key_scales, value_scales, q_sink, (head_dim**-0.5 if scale is None else scale) * LOG2_E,
         q.stride(0), q.stride(1), part.stride(0), part.stride(1), part.stride(2),
         keys.stride(0), values.stride(0), block_table.stride(0),
-        GROUP=group, ROWS=max(16, next_power_of_2(tokens * group)), HEAD_DIM=head_dim, WIDTH=width,
+        GROUP=group, ROWS=max(16, next_power_of_2(tokens * group)), HEAD_DIM=head_dim, WIDTH=width, PAIR=pair,
         BLOCK_SIZE=block_size, WINDOW=window or 0, SINKS=sinks, SPLIT=plan is None and num_splits > 1, TILE_N=tile_n,
         PRECISION=dot_precision(q.dtype), TOKENS=tokens, num_warps=4, num_stages=num_stages, **planned,
     )  # fmt: skip
@@ -110,9 +106,9 @@ def choose_num_splits(num_seqs: int, num_kv_heads: int, max_seq_len: int, num_sm
 def paged_decode_kernel(
     q, keys, values, part, logs, seq_lens, block_table, key_scales, value_scales, q_sink, scale,
     q_seq, q_head, part_seq, part_head, part_split, key_block, value_block, table_row,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
-    TOKENS: tl.constexpr = 1, plan=None, counters=None, parts=None,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PAIR: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, TILE_N: tl.constexpr,
+    PRECISION: tl.constexpr, TOKENS: tl.constexpr = 1, plan=None, counters=None, parts=None,
 ):  # fmt: skip
     kv_head, seq, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     num_splits, num_tokens = tl.num_programs(2), 1
@@ -128,13 +124,16 @@ def paged_decode_kernel(
 
     rows = tl.arange(0, ROWS)  # the query heads of this KV head; a product of tiles wants 16 rows at least
     tokens, heads = rows // GROUP, kv_head * GROUP + rows % GROUP  # of several tokens, those of the first one first
+    WIDE: tl.constexpr = HEAD_DIM // PAIR  # elements of a vector: of int4 each has two dimensions
     dims = tl.arange(0, WIDTH)
     real = rows < num_tokens * GROUP
-    inside = real[:, None] & (dims < HEAD_DIM)[None, :]
-    queries = tl.load(q + (seq + tokens)[:, None] * q_seq + heads[:, None] * q_head + dims[None, :], inside, 0.0)
+    inside = real[:, None] & (dims < WIDE)[None, :]
+    dims *= PAIR
+    query = q + (seq + tokens)[:, None] * q_seq + heads[:, None] * q_head + dims[None, :]
+    queries, odd = load_pairs(query, inside, PAIR)
     block_table += seq * table_row
-    keys += kv_head * HEAD_DIM * BLOCK_SIZE
-    values += kv_head * BLOCK_SIZE * HEAD_DIM
+    keys += kv_head * WIDE * BLOCK_SIZE
+    values += kv_head * BLOCK_SIZE * WIDE
     if key_scales is not None:
         key_scales += kv_head * BLOCK_SIZE
         value_scales += kv_head * BLOCK_SIZE
@@ -142,57 +141,61 @@ def paged_decode_kernel(
     best = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, WIDTH), tl.float32)
+    acc_odd = tl.zeros((ROWS, WIDTH), tl.float32)  # of int4 only
     if SINKS > 0:  # the first keys, which all see, are left to the first split
-        turned = tl.load(
-            q_sink + ((seq + tokens) * tl.num_programs(0) * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :],
-            inside,
-            0.0,
-        )
-        best, total, acc = read_pages(
-            best, total, acc, turned, keys, values, block_table, key_scales, value_scales, key_block, value_block,
-            scale, 0, tl.where(split == 0, tl.minimum(SINKS, length + num_tokens - 1), 0), length, tokens,
-            tl.num_programs(0), HEAD_DIM, WIDTH, BLOCK_SIZE, 0, 0, TILE_N, TOKENS, PRECISION,
+        query = q_sink + ((seq + tokens) * tl.num_programs(0) * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
+        turned, turned_odd = load_pairs(query, inside, PAIR)
+        best, total, acc, acc_odd = read_pages(
+            best, total, acc, acc_odd, turned, turned_odd, keys, values, block_table, key_scales, value_scales,
+            key_block, value_block, scale, 0, tl.where(split == 0, tl.minimum(SINKS, length + num_tokens - 1), 0),
+            length, tokens, tl.num_programs(0), WIDE, WIDTH, PAIR, BLOCK_SIZE, 0, 0, TILE_N, TOKENS, PRECISION,
         )  # fmt: skip
-    best, total, acc = read_pages(
-        best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, scale,
-        begin, end, length, tokens, tl.num_programs(0), HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SINKS, TILE_N, TOKENS,
-        PRECISION,
+    best, total, acc, acc_odd = read_pages(
+        best, total, acc, acc_odd, queries, odd, keys, values, block_table, key_scales, value_scales, key_block,
+        value_block, scale, begin, end, length, tokens, tl.num_programs(0), WIDE, WIDTH, PAIR, BLOCK_SIZE, WINDOW,
+        SINKS, TILE_N, TOKENS, PRECISION,
     )  # fmt: skip
-    if key_scales is not None:
-        acc *= 1 / UNIT
-
     some = tl.where(total == 0.0, 1.0, total)  # an empty split, or a row that only fills up the batch: zeros
-    mean, log = acc / some[:, None], best + tl.log2(some)
+    log = best + tl.log2(some)
+    if key_scales is not None:
+        some *= UNIT
+    mean, mean_odd = acc / some[:, None], acc_odd / some[:, None]
     result = part + (seq + tokens)[:, None] * part_seq + heads[:, None] * part_head + dims[None, :]
     if plan is None:
-        tl.store(result + split * part_split, mean, inside)
+        store_pairs(result + split * part_split, mean, mean_odd, inside, PAIR)
         if SPLIT:
             num_heads = tl.num_programs(0) * GROUP
             tl.store(logs + (seq * num_heads + heads) * num_splits + split, log, real)
     elif num_splits == 1:
-        tl.store(result, mean, inside)
+        store_pairs(result, mean, mean_odd, inside, PAIR)
     else:
         STRIDE: tl.constexpr = TOKENS * GROUP  # rows of a slot
         where = (slot * tl.num_programs(0) + kv_head) * STRIDE + rows
         step = tl.num_programs(0) * STRIDE
-        tl.store(parts + (where + split * step)[:, None] * HEAD_DIM + dims[None, :], mean, inside)
+        place = parts + (where + split * step)[:, None] * HEAD_DIM + dims[None, :]
+        store_pairs(place, mean, mean_odd, inside, PAIR)
         tl.store(logs + where + split * step, log, real)
         tl.debug_barrier()  # every thread's part is written before one of them says so
         counter = counters + slot * tl.num_programs(0) + kv_head
         if tl.atomic_add(counter, 1, sem="acq_rel") == num_splits - 1:
             mean = merge_parts(parts, logs, where, step, num_splits, real, inside, dims, HEAD_DIM, ROWS, WIDTH)
             tl.store(result, mean, inside)
+            if PAIR == 2:
+                mean = merge_parts(parts + 1, logs, where, step, num_splits, real, inside, dims, HEAD_DIM, ROWS, WIDTH)
+                tl.store(result + 1, mean, inside)
             tl.store(counter, 0)  # for the next layer
 
 
 @triton.jit
 def read_pages(
-    best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, scale,
-    begin, end, length, tokens, num_kv_heads, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr, TILE_N: tl.constexpr, TOKENS: tl.constexpr, PRECISION: tl.constexpr,
+    best, total, acc, acc_odd, queries, odd, keys, values, block_table, key_scales, value_scales, key_block,
+    value_block, scale, begin, end, length, tokens, num_kv_heads, WIDE: tl.constexpr, WIDTH: tl.constexpr,
+    PAIR: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, TILE_N: tl.constexpr,
+    TOKENS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take in the positions begin:end of a sequence, those that its last one sees and that are no sinks.
-    Of several tokens the first one is the last of `length` positions, and each of `tokens` sees so many more."""
+    Of several tokens the first one is the last of `length` positions, and each of `tokens` sees so many more.
+    WIDE elements of a vector have PAIR dimensions each."""
     dims = tl.arange(0, WIDTH)
     columns = begin + tl.arange(0, TILE_N)
     # Block ids are loaded a tile ahead: keys and values whose addresses they are can then be on their way themselves.
@@ -209,10 +212,9 @@ def read_pages(
             there = there & (columns >= SINKS)
         held = columns // BLOCK_SIZE * BLOCK_SIZE < end  # whole blocks, so that loads of 16 bytes are not cut
         offsets = columns % BLOCK_SIZE
-        wide = (dims < HEAD_DIM)[:, None] & held[None, :]
+        wide = (dims < WIDE)[:, None] & held[None, :]
         page = keys + (blocks * key_block + offsets)[None, :] + dims[:, None] * BLOCK_SIZE
-        codes = decode(tl.load(page, wide, 0.0), queries)
-        scores = tl.dot(queries, codes, input_precision=PRECISION) * scale  # [ROWS, TILE_N]
+        scores = score(queries, odd, tl.load(page, wide, 0.0), PAIR, PRECISION) * scale  # [ROWS, TILE_N]
         if key_scales is not None:
             place = blocks * (num_kv_heads * BLOCK_SIZE) + offsets
             scores *= tl.load(key_scales + place, held, 0.0)[None, :]
@@ -222,15 +224,17 @@ def read_pages(
             if WINDOW > 0:
                 seen = seen & (columns[None, :] >= (length + tokens)[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
-        page = values + (blocks * value_block + offsets * HEAD_DIM)[:, None] + dims[None, :]
-        wide = there[:, None] & (dims < HEAD_DIM)[None, :]
-        codes = decode(tl.load(page, wide, 0.0), queries)
+        page = values + (blocks * value_block + offsets * WIDE)[:, None] + dims[None, :]
+        wide = there[:, None] & (dims < WIDE)[None, :]
+        held_values = tl.load(page, wide, 0.0)
         if value_scales is None:
-            best, total, acc = take_in(best, total, acc, scores, codes, True, PRECISION)
+            best, total, acc = take_in(best, total, acc, scores, held_values, True, PRECISION)
         else:
             scales = tl.load(value_scales + place, there, 0.0)
-            best, total, acc = take_in_codes(best, total, acc, scores, codes, scales, True, PRECISION)
-    return best, total, acc
+            best, total, acc, acc_odd = take_in_codes(
+                best, total, acc, acc_odd, scores, held_values, scales, queries, PAIR, True, PRECISION
+            )
+    return best, total, acc, acc_odd
 
 
 @triton.jit

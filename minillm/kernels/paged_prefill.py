@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 
 from minillm.kernels.flash_attention import base_2_scale, check_heads, dot_precision, take_in, torch_attend
-from minillm.kernels.kv_codes import UNIT, as_codes, check_codes, decode, take_in_codes
+from minillm.kernels.kv_codes import (
+    UNIT,
+    as_codes,
+    check_codes,
+    load_pairs,
+    pair_of,
+    score,
+    store_pairs,
+    take_in_codes,
+    torch_decode,
+)
 from minillm.kernels.language import capability, next_power_of_2, tl, triton
 from minillm.kernels.tile_plan import plan_tiles
 from minillm.kernels.tiles import TUNED, Tiles, choose_tiles, fit_to_queries
@@ -48,7 +58,7 @@ def paged_prefill(
 
     `plan` is that of a `PrefillPlan` for the same batch, made here where it is None; `tiles` are those of a timing.
 
-    For chapter 17: keys and values may be codes of 8 bits, with their scales as `minillm.kernels.kv_codes` has them.
+    For chapter 17: keys and values may be codes of 8 or 4 bits, with scales as `minillm.kernels.kv_codes` has them.
     With `sinks` the first so many positions are seen by all, beside the window, by queries of their own:
     q_sink, contiguous.
     """
@@ -59,7 +69,7 @@ def paged_prefill(
     check_sinks(q, q_sink, sinks, window)
     if out is None:
         out = torch.empty(num_tokens, num_heads, head_dim, dtype=q.dtype, device=q.device)
-    group = num_heads // num_kv_heads
+    group, pair = num_heads // num_kv_heads, pair_of(keys)
     tiles = prefill_tiles(q, keys, max_query_len, window, tiles)
     if plan is None:
         plan = plan_tiles(query_start_loc, seq_lens, num_tokens, max_query_len, tiles.tile_m // group)
@@ -67,8 +77,9 @@ def paged_prefill(
         q, as_codes(keys, capability(q)), as_codes(values, capability(q)), out, query_start_loc, seq_lens, block_table,
         plan, key_scales, value_scales, q_sink, base_2_scale(scale, head_dim),
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), keys.stride(0), values.stride(0), block_table.stride(0),
-        KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, WIDTH=next_power_of_2(head_dim), BLOCK_SIZE=block_size,
-        WINDOW=window or 0, SINKS=sinks, TILE_M=tiles.tile_m, TILE_N=tiles.tile_n, PRECISION=dot_precision(q.dtype),
+        KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, WIDTH=max(16, next_power_of_2(head_dim // pair)),
+        PAIR=pair, BLOCK_SIZE=block_size, WINDOW=window or 0, SINKS=sinks, TILE_M=tiles.tile_m, TILE_N=tiles.tile_n,
+        PRECISION=dot_precision(q.dtype),
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     return out
@@ -110,8 +121,9 @@ class PrefillPlan:
 def paged_prefill_kernel(
     q, keys, values, out, query_start_loc, seq_lens, block_table, plan, key_scales, value_scales, q_sink, scale,
     q_token, q_head, out_token, out_head, key_block, value_block, table_row,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PAIR: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     kv_head, place = tl.program_id(0) % KV_HEADS, tl.program_id(0) // KV_HEADS  # the heads of a tile start together
     seq = tl.load(plan + 2 * place)
@@ -127,14 +139,16 @@ def paged_prefill_kernel(
     tokens = begin + rows // GROUP
     heads = kv_head * GROUP + rows % GROUP
     real = (rows < tokens_per_tile * GROUP) & (tokens < num_queries)
+    WIDE: tl.constexpr = HEAD_DIM // PAIR  # elements of a vector: of int4 each has two dimensions
     dims = tl.arange(0, WIDTH)
-    inside = real[:, None] & (dims < HEAD_DIM)[None, :]
+    inside = real[:, None] & (dims < WIDE)[None, :]
+    dims *= PAIR
     where = (first + tokens)[:, None] * q_token + heads[:, None] * q_head + dims[None, :]
-    queries = tl.load(q + where, inside, 0.0)
+    queries, odd = load_pairs(q + where, inside, PAIR)
     positions = past + tokens
     block_table += seq.to(tl.int64) * table_row
-    keys += kv_head * HEAD_DIM * BLOCK_SIZE
-    values += kv_head * BLOCK_SIZE * HEAD_DIM
+    keys += kv_head * WIDE * BLOCK_SIZE
+    values += kv_head * BLOCK_SIZE * WIDE
     if key_scales is not None:
         key_scales += kv_head * BLOCK_SIZE
         value_scales += kv_head * BLOCK_SIZE
@@ -142,6 +156,7 @@ def paged_prefill_kernel(
     best = tl.full((TILE_M,), float("-inf"), tl.float32)
     total = tl.zeros((TILE_M,), tl.float32)
     acc = tl.zeros((TILE_M, WIDTH), tl.float32)
+    acc_odd = tl.zeros((TILE_M, WIDTH), tl.float32)  # of int4 only
     length = tl.minimum(past + begin + tokens_per_tile, past + num_queries)  # the tile's last query sees up to here
     whole = 0
     if WINDOW > 0:
@@ -153,34 +168,34 @@ def paged_prefill_kernel(
         start, edge = tl.maximum(past + begin - WINDOW + 1, 0) // TILE_N * TILE_N, tl.minimum(whole, diagonal)
     if SINKS > 0:
         row = (first + tokens) * KV_HEADS * GROUP + heads
-        turned = tl.load(q_sink + row[:, None] * HEAD_DIM + dims[None, :], inside, 0.0)
-        best, total, acc = walk_pages(
-            best, total, acc, turned, keys, values, block_table, key_scales, value_scales, key_block, value_block,
-            tl.minimum(positions, SINKS - 1), scale, 0, 0, 0, tl.minimum(SINKS, length), length, KV_HEADS,
-            HEAD_DIM, WIDTH, BLOCK_SIZE, 0, 0, TILE_N, True, PRECISION,
+        turned, turned_odd = load_pairs(q_sink + row[:, None] * HEAD_DIM + dims[None, :], inside, PAIR)
+        best, total, acc, acc_odd = walk_pages(
+            best, total, acc, acc_odd, turned, turned_odd, keys, values, block_table, key_scales, value_scales,
+            key_block, value_block, tl.minimum(positions, SINKS - 1), scale, 0, 0, 0, tl.minimum(SINKS, length), length,
+            KV_HEADS, WIDE, WIDTH, PAIR, BLOCK_SIZE, 0, 0, TILE_N, True, PRECISION,
         )  # fmt: skip
-    best, total, acc = walk_pages(
-        best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block,
-        positions, scale, whole, diagonal, diagonal, diagonal, length, KV_HEADS,
-        HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SINKS, TILE_N, False, PRECISION,
+    best, total, acc, acc_odd = walk_pages(
+        best, total, acc, acc_odd, queries, odd, keys, values, block_table, key_scales, value_scales, key_block,
+        value_block, positions, scale, whole, diagonal, diagonal, diagonal, length, KV_HEADS,
+        WIDE, WIDTH, PAIR, BLOCK_SIZE, WINDOW, SINKS, TILE_N, False, PRECISION,
     )  # fmt: skip
-    best, total, acc = walk_pages(
-        best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block,
-        positions, scale, start, edge, diagonal, length, length, KV_HEADS,
-        HEAD_DIM, WIDTH, BLOCK_SIZE, WINDOW, SINKS, TILE_N, True, PRECISION,
+    best, total, acc, acc_odd = walk_pages(
+        best, total, acc, acc_odd, queries, odd, keys, values, block_table, key_scales, value_scales, key_block,
+        value_block, positions, scale, start, edge, diagonal, length, length, KV_HEADS,
+        WIDE, WIDTH, PAIR, BLOCK_SIZE, WINDOW, SINKS, TILE_N, True, PRECISION,
     )  # fmt: skip
-    if key_scales is not None:
-        acc *= 1 / UNIT
     total = tl.where(real, total, 1.0)
+    if key_scales is not None:
+        total *= UNIT
     where = (first + tokens)[:, None] * out_token + heads[:, None] * out_head + dims[None, :]
-    tl.store(out + where, acc / total[:, None], inside)
+    store_pairs(out + where, acc / total[:, None], acc_odd / total[:, None], inside, PAIR)
 
 
 @triton.jit
 def walk_pages(
-    best, total, acc, queries, keys, values, block_table, key_scales, value_scales, key_block, value_block, positions,
-    scale, begin, gap, after, end, length, num_kv_heads, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, TILE_N: tl.constexpr, MASKED: tl.constexpr,
+    best, total, acc, acc_odd, queries, odd, keys, values, block_table, key_scales, value_scales, key_block,
+    value_block, positions, scale, begin, gap, after, end, length, num_kv_heads, WIDE: tl.constexpr,
+    WIDTH: tl.constexpr, PAIR: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, TILE_N: tl.constexpr, MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take in the positions begin:gap and after:end of a sequence, tile by tile, through its block table."""
@@ -194,10 +209,9 @@ def walk_pages(
         held = columns // BLOCK_SIZE * BLOCK_SIZE < length if MASKED else columns // BLOCK_SIZE >= 0
         blocks = tl.load(block_table + columns // BLOCK_SIZE, held, 0).to(tl.int64)
         offsets = columns % BLOCK_SIZE
-        wide = (dims < HEAD_DIM)[:, None] & held[None, :]
+        wide = (dims < WIDE)[:, None] & held[None, :]
         page = keys + (blocks * key_block + offsets)[None, :] + dims[:, None] * BLOCK_SIZE
-        codes = decode(tl.load(page, wide, 0.0), queries)
-        scores = tl.dot(queries, codes, input_precision=PRECISION)  # [rows, TILE_N], not scaled yet
+        scores = score(queries, odd, tl.load(page, wide, 0.0), PAIR, PRECISION)  # [rows, TILE_N], not scaled yet
         if key_scales is not None:
             place = blocks * (num_kv_heads * BLOCK_SIZE) + offsets
             scores *= (tl.load(key_scales + place, held, 0.0) * scale)[None, :]  # both scales at once
@@ -208,15 +222,17 @@ def walk_pages(
             if SINKS > 0:
                 seen = seen & (columns[None, :] >= SINKS)
             scores = tl.where(seen, scores, float("-inf"))
-        page = values + (blocks * value_block + offsets * HEAD_DIM)[:, None] + dims[None, :]
-        wide = there[:, None] & (dims < HEAD_DIM)[None, :]
-        codes = decode(tl.load(page, wide, 0.0), queries)
+        page = values + (blocks * value_block + offsets * WIDE)[:, None] + dims[None, :]
+        wide = there[:, None] & (dims < WIDE)[None, :]
+        codes = tl.load(page, wide, 0.0)
         if value_scales is None:
             best, total, acc = take_in(best, total, acc, scores, codes, MASKED, PRECISION, scale)
         else:
             scales = tl.load(value_scales + place, there, 0.0)
-            best, total, acc = take_in_codes(best, total, acc, scores, codes, scales, MASKED, PRECISION)
-    return best, total, acc
+            best, total, acc, acc_odd = take_in_codes(
+                best, total, acc, acc_odd, scores, codes, scales, queries, PAIR, MASKED, PRECISION
+            )
+    return best, total, acc, acc_odd
 
 
 def check_sinks(q: Tensor, q_sink: Tensor | None, sinks: int, window: int | None) -> None:
@@ -277,7 +293,7 @@ def gather_pages(
     if key_scales is None:
         return k, v
     scales = (x[table].transpose(1, 2).flatten(0, 1)[:length, :, None] for x in (key_scales, value_scales))
-    return k.float() * next(scales), v.float() * next(scales)
+    return torch_decode(k) * next(scales), torch_decode(v) * next(scales)
 
 
 def torch_attend_sinks(

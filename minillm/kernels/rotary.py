@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from minillm.kernels.kv_codes import as_codes, check_codes, encode, torch_encode
+from minillm.kernels.kv_codes import INT4, LARGEST, as_codes, check_codes, encode, pair_of, to_pairs, torch_encode
 from minillm.kernels.language import next_power_of_2, tl, triton
 
 ELEMENTS = 1024  # a program's tile, heads * head_dim: eight elements a thread in four warps
@@ -45,9 +45,10 @@ def rotate_and_store(
     from token to token. cos and sin [num_tokens, 1, head_dim] as `Rotary` makes them, the sign in sin. keys and values
     as in `PagedKVCache`, slot_mapping [num_tokens] int64. A token of slot -1 is padding: it writes nothing into the
     cache, and its q holds nothing of use afterwards. With q_weight and k_weight [head_dim] each head of q and k is
-    RMS-normed first (Qwen3). The rotation is computed in float32 and rounded once. Any even head_dim.
+    RMS-normed first (Qwen3). The rotation is computed in float32 and rounded once. Any even head_dim; of int4 a
+    multiple of 4.
 
-    A cache in 8 bits (chapter 17) gets the codes of what another cache would get, and their scales: key_scales and
+    A cache in 8 or 4 bits (chapter 17) gets the codes of what another cache would get, and their scales: key_scales and
     value_scales [num_blocks + 1, num_kv_heads, block_size] float32.
     """
     num_tokens, num_heads, head_dim = q.shape
@@ -63,7 +64,7 @@ def rotate_and_store(
         q_weight if with_norm else q, k_weight if with_norm else k, key_scales, value_scales,
         q.stride(0), k.stride(0), v.stride(0), cos.stride(0), sin.stride(0), keys.stride(0), values.stride(0), eps,
         Q_HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=head_dim, BLOCK_SIZE=block_size, NORM=with_norm,
-        HEADS=tile, WIDTH=width, num_warps=max(1, tile * width // 128),
+        HEADS=tile, WIDTH=width, PAIR=pair_of(keys), LARGEST_CODE=LARGEST.get(keys.dtype, 0.0), num_warps=max(1, tile * width // 128),
     )  # fmt: skip
 
 
@@ -72,11 +73,13 @@ def rotate_and_store_kernel(
     q, k, v, cos, sin, keys, values, slot_mapping, q_weight, k_weight, key_scales, value_scales,
     q_token, k_token, v_token, cos_token, sin_token, key_block, value_block, eps,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, PAIR: tl.constexpr, LARGEST_CODE: tl.constexpr,
 ):  # fmt: skip
     Q_TILES: tl.constexpr = (Q_HEADS + HEADS - 1) // HEADS
     KV_TILES: tl.constexpr = (KV_HEADS + HEADS - 1) // HEADS
     HALF: tl.constexpr = DIM // 2
+    WIDE: tl.constexpr = DIM // PAIR  # elements of a vector in the cache: of int4 each has two dimensions
+    HALF_WIDE: tl.constexpr = HALF // PAIR
     token = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     slot = tl.load(slot_mapping + token).to(tl.int64)  # a large cache has more than 2^31 elements
@@ -101,11 +104,15 @@ def rotate_and_store_kernel(
         )
         if key_scales is not None:
             scales = key_scales + (block * KV_HEADS + heads) * BLOCK_SIZE + offset
-            first, second = to_codes(first, second, scales, heads < KV_HEADS, slot, k, keys)
-        target = keys + block * key_block + (heads[:, None] * DIM + dims[None, :]) * BLOCK_SIZE + offset
+            first, second = to_codes(
+                first, second, scales, heads < KV_HEADS, slot, k, keys, HEADS, WIDTH, PAIR, LARGEST_CODE
+            )
+        places = tl.arange(0, WIDTH // PAIR)
+        inside = (heads < KV_HEADS)[:, None] & (places < HALF_WIDE)[None, :]
+        target = keys + block * key_block + (heads[:, None] * WIDE + places[None, :]) * BLOCK_SIZE + offset
         if slot >= 0:
             tl.store(target, first, inside)
-            tl.store(target + HALF * BLOCK_SIZE, second, inside)
+            tl.store(target + HALF_WIDE * BLOCK_SIZE, second, inside)
     else:
         heads = (tile - Q_TILES - KV_TILES) * HEADS + tl.arange(0, HEADS)
         inside = (heads < KV_HEADS)[:, None] & (dims < HALF)[None, :]
@@ -113,11 +120,15 @@ def rotate_and_store_kernel(
         low, high = tl.load(place, inside, 0.0), tl.load(place + HALF, inside, 0.0)
         if value_scales is not None:
             scales = value_scales + (block * KV_HEADS + heads) * BLOCK_SIZE + offset
-            low, high = to_codes(low, high, scales, heads < KV_HEADS, slot, v, values)
-        target = values + block * value_block + (heads[:, None] * BLOCK_SIZE + offset) * DIM + dims[None, :]
+            low, high = to_codes(
+                low, high, scales, heads < KV_HEADS, slot, v, values, HEADS, WIDTH, PAIR, LARGEST_CODE
+            )
+        places = tl.arange(0, WIDTH // PAIR)
+        inside = (heads < KV_HEADS)[:, None] & (places < HALF_WIDE)[None, :]
+        target = values + block * value_block + (heads[:, None] * BLOCK_SIZE + offset) * WIDE + places[None, :]
         if slot >= 0:
             tl.store(target, low, inside)
-            tl.store(target + HALF, high, inside)
+            tl.store(target + HALF_WIDE, high, inside)
 
 
 @triton.jit
@@ -142,13 +153,19 @@ def rotate(place, inside, weight, cos, sin, eps, dims, DIM: tl.constexpr, NORM: 
 
 
 @triton.jit
-def to_codes(first, second, scales, inside, slot, x, cache):
-    """The codes that `cache` holds for both halves of the heads; their scales are stored. What is encoded was rounded
-    to the dtype of x first, as in a cache that holds it."""
+def to_codes(
+    first, second, scales, inside, slot, x, cache,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, PAIR: tl.constexpr, LARGEST_CODE: tl.constexpr,
+):  # fmt: skip
+    """The elements that `cache` holds for both halves of the heads, WIDTH // PAIR of each; their scales are stored.
+    What is encoded was rounded to the dtype of x first, as in a cache that holds it."""
     dtype = x.dtype.element_ty
-    low, high, scale = encode(first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32), cache.dtype.element_ty)
+    codes: tl.constexpr = tl.int8 if PAIR == 2 else cache.dtype.element_ty
+    low, high, scale = encode(first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32), codes, LARGEST_CODE)
     if slot >= 0:
         tl.store(scales, scale, inside)
+    if PAIR == 2:
+        low, high = to_pairs(low, HEADS, WIDTH // 2), to_pairs(high, HEADS, WIDTH // 2)
     return low, high
 
 
@@ -157,6 +174,10 @@ def check(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tenso
     head_dim = q.shape[2]
     if head_dim % 2:
         raise ValueError(f"head_dim={head_dim} is odd: the rotation turns pairs of dimensions")
+    if keys.dtype is INT4 and head_dim % 4:
+        raise ValueError(
+            f"head_dim={head_dim}: each half of a head goes into whole bytes of int4, so it has to be a multiple of 4"
+        )
     if any((x.stride(1) != head_dim and x.shape[1] > 1) or x.stride(2) != 1 for x in (q, k, v)):
         raise ValueError("the heads of a token must lie side by side in q, k and v; call .contiguous()")
     if cos.stride(-1) != 1 or sin.stride(-1) != 1:

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from minillm.kernels.kv_codes import INT4, pair_of
 from minillm.kernels.language import MODE, capability
 from minillm.kernels.native_build import cache_folder, is_ours
 from minillm.kernels.paged_prefill import paged_prefill
@@ -44,7 +45,7 @@ def tune_attention(keys: Tensor, values: Tensor, num_heads: int, dtype: torch.dt
     """
     if timer is None and not may_time(keys):
         return None
-    shape = keys.shape[2], dtype, capability(keys), keys.element_size() == 1, False
+    shape = keys.shape[2] * pair_of(keys), dtype, capability(keys), keys.element_size() == 1, False
     if shape not in TUNED:
         key = {
             "gpu": torch.cuda.get_device_name(keys.device) if keys.is_cuda else "none", "torch": torch.__version__,
@@ -151,12 +152,14 @@ def prompts_like(keys: Tensor, values: Tensor, num_heads: int, dtype: torch.dtyp
     def some(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device)
 
-    pages = [some(NUM_SEQS * per_seq + 1, *x.shape[1:]).to(x.dtype) for x in (keys, values)]
+    pages = [some(NUM_SEQS * per_seq + 1, *x.shape[1:]) for x in (keys, values)]
+    # Bytes of int4 are of any number from 0 to 255.
+    pages = [((x * 64 + 128).clamp(0, 255) if keys.dtype is INT4 else x).to(keys.dtype) for x in pages]
     scales = [torch.ones(pages[1].shape[:3], device=device) if x.element_size() == 1 else None for x in pages]
     table = torch.arange(1, NUM_SEQS * per_seq + 1, device=device).view(NUM_SEQS, per_seq)
     bounds = torch.arange(NUM_SEQS + 1, device=device) * LENGTH
     lengths = torch.full((NUM_SEQS,), LENGTH, device=device)
-    q = some(NUM_SEQS * LENGTH, num_heads, keys.shape[2]).to(dtype)
+    q = some(NUM_SEQS * LENGTH, num_heads, keys.shape[2] * pair_of(keys)).to(dtype)
     index = bounds, lengths, table, LENGTH, None, None, torch.empty_like(q)
     return lambda tiles: paged_prefill(q, *pages, *index, *scales, tiles=tiles)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from minillm.kv_cache.paged import PagedKVCache, as_bytes
 from minillm.kv_cache.quantized import dequantize_vectors, quantize_vectors
 from minillm.kv_cache.torch_attention import TorchAttention
+from minillm.kv_cache.torch_plan import TileGroup
 
 if TYPE_CHECKING:
     from minillm.model.batch import ForwardBatch
@@ -63,11 +64,15 @@ class LatentAttention(TorchAttention):
         plan = self._plan(self.layer_windows[layer], batch)
         self.cache.write(layer, k, None, batch.slot_mapping)
         out = q.new_empty(*q.shape[:2], v.shape[-1])
-        for group in plan.decode_groups + plan.prefill_groups:
+        self._attend_tiles(q, layer, batch, plan.decode_groups + plan.prefill_groups, out)
+        return out
+
+    def _attend_tiles(self, q: Tensor, layer: int, batch: ForwardBatch, groups: list[TileGroup], out: Tensor) -> None:
+        for group in groups:
             latents = self.cache.gather(layer, group.block_table.flatten())
             latents = latents.view(len(group.block_table), -1, q.shape[-1])
-            out[group.rows] = latent_attention(q[group.query_rows], latents, group.seen, v.shape[-1])[group.places]
-        return out
+            found = latent_attention(q[group.query_rows], latents, group.seen, out.shape[-1])
+            out[group.rows] = found[group.places]
 
 
 def latent_attention(q: Tensor, latents: Tensor, seen: Tensor, value_dim: int) -> Tensor:

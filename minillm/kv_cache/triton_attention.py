@@ -21,6 +21,7 @@ from torch import Tensor
 
 from minillm.device import triton_has_tensor_cores
 from minillm.kernels.decode_plan import DecodePlan, plan_decode
+from minillm.kernels.kv_codes import INT4, pair_of
 from minillm.kernels.language import serves
 from minillm.kernels.paged_decode import paged_decode
 from minillm.kernels.paged_prefill import PrefillPlan, paged_prefill
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from minillm.model.batch import ForwardBatch
 
 MOST_ROWS = 32  # of queries, tokens times heads of a group: more would need registers that the keys take
-PAGE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
+PAGE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn, INT4)
 
 
 class TritonAttention:
@@ -56,13 +57,10 @@ class TritonAttention:
         sink_turn: SinkTurn | None = None,
     ):
         keys = cache.keys[0]
-        if not serves(keys):
-            raise ValueError(
-                f"attention_backend='triton' cannot run on {keys.device}: it needs a GPU, or TRITON_INTERPRET=1 in the "
-                f"environment before the start; use attention_backend='torch'"
-            )
-        if not 16 <= keys.shape[2] <= 256:
-            raise ValueError(f"attention_backend='triton' takes head_dim 16 to 256, not {keys.shape[2]}; use 'torch'")
+        check_runs_on(keys)
+        head_dim = keys.shape[2] * pair_of(keys)
+        if not 16 <= head_dim <= 256:
+            raise ValueError(f"attention_backend='triton' takes head_dim 16 to 256, not {head_dim}; use 'torch'")
         if keys.dtype not in PAGE_DTYPES:
             known = ", ".join(map(str, PAGE_DTYPES))
             raise ValueError(f"attention_backend='triton' cannot read pages of {keys.dtype}; it reads {known}")
@@ -81,7 +79,7 @@ class TritonAttention:
         self.torch = TorchAttention(cache, layer_windows, num_heads, sink_turn) if torch_prefill else None
         self._plans: dict[int | None, tuple[ForwardBatch, DecodePlan]] = {}  # of the last batch, for each window
         self.prefill_plan = PrefillPlan()
-        self.num_sms = torch.cuda.get_device_properties(keys.device).multi_processor_count if keys.is_cuda else 4
+        self.num_sms = count_sms(keys)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
         """See `minillm.model.attention.AttentionBackend`; no slot may be -1."""
@@ -150,7 +148,7 @@ class TritonAttention:
         return plan
 
     def _scales(self, layer: int) -> dict[str, Tensor]:
-        """Those of a cache in 8 bits."""
+        """Those of a cache of codes."""
         cache = self.cache
         return (
             {"key_scales": cache.key_scales[layer], "value_scales": cache.value_scales[layer]}
@@ -166,6 +164,20 @@ class TritonAttention:
         if batch.max_seq_len > policy.num_kept:  # before that, all stand in the cache where they stand in the text
             turned = turn_queries(q, self.sink_turn.of(batch, layer))
         return {"sinks": policy.sinks, "q_sink": turned.contiguous()}
+
+
+def check_runs_on(pages: Tensor) -> None:
+    """Raise ValueError where no kernel can be launched on the cache's device."""
+    if not serves(pages):
+        raise ValueError(
+            f"attention_backend='triton' cannot run on {pages.device}: it needs a GPU, or TRITON_INTERPRET=1 in the "
+            f"environment before the start; use attention_backend='torch'"
+        )
+
+
+def count_sms(pages: Tensor) -> int:
+    """The SMs of the GPU that holds the cache, among which a decode step is split; a few where it is interpreted."""
+    return torch.cuda.get_device_properties(pages.device).multi_processor_count if pages.is_cuda else 4
 
 
 def count_decodes(batch: ForwardBatch) -> int:

@@ -79,6 +79,7 @@ def test_every_triton_case_is_right_at_toy_size():
         "paged",
         "W4A16",
         "W8A8",
+        "latent",
     }
     for case in cases:
         kernels.check(case, CPU)

@@ -9,6 +9,7 @@ from minillm.kernels import (
     decode_plan,
     flash_attention,
     grouped_matmul,
+    latent_decode,
     lora,
     matmul,
     norm,
@@ -24,7 +25,7 @@ from minillm.kernels import (
 )  # fmt: skip
 
 FP32, FP16 = torch.float32, torch.float16
-INT8, FP8 = torch.int8, torch.float8_e4m3fn
+INT8, FP8, INT4 = torch.int8, torch.float8_e4m3fn, torch.uint8
 
 
 def empty(*shape: int, dtype: torch.dtype = FP16) -> torch.Tensor:
@@ -65,6 +66,7 @@ def call_flash(head_dim: int, window: int | None = None, dtype: torch.dtype = FP
 
 
 def pages(kv_heads: int, head_dim: int, dtype: torch.dtype):
+    head_dim //= 2 if dtype is INT4 else 1  # bytes
     return empty(9, kv_heads, head_dim, 16, dtype=dtype), empty(9, kv_heads, 16, head_dim, dtype=dtype)
 
 
@@ -108,6 +110,17 @@ def call_planned(head_dim: int, tokens_each: int = 1, window: int | None = None,
     items, counters = empty(decode_plan.FIELDS, 73, dtype=torch.int32), empty(88, 2, dtype=torch.int32)
     plan = decode_plan.DecodePlan(items, counters, tokens_each)
     return launcher, (q, keys, values, seq_lens.int(), table.int(), *more, plan)
+
+
+def call_latent(heads: int, dtype: torch.dtype = FP16, codes=None, planned: bool = True):
+    """The latents of DeepSeek-V2 and V3: 512 columns, and a rotary key of 64."""
+    q, latents = empty(7, heads, 576, dtype=dtype), empty(9, 16, 576, dtype=codes or dtype)
+    index = empty(7, dtype=torch.int32), empty(7, 256, dtype=torch.int32)
+    counters = empty(88, latent_decode.head_tiles(heads), dtype=torch.int32)
+    plan = decode_plan.DecodePlan(empty(decode_plan.FIELDS, 73, dtype=torch.int32), counters, 1) if planned else None
+    return latent_decode.latent_decode, (
+        q, latents, *index, 512, None, None, empty(9, 16, dtype=FP32) if codes else None, plan,
+    )  # fmt: skip
 
 
 def call_sample(vocab_size: int, *used: str):
@@ -210,16 +223,28 @@ CALLS = {
     ),
     "rotary, int8": call_rotary(32, 8, 128, False, INT8),
     "rotary, fp8, normed": call_rotary(32, 8, 128, True, FP8),
+    "rotary, int4": call_rotary(32, 8, 128, False, INT4),
     "prefill, 64, int8": call_prefill(64, codes=INT8),
     "prefill, 128, int8": call_prefill(128, codes=INT8),
     "prefill, 128, int8, short": call_prefill(128, codes=INT8, longest=3),
     "prefill, 128, bf16, fp8": call_prefill(128, dtype=torch.bfloat16, codes=FP8),
+    "prefill, 64, int4": call_prefill(64, codes=INT4),
+    "prefill, 128, int4": call_prefill(128, codes=INT4),
     "prefill, 128, sinks": call_prefill(128, 1024, sinks=4),
     "decode, 64, int8": call_decode(64, 1, codes=INT8),
     "decode, 128, split, int8": call_decode(128, 8, codes=INT8),
     "decode, 128, split, fp8": call_decode(128, 8, codes=FP8),
     "decode, 128, split, bf16, fp8": call_decode(128, 8, dtype=torch.bfloat16, codes=FP8),
+    "decode, 64, int4": call_decode(64, 1, codes=INT4),
+    "decode, 128, planned, int4": call_planned(128, codes=INT4),
+    "decode, 128, split, bf16, int4": call_decode(128, 8, dtype=torch.bfloat16, codes=INT4),
     "decode, 128, split, sinks, fp8": call_decode(128, 8, 1024, codes=FP8, sinks=4),
+    "latents, 16 heads": call_latent(16),
+    "latents, 16 heads, one split": call_latent(16, planned=False),
+    "latents, 128 heads, bf16": call_latent(128, torch.bfloat16),
+    "latents, int8": call_latent(16, codes=INT8),
+    "latents, bf16, fp8": call_latent(128, torch.bfloat16, FP8),
+    "latents, fp32": call_latent(16, FP32),
     "W4A16, few rows": call_quantized(16, "int4", 128, splits=8),
     "W4A16, few rows, bf16": call_quantized(16, "int4", 128, dtype=torch.bfloat16, splits=8),
     "W4A16, few rows, zeros": call_quantized(1, "int4", 64, True),

@@ -20,7 +20,9 @@ from triton.runtime import jit
 
 from minillm.kernels import activation, norm, packed_weight, quantized_matmul, scaled_matmul
 from minillm.kv_cache import triton_attention
+from minillm.kv_cache.latent import LatentKVCache
 from minillm.kv_cache.paged import PagedKVCache
+from minillm.kv_cache.triton_latent import TritonLatentAttention
 from minillm.model.batch import ForwardBatch
 
 HEADS, KV_HEADS, DIM = 8, 4, 64
@@ -89,6 +91,18 @@ def attend(windows: list[int | None], tokens_each: int) -> None:
             attention.attend_stored(queries, layer, batch)
 
 
+def attend_latents() -> None:
+    triton_attention.serves = lambda latents: True
+    cache = LatentKVCache(2, 1, 24, 4, 16, torch.float16)
+    attention = TritonLatentAttention(cache, [None, None], HEADS, 16)
+    for step in range(1, 40):
+        batch = batch_of([step * 7] * step, [1] * step, 1 + step * 3 % 37, step % 4, torch.int32, 1)
+        batch.slot_mapping.zero_()
+        q = torch.zeros(step, HEADS, 24, dtype=torch.float16)
+        for layer in range(2):
+            attention.attend(q, q[:, :1], q[:, :1, :16], layer, batch)
+
+
 def multiply() -> None:
     weight = packed_weight.PackedWeight(
         torch.zeros(8, 1024, 16, dtype=torch.int32), torch.zeros(8, 1024, dtype=torch.float16), None, "int4", 1024, 128,
@@ -108,7 +122,7 @@ def main() -> None:
     found = {}
     for name, work in {
         "plain": lambda: attend([None, None], 1), "windows": lambda: attend([32, None, 32], 1),
-        "drafts": lambda: attend([None], 4), "products": multiply,
+        "drafts": lambda: attend([None], 4), "latents": attend_latents, "products": multiply,
     }.items():  # fmt: skip
         before = set(COMPILED)
         work()

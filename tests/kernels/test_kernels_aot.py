@@ -15,13 +15,13 @@ from minillm.kernels.build import Job, Report, build_all, occupancy
 from minillm.kernels.generations import generation_of, way_of
 from minillm.kernels.gpus import GPUS
 from minillm.kernels.language import MODE
-from tests.helpers.aot_calls import CALLS, FP8, FP16, FP32, INT8, empty
+from tests.helpers.aot_calls import CALLS, FP8, FP16, FP32, INT4, INT8, empty
 from tests.helpers.kernel_cases import needs_triton
 
 pytestmark = needs_triton
 POINTERS = {
     INT8: "*i8",
-    torch.uint8: "*u8",
+    INT4: "*u8",
     FP8: "*fp8e4nv",
     torch.bool: "*i1",
     FP32: "*fp32",
@@ -81,8 +81,8 @@ def jobs_of(launcher, arguments: tuple, capability: int, monkeypatch: pytest.Mon
 
 
 def left_to_torch(name: str, capability: int) -> bool:
-    """Tiles that want tensor cores do not fit a T4: `TritonAttention` leaves prompts to torch there."""
-    return capability == 75 and name.startswith(("flash", "prefill"))
+    """Tiles that want tensor cores do not fit a T4: prompts, and latents altogether, are left to torch there."""
+    return capability == 75 and name.startswith(("flash", "prefill", "latents"))
 
 
 @pytest.fixture(scope="module", params=["T4", "A100", "L4", "H100"])
@@ -95,7 +95,7 @@ def built(request) -> tuple[int, dict[str, list[Report]]]:
                 continue  # a T4 has neither
             if capability == 75 and name.startswith("decode") and "drafts" in name:
                 continue  # there fewer tokens share a tile
-            if left_to_torch(name, capability) and re.search("int8|sinks", name):
+            if left_to_torch(name, capability) and re.search("int8|int4|sinks|latents", name):
                 continue
             jobs[name] = jobs_of(launcher, arguments, capability, monkeypatch)
     reports = iter(build_all([job for some in jobs.values() for job in some]))
@@ -170,7 +170,7 @@ def test_experts_use_the_tensor_cores_of_their_gpu(built):
 def test_attention_uses_the_tensor_cores_of_its_gpu(built):
     capability, reports = built
     for name, (report, *_) in (
-        (name, some) for name, some in reports.items() if name.startswith(("flash", "prefill", "decode"))
+        (name, some) for name, some in reports.items() if name.startswith(("flash", "prefill", "decode", "latents"))
     ):
         if "fp32" in name:
             assert not report.uses_tensor_cores, "float32 was rounded to tf32"
@@ -179,7 +179,7 @@ def test_attention_uses_the_tensor_cores_of_its_gpu(built):
             assert report.count("cp.async"), f"{name}: keys and values are not on their way ahead of their use"
             # 16 rows, a group's query heads, are too few for wgmma; prompts fill its 64.
             assert bool(report.count("wgmma")) == (
-                capability == 90 and not name.startswith("decode") and not name.endswith("short")
+                capability == 90 and not name.startswith(("decode", "latents")) and not name.endswith("short")
             ), name
 
 
@@ -208,7 +208,7 @@ def test_pages_are_read_16_bytes_at_a_time(built):
 def test_codes_are_read_many_at_a_time_and_by_the_gpu_itself_where_it_can(built):
     capability, reports = built
     for name in (
-        name for name in reports if name.startswith(("prefill", "decode")) and ("int8" in name or "fp8" in name)
+        name for name in reports if re.match("prefill|decode|latents", name) and re.search("int8|fp8|int4", name)
     ):
         ptx = reports[name][0].ptx
         assert not re.search(r"ld\.global[.\w]*\.[bsu]?(8|16)\s", ptx), f"{name}: codes are loaded one by one"
@@ -217,7 +217,7 @@ def test_codes_are_read_many_at_a_time_and_by_the_gpu_itself_where_it_can(built)
             assert sizes & {"0x8", "8", "0x10", "16"}, (name, sizes)
         if "fp8" in name:
             assert bool(re.search(r"cvt[.\w]*e4m3x2", ptx)) == (capability >= 89), name
-    for name in ("rotary, int8", "rotary, fp8, normed"):
+    for name in ("rotary, int8", "rotary, fp8, normed", "rotary, int4"):
         assert reports[name][0].registers <= 48, name
         assert reports[name][0].count("div.rn"), (
             f"{name}: a scale that is rounded otherwise than torch's gives other codes"

@@ -1,4 +1,4 @@
-"""8-bit pages in the Triton kernels, against float64 and against the cache's own quantization.
+"""Pages of 8 and 4 bits in the Triton kernels, against float64 and against the cache's own quantization.
 Interpreted on a CPU, compiled on a GPU."""
 
 from __future__ import annotations
@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from minillm.kernels.kv_codes import decode, to_code, torch_encode
+from minillm.kernels.kv_codes import INT4, decode, from_pairs, to_code, to_pairs, torch_decode, torch_encode
+from minillm.kernels import decode_plan
+from minillm.kernels.decode_plan import plan_decode
 from minillm.kernels.language import tl, triton
 from minillm.kernels.paged_decode import paged_decode, torch_paged_decode
 from minillm.kernels.paged_prefill import paged_prefill, torch_paged_prefill
 from minillm.kernels.rotary import rotate_and_store, torch_rotate_and_store
-from minillm.kv_cache.quantized import quantize_vectors
+from minillm.kv_cache.quantized import pack_nibbles, quantize_vectors, unpack_nibbles
 from tests.helpers.kernel_cases import DTYPES, device, error, framed, needs_triton, poisoned, projection, random
 from tests.kernels.test_kernels_attention import TOLERANCE, paged, qkv, starts
 from tests.kernels.test_kernels_rotary import angles, whole
@@ -20,6 +22,7 @@ from tests.kernels.test_kernels_rotary import angles, whole
 pytestmark = needs_triton
 INT8, FP8 = torch.int8, torch.float8_e4m3fn
 every_code = pytest.mark.parametrize("codes", [INT8, FP8], ids=["int8", "fp8"])
+every_kind = pytest.mark.parametrize("codes", [INT8, FP8, INT4], ids=["int8", "fp8", "int4"])
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 
@@ -68,7 +71,31 @@ def test_every_code_comes_back_exactly(codes, dtype):
     assert torch.equal(out[finite], expected[finite]) and finite.sum() >= 254
 
 
-@every_code
+@triton.jit
+def pairs_kernel(codes, pairs, even, odd, HEADS: tl.constexpr, PAIRS: tl.constexpr):
+    rows, columns = tl.arange(0, HEADS)[:, None], tl.arange(0, PAIRS)[None, :]
+    both = tl.load(codes + rows * 2 * PAIRS + tl.arange(0, 2 * PAIRS)[None, :])
+    tl.store(pairs + rows * PAIRS + columns, to_pairs(both, HEADS, PAIRS))
+    low, high = from_pairs(tl.load(pairs + rows * PAIRS + columns), tl.load(even))
+    tl.store(even + rows * PAIRS + columns, low)
+    tl.store(odd + rows * PAIRS + columns, high)
+
+
+@every_dtype
+def test_two_codes_share_a_byte_as_in_the_cache(dtype):
+    """All 225 pairs, and the even dimension below."""
+    codes = torch.zeros(8, 64, dtype=INT8, device=device())
+    codes.view(-1)[:450] = torch.cartesian_prod(*[torch.arange(-7, 8, dtype=INT8)] * 2).flatten()
+    pairs = torch.zeros(8, 32, dtype=torch.uint8, device=device())
+    even, odd = torch.zeros(2, 8, 32, dtype=dtype, device=device())
+    pairs_kernel[(1,)](codes, pairs, even, odd, HEADS=8, PAIRS=32)
+    assert torch.equal(pairs, pack_nibbles(codes))
+    assert torch.equal(even, codes[:, ::2].to(dtype)) and torch.equal(odd, codes[:, 1::2].to(dtype))
+    every = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(torch_decode(every), unpack_nibbles(every).float())
+
+
+@every_kind
 @every_dtype
 @pytest.mark.parametrize("heads, kv_heads, head_dim", [(1, 1, 16), (8, 2, 64), (9, 3, 80), (4, 4, 128)])
 def test_stored_codes_are_those_of_what_another_cache_holds(heads, kv_heads, head_dim, dtype, codes):
@@ -95,6 +122,8 @@ def test_stored_codes_are_those_of_what_another_cache_holds(heads, kv_heads, hea
         pages = [torch.full(shape, 85, dtype=torch.uint8, device=device()).view(codes) for shape in shapes]
         return pages, [framed((num_blocks, kv_heads, block_size), torch.float32) for _ in range(2)]
 
+    width = head_dim // 2 if codes is INT4 else head_dim
+    shapes = (num_blocks, kv_heads, width, block_size), (num_blocks, kv_heads, block_size, width)
     pages, scales = filled()
     given = q.clone()
     rotate_and_store(given, k, v, *rotation, *pages, slots, *weights, *scales)
@@ -112,20 +141,20 @@ def test_stored_codes_are_those_of_what_another_cache_holds(heads, kv_heads, hea
     torch_rotate_and_store(twin_q, k, v, *rotation, *twin_pages, slots, *weights, *twin_scales)
     torch.testing.assert_close(given[real], twin_q[real], rtol=2e-3, atol=2e-3)
     for page, twin, scale, twin_scale in zip(pages, twin_pages, scales, twin_scales):
-        difference = (page.float() - twin.float()).abs()
-        assert (difference <= (1 if codes is INT8 else 32)).all() and (difference > 0).float().mean() < 0.01
+        difference = (torch_decode(page) - torch_decode(twin)).abs()
+        assert (difference <= (32 if codes is FP8 else 1)).all() and (difference > 0).float().mean() < 0.01
         torch.testing.assert_close(scale, twin_scale, rtol=2e-3, atol=0, equal_nan=True)
 
 
 def test_the_twin_encodes_as_the_cache_does():
     x = torch.cat([torch.randn(50, 3, 40) * 10 ** torch.linspace(-6, 6, 50)[:, None, None], torch.zeros(1, 3, 40)])
-    for codes in (INT8, FP8):
+    for codes in (INT8, FP8, INT4):
         for got, expected in zip(torch_encode(x, codes), quantize_vectors(x, codes)):
             assert torch.equal(got.float(), expected.float())
 
 
 def quantized_pages(lengths, kv_heads, dim, block_size, codes, value_size: float = 1.0):
-    """Random 8-bit pages with their scales, NaN where no sequence is, and what they stand for, in float64."""
+    """Random pages of codes with their scales, NaN where no sequence is, and what they stand for, in float64."""
     keys, values, seq_lens, table = paged(lengths, kv_heads, dim, block_size, torch.float32)
     empty = values.isnan().any(-1)
     pages, scales, exact = [], [], []
@@ -134,7 +163,7 @@ def quantized_pages(lengths, kv_heads, dim, block_size, codes, value_size: float
         if codes is FP8:
             as_bytes(code)[empty] = 0x7F  # NaN
         scale[empty] = float("nan")
-        pages.append(code), scales.append(scale), exact.append(code.double() * scale.double()[..., None])
+        pages.append(code), scales.append(scale), exact.append(torch_decode(code).double() * scale.double()[..., None])
     pages[0], exact[0] = (as_bytes(pages[0]).transpose(2, 3).contiguous().view(codes), exact[0].transpose(2, 3))
     return pages, scales, exact, seq_lens, table
 
@@ -148,7 +177,7 @@ PAGED_SHAPES = [  # lengths, tokens each brings, query heads, KV heads, head_dim
 ]
 
 
-@every_code
+@every_kind
 @every_dtype
 @pytest.mark.parametrize("lengths, brings, heads, kv_heads, dim, block_size, window", PAGED_SHAPES)
 def test_paged_prefill_of_codes(lengths, brings, heads, kv_heads, dim, block_size, window, dtype, codes):
@@ -163,7 +192,7 @@ def test_paged_prefill_of_codes(lengths, brings, heads, kv_heads, dim, block_siz
     assert error(torch_paged_prefill(q, *pages, *index, None, None, *scales), reference) < TOLERANCE[dtype]
 
 
-@every_code
+@every_kind
 @every_dtype
 @pytest.mark.parametrize("num_splits", [1, 4])
 @pytest.mark.parametrize("lengths, brings, heads, kv_heads, dim, block_size, window", PAGED_SHAPES)
@@ -180,7 +209,7 @@ def test_paged_decode_of_codes(lengths, brings, heads, kv_heads, dim, block_size
     assert error(torch_paged_decode(q, *pages, *index, None, None, *scales), reference) < TOLERANCE[dtype]
 
 
-@every_code
+@every_kind
 @pytest.mark.parametrize("value_size", [2e-4, 1e4])
 def test_scales_of_small_and_large_values_stay_within_float16(value_size, codes):
     """A weight times a scale of 10^-6 would be a float16 of one digit; the largest ones must not overflow."""
@@ -190,6 +219,27 @@ def test_scales_of_small_and_large_values_stay_within_float16(value_size, codes)
     reference = torch_paged_decode(q.double(), *exact, seq_lens, table)
     assert error(paged_decode(q, *pages, seq_lens, table, 1, None, None, None, *scales), reference) < 2e-3
     assert error(paged_prefill(q, *pages, starts([1]), seq_lens, table, 1, None, None, None, *scales), reference) < 2e-3
+
+
+def test_pages_of_4_bits_by_a_plan_with_drafts_and_sinks(monkeypatch):
+    """Splits that are merged, two tokens of a sequence in one item, and the sinks' own queries."""
+    monkeypatch.setattr(decode_plan, "MIN_SPLIT", 16)
+    torch.manual_seed(4)
+    pages, scales, exact, lengths, table = quantized_pages([100, 41], 2, 32, 16, INT4)
+    q, q_sink = qkv(4, 4, 2, 32, torch.float32)[0], random((4, 4, 32), torch.float32)
+    rows, index = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1], dtype=torch.int32, device=device())
+    each, tables = lengths[rows] - 1 + index, table[rows]
+    plan = plan_decode(each, 2, 128, 8, None, index, 2)
+    assert plan.items[5].max() > 1 and plan.items[1].max() == 2
+    found = paged_decode(q, *pages, each, tables, 1, None, None, None, *scales, plan=plan)
+    assert error(found, torch_paged_decode(q.double(), *exact, each, tables)) < 2e-6
+    kept = dict(window=20, sinks=3, q_sink=q_sink)
+    found = paged_decode(q, *pages, each, tables, 2, key_scales=scales[0], value_scales=scales[1], **kept)
+    reference = torch_paged_decode(q.double(), *exact, each, tables, 1, **kept | {"q_sink": q_sink.double()})
+    assert error(found, reference) < 2e-6
+    chunk = starts([2, 2]), lengths, table, 2
+    found = paged_prefill(q, *pages, *chunk, key_scales=scales[0], value_scales=scales[1], **kept)
+    assert error(found, reference) < 2e-6
 
 
 def test_what_does_not_belong_together_is_refused_by_name():

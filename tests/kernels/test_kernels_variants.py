@@ -45,6 +45,10 @@ def test_draft_tokens_that_share_keys_add_one_variant(variants):
     assert variants["drafts"] == {"plan_decode_kernel": 1, "paged_decode_kernel": 1}
 
 
+def test_latents_compile_one_variant(variants):
+    assert variants["latents"] == {"latent_decode_kernel": 1}  # its plan is that of other attention
+
+
 def test_products_and_norms_compile_no_variant_for_a_batch_size(variants):
     assert variants["products"] == {
         "few_rows_kernel": 3,  # tiles of 16, 32 and 64 rows

@@ -8,13 +8,14 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from minillm import LLM
+from minillm import LLM, SamplingParams
 from minillm.kernels import native
 from minillm.kv_cache.native_attention import NativeAttention
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.quantized import INT4, dequantize_vectors, pack_nibbles, quantize_vectors, unpack_nibbles
 from minillm.kv_cache.torch_attention import TorchAttention
 from minillm.kv_cache.triton_attention import TritonAttention
+from tests.helpers.kernel_cases import device, needs_triton
 from tests.helpers.tiny import save_tiny_llama, seeded
 from tests.kv_cache.test_kv_cache_quantized import batch_of, formula
 
@@ -60,12 +61,28 @@ def test_an_odd_head_is_refused():
         PagedKVCache(1, 1, 5, 4, 4, torch.float32, kv_dtype="int4")
 
 
-def test_triton_is_refused_by_name_and_auto_takes_another(tmp_path):
-    save_tiny_llama(tmp_path)
-    with pytest.raises(ValueError, match="attention_backend='triton' has no kernels for kv_cache_dtype='int4'"):
+def test_triton_is_refused_for_heads_of_half_bytes_and_auto_takes_another(tmp_path):
+    """A head is rotated in two halves, of 9 dimensions here: a byte would hold one of each."""
+    save_tiny_llama(tmp_path, head_dim=18)
+    with pytest.raises(ValueError, match="'triton' has no kernels for kv_cache_dtype='int4' with head_dim=18"):
         LLM(str(tmp_path), device="cpu", kv_cache_dtype="int4", attention_backend="triton")
     backend = LLM(str(tmp_path), device="cpu", kv_cache_dtype="int4").engine.runner.attention
     assert not isinstance(backend, TritonAttention)
+
+
+@needs_triton
+def test_triton_generates_what_the_twin_does(tmp_path):
+    """Through the fused store, recorded steps and chunks; nothing but 4-bit pages holds what was computed."""
+    save_tiny_llama(tmp_path, head_dim=16)
+    prompts = [{"prompt_token_ids": [5 + i * step % 90 for i in range(length)]} for step, length in ((7, 21), (11, 3))]
+    params, found = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True), []
+    for backend, kind in (("torch", "int4"), ("triton", "int4"), ("torch", "auto")):
+        settings = dict(device=device(), dtype="float32", kv_cache_dtype=kind, attention_backend=backend)
+        llm = LLM(str(tmp_path), **settings, max_num_batched_tokens=16, max_model_len=32)
+        assert isinstance(llm.engine.runner.attention, TritonAttention) == (backend == "triton")
+        answers = llm.generate(prompts, params, use_tqdm=False)
+        found.append([answer.outputs[0].token_ids for answer in answers])
+    assert found[0] == found[1] != found[2]
 
 
 @pytest.mark.skipif(native.library() is None, reason="no C compiler with OpenMP here: the twins serve")

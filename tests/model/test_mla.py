@@ -16,6 +16,7 @@ from minillm.engine.pooling import hidden_states
 from minillm.engine.sizing import block_bytes_of
 from minillm.kv_cache.latent import LatentAttention, LatentKVCache, latent_attention
 from minillm.kv_cache.manager import KVCacheManager
+from minillm.kv_cache.triton_latent import TritonLatentAttention
 from minillm.model.attention import NoCacheAttention
 from minillm.model.batch import ForwardBatch
 from minillm.model.checkpoint import CheckpointError, load_config, load_model, read_model
@@ -25,6 +26,7 @@ from minillm.model.quantize import quantize_decoder
 from minillm.model.quantized_folder import save_quantized
 from minillm.quantization.config import resolve
 from tests.helpers.adapters import peft_tokens, save_adapter
+from tests.helpers.kernel_cases import device, needs_triton
 from tests.helpers.model_zoo import BASE, LATENT, MSCALE, save_checkpoint
 from tests.helpers.tiny import save_tiny_llama
 
@@ -201,6 +203,24 @@ def test_greedy_tokens_are_those_of_transformers(name, served):
         assert isinstance(llm.engine.runner.attention, LatentAttention)
 
 
+@needs_triton
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_triton_decodes_over_latents(kv_cache_dtype, served):
+    """Beside a prompt in the same step, and token by token; codes are those that torch reads."""
+    folder, oracle = served
+    prompts = [[5 + (i * step) % 250 for i in range(length)] for step, length in ((7, 20), (11, 3))]
+    settings = dict(dtype="float32", device=device(), max_model_len=64, max_num_batched_tokens=12)
+    found = []
+    for backend in ("triton", "torch"):
+        with LLM(folder, **settings, kv_cache_dtype=kv_cache_dtype, attention_backend=backend) as llm:
+            assert isinstance(llm.engine.runner.attention, TritonLatentAttention) == (backend == "triton")
+            answers = llm.generate([{"prompt_token_ids": ids} for ids in prompts], GREEDY, use_tqdm=False)
+            found.append([answer.outputs[0].token_ids for answer in answers])
+    assert found[0] == found[1]
+    if kv_cache_dtype == "auto":
+        assert found[0] == [generated(oracle, ids) for ids in prompts]
+
+
 def test_an_adapter_is_served_and_one_of_the_absorbed_matrix_refused(served, tmp_path):
     folder, _ = served
     targets = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
@@ -278,8 +298,8 @@ def test_fields_that_do_not_fit_are_named(changes, said):
 @pytest.mark.parametrize(
     "settings, said",
     [
-        (dict(attention_backend="triton"), "attention_backend='triton' has no kernels for latents"),
-        (dict(attention_backend="native"), "attention_backend='native' has no kernels for latents"),
+        (dict(attention_backend="triton", kv_cache_dtype="int4"), "'triton' has no kernels for latents in pages of"),
+        (dict(attention_backend="native", kv_cache_dtype="fp8"), "'native' has no kernels for latents in pages of"),
         (dict(kv_retention={"sinks": 2, "window": 8}), "kv_retention=.* keeps latents; leave it out"),
         (dict(tensor_parallel_size=2), "tensor_parallel_size=2 with latent attention .* is not served"),
         (dict(pipeline_parallel_size=2), "pipeline_parallel_size=2 with latent attention .* is not served"),

@@ -48,8 +48,8 @@ def draw(seed: int) -> Road:
         requests = tuple(_request(rng, seed, MOST_IN_TRITON) for _ in range(2))
     else:
         requests = tuple(_request(rng, seed) for _ in range(rng.randint(3, 8)))
-        if values["kv"] != "auto" and Random(f"int4 {seed}").random() < 0.4:  # which Triton's kernels do not read
-            values["kv"] = "int4"
+    if values["kv"] != "auto" and Random(f"int4 {seed}").random() < 0.4:
+        values["kv"] = "int4"
     values["max_loras"], requests = _adapters(Random(f"adapter {seed}"), requests)
     if values["weights"] == "int4" and not values["max_loras"] and Random(f"rotated {seed}").random() < 0.5:
         values["weights"] = "rotated"  # which takes no adapters
@@ -83,8 +83,8 @@ def draw_parallel(seed: int) -> Road:
 
 def _latents(values: dict[str, Any]) -> dict[str, Any]:
     """The same road over latents."""
-    attention = "torch" if values["attention"] == "native" else values["attention"]
-    return {"model": LATENT, "attention": attention, "sinks": None, "offload": False}
+    refused = values["attention"] == "native" and values["kv"] != "auto"  # latents in codes
+    return {"model": LATENT, "attention": "torch" if refused else values["attention"], "sinks": None, "offload": False}
 
 
 def _adapters(rng: Random, requests: tuple[Arrival, ...]) -> tuple[int, tuple[Arrival, ...]]:
