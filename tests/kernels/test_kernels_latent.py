@@ -113,14 +113,14 @@ def test_what_does_not_belong_together_is_refused_by_name():
         ("do not fit", q, latents[0], 16),
         ("value_dim=24 is not allowed: .* 1 to 23", q, latents, 24),
         ("value_dim=0 is not allowed", q, latents, 0),
-        ("latent_dim=700 with value_dim=600", wide.expand(1, 2, 700), wide, 600),
-        ("latent_dim=700 with value_dim=512", wide.expand(1, 2, 700), wide, 512),
+        ("latent_dim=700 with value_dim=600", wide[:, :2], wide, 600),
+        ("latent_dim=700 with value_dim=512", wide[:, :2], wide, 512),
         ("side by side", q.transpose(1, 2).contiguous().transpose(1, 2), latents, 16),
         ("torch.uint8 cannot be read", q, codes.view(torch.uint8), 16),
         ("torch.float32, which have none", q, latents, 16, scales),
         ("torch.int8 need scales, .*none were given", q, codes, 16),
-        (r"torch.int8 need scales, .*float64 \[5, 4\]", q, codes, 16, scales.double()),
-        (r"torch.int8 need scales, .*\[5, 1\]", q, codes, 16, scales[:, :1]),
+        (r"torch.int8 need scales, .*float64 \[6, 4\]", q, codes, 16, scales.double()),
+        (r"torch.int8 need scales, .*\[6, 1\]", q, codes, 16, scales[:, :1]),
     ):
         q_given, pages, value_dim, *more = given
         with pytest.raises(ValueError, match=said):
