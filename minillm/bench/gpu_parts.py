@@ -24,7 +24,17 @@ KERNEL_TESTS = (
 ENGINE_TESTS = ("engine/test_triton_engine.py", "engine/test_engine_ahead.py", "engine/test_equivalence.py")
 BUILD_TESTS = ("kernels/test_kernels_aot.py", "kernels/test_kernels_build.py")
 KERNEL_SHARDS, ENGINE_SHARDS, BUILD_SHARDS, NOTEBOOK_SHARDS = 12, 3, 3, 5
-FAMILIES = ("prefill", "decode", "matmul", "elementwise", "w4a16", "w8a8", "kv8", "kv4", "latents")  # of `bench kernels`
+FAMILIES = (
+    "prefill",
+    "decode",
+    "matmul",
+    "elementwise",
+    "w4a16",
+    "w8a8",
+    "kv8",
+    "kv4",
+    "latents",
+)  # of `bench kernels`
 STEPS = (("qwen3-0.6b", 1), ("qwen3-0.6b", 64), ("qwen2-0.5b", 256))
 
 

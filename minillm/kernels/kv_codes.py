@@ -183,7 +183,8 @@ def torch_encode(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def torch_decode(codes: Tensor) -> Tensor:
-    """The twin of `decode` and `from_pairs`: float32 numbers of codes [..., head_dim], of int4 in half as many bytes."""
+    """The twin of `decode` and `from_pairs`: float32 numbers of codes [..., head_dim], of int4 in half as many
+    bytes."""
     if codes.dtype is INT4:
         signed = codes.view(torch.int8)
         return torch.stack([(signed << 4) >> 4, signed >> 4], dim=-1).flatten(-2).float()

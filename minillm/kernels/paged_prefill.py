@@ -195,8 +195,8 @@ def paged_prefill_kernel(
 def walk_pages(
     best, total, acc, acc_odd, queries, odd, keys, values, block_table, key_scales, value_scales, key_block,
     value_block, positions, scale, begin, gap, after, end, length, num_kv_heads, WIDE: tl.constexpr,
-    WIDTH: tl.constexpr, PAIR: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, TILE_N: tl.constexpr, MASKED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    WIDTH: tl.constexpr, PAIR: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    TILE_N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take in the positions begin:gap and after:end of a sequence, tile by tile, through its block table."""
     dims = tl.arange(0, WIDTH)

@@ -64,7 +64,8 @@ def rotate_and_store(
         q_weight if with_norm else q, k_weight if with_norm else k, key_scales, value_scales,
         q.stride(0), k.stride(0), v.stride(0), cos.stride(0), sin.stride(0), keys.stride(0), values.stride(0), eps,
         Q_HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=head_dim, BLOCK_SIZE=block_size, NORM=with_norm,
-        HEADS=tile, WIDTH=width, PAIR=pair_of(keys), LARGEST_CODE=LARGEST.get(keys.dtype, 0.0), num_warps=max(1, tile * width // 128),
+        HEADS=tile, WIDTH=width, PAIR=pair_of(keys), LARGEST_CODE=LARGEST.get(keys.dtype, 0.0),
+        num_warps=max(1, tile * width // 128),
     )  # fmt: skip
 
 
@@ -120,9 +121,7 @@ def rotate_and_store_kernel(
         low, high = tl.load(place, inside, 0.0), tl.load(place + HALF, inside, 0.0)
         if value_scales is not None:
             scales = value_scales + (block * KV_HEADS + heads) * BLOCK_SIZE + offset
-            low, high = to_codes(
-                low, high, scales, heads < KV_HEADS, slot, v, values, HEADS, WIDTH, PAIR, LARGEST_CODE
-            )
+            low, high = to_codes(low, high, scales, heads < KV_HEADS, slot, v, values, HEADS, WIDTH, PAIR, LARGEST_CODE)
         places = tl.arange(0, WIDTH // PAIR)
         inside = (heads < KV_HEADS)[:, None] & (places < HALF_WIDE)[None, :]
         target = values + block * value_block + (heads[:, None] * BLOCK_SIZE + offset) * WIDE + places[None, :]

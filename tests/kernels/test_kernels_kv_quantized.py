@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from minillm.kernels.kv_codes import INT4, decode, from_pairs, to_code, to_pairs, torch_decode, torch_encode
 from minillm.kernels import decode_plan
 from minillm.kernels.decode_plan import plan_decode
+from minillm.kernels.kv_codes import INT4, decode, from_pairs, to_code, to_pairs, torch_decode, torch_encode
 from minillm.kernels.language import tl, triton
 from minillm.kernels.paged_decode import paged_decode, torch_paged_decode
 from minillm.kernels.paged_prefill import paged_prefill, torch_paged_prefill

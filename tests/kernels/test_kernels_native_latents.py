@@ -1,5 +1,5 @@
-"""Latent attention on a CPU, one token a sequence: the C kernel against the formula in float64, and the same bits whatever
-shares the step."""
+"""Latent attention on a CPU, one token a sequence: the C kernel against the formula in float64, and the same bits
+whatever shares the step."""
 
 from __future__ import annotations
 
