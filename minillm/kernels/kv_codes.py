@@ -31,7 +31,9 @@ from minillm.kernels.language import tl, triton
 
 INT4 = torch.uint8  # of pages with two codes in a byte: torch has no dtype for them
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, INT4: 7.0}  # the largest code that a page of a dtype may hold
-UNIT = tl.constexpr(64.0)  # weights times value scales, in these units, stay within float16 for values that do
+# Weights times value scales, in these units, stay within float16 for values that do; scales of int4 are 18 times as
+# large as those of int8.
+UNIT, UNIT_OF_PAIRS = tl.constexpr(64.0), tl.constexpr(4.0)
 
 
 @triton.jit
@@ -89,7 +91,7 @@ def from_pairs(pairs, like):
 
 
 @triton.jit
-def load_pairs(place, inside, PAIR: tl.constexpr):
+def load_both(place, inside, PAIR: tl.constexpr):
     """What stands at `place`; with a PAIR of 2, the even dimensions there and the odd ones behind them."""
     even = tl.load(place, inside, 0.0)
     if PAIR == 2:
@@ -99,11 +101,17 @@ def load_pairs(place, inside, PAIR: tl.constexpr):
 
 
 @triton.jit
-def store_pairs(place, even, odd, inside, PAIR: tl.constexpr):
-    """The reverse of `load_pairs`."""
+def store_both(place, even, odd, inside, PAIR: tl.constexpr):
+    """The reverse of `load_both`."""
     tl.store(place, even, inside)
     if PAIR == 2:
         tl.store(place + 1, odd, inside)
+
+
+@triton.jit
+def units(total, PAIR: tl.constexpr):
+    """`total` in the units that `take_in_codes` leaves sums in."""
+    return total * (UNIT_OF_PAIRS if PAIR == 2 else UNIT)
 
 
 @triton.jit
@@ -124,7 +132,8 @@ def take_in_codes(
     PAIR: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Chapter 12's `take_in` of values as codes [keys, dims] and scales [keys]: the weights take the scales with them
-    into the product. acc is in units of 1 / UNIT, as is acc_odd, which takes in the odd dimensions of bytes of int4."""
+    into the product. acc is in units of 1 / UNIT; of int4 (a PAIR of 2) it takes in the even dimensions, acc_odd the
+    odd ones, both in units of 1 / UNIT_OF_PAIRS."""
     larger = tl.maximum(best, tl.max(scores, 1))
     reference = larger
     if MASKED:
@@ -133,7 +142,7 @@ def take_in_codes(
     weights = tl.exp2(scores - reference[:, None])
     total = total * rescale + tl.sum(weights, 1)
     acc = acc * rescale[:, None]
-    weights *= (scales * UNIT)[None, :]
+    weights *= units(scales, PAIR)[None, :]
     weights = weights.to(queries.dtype)
     if PAIR == 2:
         low, high = from_pairs(values, queries)

@@ -90,7 +90,7 @@ int latent_attention(const Latents *p, const Sequences *seqs, const T *q, const 
     const long width = whole(p->value_dim, LANES), groups = (heads + WIDTH - 1) / WIDTH;
     long num_parts = 0, failed = 0;
     for (long i = 0; i < rows; i++) num_parts += parts_of(seqs, i);
-    float *sums = reserve(&for_parts, num_parts * heads * (width + 2) * sizeof(float));  // of all parts, [heads][width]
+    float *sums = reserve(&for_parts, (num_parts * heads * (width + 2) + 1) * sizeof(float));  // of all parts, [heads][width]
     if (!sums) return 1;
     float *most = sums + num_parts * heads * width, *total = most + num_parts * heads;   // [heads]
 #pragma omp parallel reduction(| : failed) num_threads(team_size())

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from minillm.kernels.decode_plan import MIN_SPLIT, DecodePlan, even_bounds, merge_parts, read_item
 from minillm.kernels.flash_attention import LOG2_E, check_heads, dot_precision, take_in, torch_attend
-from minillm.kernels.kv_codes import UNIT, as_codes, check_codes, load_pairs, pair_of, score, store_pairs, take_in_codes
+from minillm.kernels.kv_codes import as_codes, check_codes, load_both, pair_of, score, store_both, take_in_codes, units
 from minillm.kernels.language import capability, next_power_of_2, tl, triton
 from minillm.kernels.paged_prefill import check_sinks, gather_pages, torch_attend_sinks
 
@@ -130,7 +130,7 @@ def paged_decode_kernel(
     inside = real[:, None] & (dims < WIDE)[None, :]
     dims *= PAIR
     query = q + (seq + tokens)[:, None] * q_seq + heads[:, None] * q_head + dims[None, :]
-    queries, odd = load_pairs(query, inside, PAIR)
+    queries, odd = load_both(query, inside, PAIR)
     block_table += seq * table_row
     keys += kv_head * WIDE * BLOCK_SIZE
     values += kv_head * BLOCK_SIZE * WIDE
@@ -144,7 +144,7 @@ def paged_decode_kernel(
     acc_odd = tl.zeros((ROWS, WIDTH), tl.float32)  # of int4 only
     if SINKS > 0:  # the first keys, which all see, are left to the first split
         query = q_sink + ((seq + tokens) * tl.num_programs(0) * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
-        turned, turned_odd = load_pairs(query, inside, PAIR)
+        turned, turned_odd = load_both(query, inside, PAIR)
         best, total, acc, acc_odd = read_pages(
             best, total, acc, acc_odd, turned, turned_odd, keys, values, block_table, key_scales, value_scales,
             key_block, value_block, scale, 0, tl.where(split == 0, tl.minimum(SINKS, length + num_tokens - 1), 0),
@@ -158,22 +158,22 @@ def paged_decode_kernel(
     some = tl.where(total == 0.0, 1.0, total)  # an empty split, or a row that only fills up the batch: zeros
     log = best + tl.log2(some)
     if key_scales is not None:
-        some *= UNIT
+        some = units(some, PAIR)
     mean, mean_odd = acc / some[:, None], acc_odd / some[:, None]
     result = part + (seq + tokens)[:, None] * part_seq + heads[:, None] * part_head + dims[None, :]
     if plan is None:
-        store_pairs(result + split * part_split, mean, mean_odd, inside, PAIR)
+        store_both(result + split * part_split, mean, mean_odd, inside, PAIR)
         if SPLIT:
             num_heads = tl.num_programs(0) * GROUP
             tl.store(logs + (seq * num_heads + heads) * num_splits + split, log, real)
     elif num_splits == 1:
-        store_pairs(result, mean, mean_odd, inside, PAIR)
+        store_both(result, mean, mean_odd, inside, PAIR)
     else:
         STRIDE: tl.constexpr = TOKENS * GROUP  # rows of a slot
         where = (slot * tl.num_programs(0) + kv_head) * STRIDE + rows
         step = tl.num_programs(0) * STRIDE
         place = parts + (where + split * step)[:, None] * HEAD_DIM + dims[None, :]
-        store_pairs(place, mean, mean_odd, inside, PAIR)
+        store_both(place, mean, mean_odd, inside, PAIR)
         tl.store(logs + where + split * step, log, real)
         tl.debug_barrier()  # every thread's part is written before one of them says so
         counter = counters + slot * tl.num_programs(0) + kv_head

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from minillm.kernels.flash_attention import base_2_scale, check_heads, dot_precision, take_in, torch_attend
 from minillm.kernels.kv_codes import (
-    UNIT,
     as_codes,
     check_codes,
-    load_pairs,
+    load_both,
     pair_of,
     score,
-    store_pairs,
+    store_both,
     take_in_codes,
     torch_decode,
+    units,
 )
 from minillm.kernels.language import capability, next_power_of_2, tl, triton
 from minillm.kernels.tile_plan import plan_tiles
@@ -144,7 +144,7 @@ def paged_prefill_kernel(
     inside = real[:, None] & (dims < WIDE)[None, :]
     dims *= PAIR
     where = (first + tokens)[:, None] * q_token + heads[:, None] * q_head + dims[None, :]
-    queries, odd = load_pairs(q + where, inside, PAIR)
+    queries, odd = load_both(q + where, inside, PAIR)
     positions = past + tokens
     block_table += seq.to(tl.int64) * table_row
     keys += kv_head * WIDE * BLOCK_SIZE
@@ -168,7 +168,7 @@ def paged_prefill_kernel(
         start, edge = tl.maximum(past + begin - WINDOW + 1, 0) // TILE_N * TILE_N, tl.minimum(whole, diagonal)
     if SINKS > 0:
         row = (first + tokens) * KV_HEADS * GROUP + heads
-        turned, turned_odd = load_pairs(q_sink + row[:, None] * HEAD_DIM + dims[None, :], inside, PAIR)
+        turned, turned_odd = load_both(q_sink + row[:, None] * HEAD_DIM + dims[None, :], inside, PAIR)
         best, total, acc, acc_odd = walk_pages(
             best, total, acc, acc_odd, turned, turned_odd, keys, values, block_table, key_scales, value_scales,
             key_block, value_block, tl.minimum(positions, SINKS - 1), scale, 0, 0, 0, tl.minimum(SINKS, length), length,
@@ -186,9 +186,9 @@ def paged_prefill_kernel(
     )  # fmt: skip
     total = tl.where(real, total, 1.0)
     if key_scales is not None:
-        total *= UNIT
+        total = units(total, PAIR)
     where = (first + tokens)[:, None] * out_token + heads[:, None] * out_head + dims[None, :]
-    store_pairs(out + where, acc / total[:, None], acc_odd / total[:, None], inside, PAIR)
+    store_both(out + where, acc / total[:, None], acc_odd / total[:, None], inside, PAIR)
 
 
 @triton.jit

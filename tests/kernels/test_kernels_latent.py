@@ -73,7 +73,7 @@ def test_long_sequences_are_split_by_a_plan(lengths, heads, value_dim, rest, blo
     latents, *index = latent_pages(lengths, value_dim + rest, block_size, dtype)
     q = queries(len(lengths), heads, value_dim + rest, dtype)
     plan = plan_decode(index[0], head_tiles(heads), 256, 8)
-    assert plan.items[5].max() > 1 or max(lengths) < 24
+    assert plan.items[5, plan.items[0] >= 0].max() > 1 or max(lengths) < 24
     reference = torch_latent_decode(q.double(), latents.double(), *index, value_dim, 0.3)
     for _ in range(2):  # two layers
         out = poisoned((len(lengths), heads, value_dim), dtype)
