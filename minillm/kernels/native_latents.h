@@ -90,8 +90,9 @@ int latent_attention(const Latents *p, const Sequences *seqs, const T *q, const 
     const long width = whole(p->value_dim, LANES), groups = (heads + WIDTH - 1) / WIDTH;
     long num_parts = 0, failed = 0;
     for (long i = 0; i < rows; i++) num_parts += parts_of(seqs, i);
-    float *sums = reserve(&for_parts, (num_parts * heads * (width + 2) + 1) * sizeof(float));  // of all parts, [heads][width]
-    if (!sums) return 1;
+    char *kept = reserve(&for_parts, num_parts * heads * (width + 2) * sizeof(float) + 64);
+    if (!kept) return 1;
+    float *sums = (float *)whole((long)kept, 64);  // of all parts, [heads][width]
     float *most = sums + num_parts * heads * width, *total = most + num_parts * heads;   // [heads]
 #pragma omp parallel reduction(| : failed) num_threads(team_size())
     {
