@@ -93,19 +93,20 @@ def from_pairs(pairs, like):
 @triton.jit
 def load_both(place, inside, PAIR: tl.constexpr):
     """What stands at `place`; with a PAIR of 2, the even dimensions there and the odd ones behind them."""
-    even = tl.load(place, inside, 0.0)
-    if PAIR == 2:
-        return even, tl.load(place + 1, inside, 0.0)
+    if PAIR == 2:  # together, so that a load is no narrower than two numbers
+        return tl.split(tl.load(place[:, :, None] + tl.arange(0, 2)[None, None, :], inside[:, :, None], 0.0))
     else:
+        even = tl.load(place, inside, 0.0)
         return even, even
 
 
 @triton.jit
 def store_both(place, even, odd, inside, PAIR: tl.constexpr):
     """The reverse of `load_both`."""
-    tl.store(place, even, inside)
     if PAIR == 2:
-        tl.store(place + 1, odd, inside)
+        tl.store(place[:, :, None] + tl.arange(0, 2)[None, None, :], tl.join(even, odd), inside[:, :, None])
+    else:
+        tl.store(place, even, inside)
 
 
 @triton.jit

@@ -51,7 +51,7 @@ def latent_decode(
     check_latents(q, latents, value_dim, scales)
     if out is None:
         out = torch.empty(num_seqs, num_heads, value_dim, dtype=q.dtype, device=q.device)
-    tile_n, num_warps, num_stages = choose_tile(q.element_size())
+    tile_n, num_warps, num_stages = choose_tile(q.element_size(), latents.element_size(), capability(q))
     tiles, grid, planned = head_tiles(num_heads), (head_tiles(num_heads), num_seqs), {}
     if plan is not None:
         num_slots, grid = plan.counters.shape[0], (tiles, plan.items.shape[1])
@@ -73,9 +73,13 @@ def head_tiles(num_heads: int) -> int:
     return ceil_div(num_heads, ROWS)
 
 
-def choose_tile(query_bytes: int) -> tuple[int, int, int]:
+def choose_tile(query_bytes: int, latent_bytes: int, capability: int) -> tuple[int, int, int]:
     """Positions at a time, warps and stages: from builds, which keep their registers with these; not from timings."""
-    return 16 if query_bytes == 4 else 32, 4, 2
+    if latent_bytes == 1:  # codes take registers on their way to the tensor cores
+        return 32, 8, 2
+    if query_bytes == 4:
+        return 16, 4, 2
+    return 32 if capability in (90, 100) else 16, 4, 3  # 91 KB, two programs in an SM of 227; else 54
 
 
 # The index tensors may be slices, and the table as wide as the step's longest sequence: neither compiles a variant.
@@ -130,7 +134,9 @@ def latent_decode_kernel(
         else:
             sizes = tl.load(scales + blocks * BLOCK_SIZE + offsets, there, 0.0)
             scores = tl.where(there[None, :], scores * sizes[None, :], float("-inf"))
-            best, total, acc, _ = take_in_codes(best, total, acc, acc, scores, latent, sizes, plain, 1, True, PRECISION)
+            best, total, acc, _same = take_in_codes(
+                best, total, acc, acc, scores, latent, sizes, plain, 1, True, PRECISION
+            )
     if scales is not None:
         acc *= 1 / UNIT
 

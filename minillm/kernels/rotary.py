@@ -109,11 +109,11 @@ def rotate_and_store_kernel(
                 first, second, scales, heads < KV_HEADS, slot, k, keys, HEADS, WIDTH, PAIR, LARGEST_CODE
             )
         places = tl.arange(0, WIDTH // PAIR)
-        inside = (heads < KV_HEADS)[:, None] & (places < HALF_WIDE)[None, :]
+        held = (heads < KV_HEADS)[:, None] & (places < HALF_WIDE)[None, :]
         target = keys + block * key_block + (heads[:, None] * WIDE + places[None, :]) * BLOCK_SIZE + offset
         if slot >= 0:
-            tl.store(target, first, inside)
-            tl.store(target + HALF_WIDE * BLOCK_SIZE, second, inside)
+            tl.store(target, first, held)
+            tl.store(target + HALF_WIDE * BLOCK_SIZE, second, held)
     else:
         heads = (tile - Q_TILES - KV_TILES) * HEADS + tl.arange(0, HEADS)
         inside = (heads < KV_HEADS)[:, None] & (dims < HALF)[None, :]
@@ -123,11 +123,11 @@ def rotate_and_store_kernel(
             scales = value_scales + (block * KV_HEADS + heads) * BLOCK_SIZE + offset
             low, high = to_codes(low, high, scales, heads < KV_HEADS, slot, v, values, HEADS, WIDTH, PAIR, LARGEST_CODE)
         places = tl.arange(0, WIDTH // PAIR)
-        inside = (heads < KV_HEADS)[:, None] & (places < HALF_WIDE)[None, :]
+        held = (heads < KV_HEADS)[:, None] & (places < HALF_WIDE)[None, :]
         target = values + block * value_block + (heads[:, None] * BLOCK_SIZE + offset) * WIDE + places[None, :]
         if slot >= 0:
-            tl.store(target, low, inside)
-            tl.store(target + HALF_WIDE, high, inside)
+            tl.store(target, low, held)
+            tl.store(target + HALF_WIDE, high, held)
 
 
 @triton.jit
