@@ -106,9 +106,9 @@ def choose_num_splits(num_seqs: int, num_kv_heads: int, max_seq_len: int, num_sm
 def paged_decode_kernel(
     q, keys, values, part, logs, seq_lens, block_table, key_scales, value_scales, q_sink, scale,
     q_seq, q_head, part_seq, part_head, part_split, key_block, value_block, table_row,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PAIR: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, TILE_N: tl.constexpr,
-    PRECISION: tl.constexpr, TOKENS: tl.constexpr = 1, plan=None, counters=None, parts=None,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
+    TOKENS: tl.constexpr = 1, PAIR: tl.constexpr = 1, plan=None, counters=None, parts=None,
 ):  # fmt: skip
     kv_head, seq, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     num_splits, num_tokens = tl.num_programs(2), 1
