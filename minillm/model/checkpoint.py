@@ -185,7 +185,8 @@ def stored_quantization(path: Path, asked: QuantizationConfig | None = None) -> 
             f"{', '.join(QUANTIZED_READERS)}: use its bfloat16, float16 or float32 original"
         )
     if asked is not None and (method != "minillm" or stored_config(settings) != asked):
-        there = f"{settings.get('method', method)}, {settings.get('weights', settings.get('bits', ''))}"
+        said = settings.get("method", method), settings.get("weights", settings.get("bits"))
+        there = ", ".join(str(part) for part in said if part is not None)
         differ = f"; it differs in {differences(asked, stored_config(settings))}" if method == "minillm" else ""
         raise CheckpointError(
             f"quantization asks for {asked.method}, {asked.weights}; {path} is quantized already ({there}): "

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minillm.model.hub_format import HubFormat, Pieces, grouped, told, unpack_words
+from minillm.model.hub_format import HubFormat, Pieces, grouped, nibbles, powers_of_two, told, unpack_words
 from minillm.model.parts import QuantizedPart
 from minillm.quantization.formats import FORMATS, Format, group_size_of
 from minillm.rounding import ceil_div
@@ -88,7 +88,7 @@ class CompressedTensors(FP8):
         if weight.dtype is not torch.int8 or weight.dim() != 2:
             self._check(module, weight, scheme, "float", (8,))
             if scales.dtype is torch.uint8:  # MXFP8
-                pieces = pieces | {"weight_scale": _powers(scales)}
+                pieces = pieces | {"weight_scale": powers_of_two(scales)}
             return super().part(module, pieces, _block(scheme))
         self._check(module, weight, scheme, "int", tuple(range(2, 9)))
         zeros = None if zeros is None else zeros.reshape(scales.shape).int() + 128
@@ -123,14 +123,14 @@ class CompressedTensors(FP8):
         if scales.dtype is torch.float8_e4m3fn and whole is not None and whole.numel() == 1:
             scales = scales.float() / whole.float()
         elif scales.dtype is torch.uint8 and whole is None:
-            scales = _powers(scales)
+            scales = powers_of_two(scales)
         else:
             beside = "no weight_global_scale" if whole is None else f"weight_global_scale {told(whole)}"
             raise ValueError(
                 f"{module}.weight_scale is {told(scales)} beside {beside}; with four-bit floats it must be "
                 "float8_e4m3fn beside one number, or uint8 alone"
             )
-        return self.scaled(module, FORMATS["fp4"], _nibbles(packed), scales, block=_block(scheme))
+        return self.scaled(module, FORMATS["fp4"], nibbles(packed), scales, block=_block(scheme))
 
     def _packed(self, module: str, pieces: Pieces, scheme: dict[str, Any]) -> QuantizedPart | Tensor:
         words, scales, zeros = pieces["weight_packed"], pieces["weight_scale"], pieces.get("weight_zero_point")
@@ -180,12 +180,7 @@ class ModelOpt(FP8):
                 "float8_e4m3fn and one number"
             )
         block = [1, self.group_size]
-        return self.scaled(module, FORMATS["fp4"], _nibbles(packed), scales.float() * whole.float(), block=block)
-
-
-def _nibbles(packed: Tensor) -> Tensor:
-    """Two codes of each byte, the low half first: uint8 [rows, n] -> [rows, 2 n]."""
-    return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)
+        return self.scaled(module, FORMATS["fp4"], nibbles(packed), scales.float() * whole.float(), block=block)
 
 
 def _block(scheme: dict[str, Any]) -> list[int] | None:
@@ -193,11 +188,6 @@ def _block(scheme: dict[str, Any]) -> list[int] | None:
     if scheme.get("strategy") in ("group", "tensor_group") and scheme.get("group_size"):
         return [1, scheme["group_size"]]
     return scheme.get("block_structure")
-
-
-def _powers(exponents: Tensor) -> Tensor:
-    """Scales of which a byte holds the exponent alone."""
-    return torch.exp2(exponents.float() - 127)
 
 
 def _unpack(words: Tensor, bits: int, count: int) -> Tensor:

@@ -7,7 +7,8 @@
     experts.down_proj_bias     [experts, hidden]            down_proj.bias                    [hidden]
     router.weight, router.bias                              gate.weight, gate.bias
 
-Of gate_up_proj the even columns are the gate's and the odd ones are up's. Every head has a learned sink logit beside
+Of gate_up_proj the even columns are the gate's and the odd ones are up's. The hub's own files have blocks and scales of
+MXFP4 in place of both weights: see `minillm.model.mxfp4`. Every head has a learned sink logit beside
 that: see `minillm.kernels.softcap`. The model card is arXiv:2508.10925.
 """
 

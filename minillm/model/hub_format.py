@@ -109,6 +109,19 @@ def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
     return ((packed[:, :, None] >> shifts) & (2**bits - 1)).flatten(1)[:, :count]
 
 
+def nibbles(packed: Tensor) -> Tensor:
+    """Two codes of each byte, the low half first: uint8 [rows, n] -> [rows, 2 n]."""
+    return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)
+
+
+def powers_of_two(exponents: Tensor) -> Tensor:
+    """Scales of which a byte holds the exponent alone (e8m0): 2^(byte - 127), of the same shape; float16 where that
+    has all of them, which takes half of float32's bytes, else float32."""
+    powers = torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)
+    in_half = bool(((exponents >= 127 - 24) & (exponents <= 127 + 15)).all())
+    return powers.half() if in_half else powers
+
+
 def grouped(
     format: Format, codes: Tensor, scales: Tensor, zeros: Tensor | None, groups: Tensor | None = None
 ) -> QuantizedPart | Tensor:

@@ -1,4 +1,4 @@
-"""Quantized checkpoints as the hub has them: GPTQ, AWQ, fp8, compressed-tensors, ModelOpt. Built in chapter 15.
+"""Quantized checkpoints as the hub has them: GPTQ, AWQ, fp8, compressed-tensors, ModelOpt, MXFP4. Built in chapter 15.
 
 Each packs codes into 32-bit words, and no two the same way. Four bits, the words of one column of inputs or outputs:
 
@@ -26,6 +26,7 @@ from minillm.model.compressed_tensors import FP8, CompressedTensors, ModelOpt
 from minillm.model.decoder import Decoder
 from minillm.model.fitting import check_parts
 from minillm.model.hub_format import HubFormat, Pieces, grouped, told, unpack_words
+from minillm.model.mxfp4 import MXFP4
 from minillm.model.parts import QuantizedPart, install
 from minillm.quantization.formats import FORMATS, group_size_of
 from minillm.rounding import ceil_div
@@ -150,6 +151,18 @@ def read_hub(
     return chain(plain.items(), install(decoder, parts))
 
 
+def read_mxfp4(
+    decoder: Decoder, tensors: Iterable[tuple[str, Tensor]], settings: dict[str, Any]
+) -> Iterator[tuple[str, Tensor]]:
+    """`read_hub` of gpt-oss. Raises ValueError for another family, whose rows may lie in another order."""
+    if (model_type := decoder.config.model_type) != "gpt_oss":
+        raise ValueError(
+            f"quant_method='mxfp4' with model_type={model_type!r} is not read; it is read with 'gpt_oss'; use the "
+            "bfloat16, float16 or float32 original, or compressed-tensors with format='mxfp4-pack-quantized'"
+        )
+    return read_hub(MXFP4, decoder, tensors, settings)
+
+
 FORMAT_OF = {
     "gptq": GPTQ,
     "awq": AWQ,
@@ -159,4 +172,4 @@ FORMAT_OF = {
     "auto-round": auto_round,
     "modelopt": ModelOpt,
 }
-READERS = {method: partial(read_hub, format) for method, format in FORMAT_OF.items()}
+READERS = {method: partial(read_hub, format) for method, format in FORMAT_OF.items()} | {"mxfp4": read_mxfp4}
