@@ -20,7 +20,8 @@ from minillm.model.features import FeatureTap
 from minillm.speculative.config import SpeculativeConfig
 from minillm.speculative.draft_model import DraftRow
 from minillm.speculative.eagle import EagleDrafter, FeatureStore, features_of
-from minillm.speculative.eagle_config import HeadConfig, resolve_head
+from minillm.speculative.eagle3_head import load_eagle3
+from minillm.speculative.eagle_config import FILE, load_head_config, resolve_head
 from minillm.speculative.eagle_head import EagleHead, check_sizes, load_head
 from minillm.staging import upload
 
@@ -31,7 +32,7 @@ def build_tap(model: Decoder, config: EngineConfig) -> FeatureTap | None:
     spec = config.speculative_config
     if spec is None or spec.method != "eagle":
         return None
-    head = HeadConfig.load(resolve_head(spec.model))
+    head = load_head_config(resolve_head(spec.model), model.config)
     check_sizes(head, model)
     return FeatureTap(model, head.feature_layers, most_tokens(config))
 
@@ -41,14 +42,15 @@ def build_eagle(
 ) -> tuple[EagleDrafter, ModelRunner]:
     """The drafter, which hears of the steps of `runner`, and the runner of its head."""
     tap = getattr(model, "tap", None) or build_tap(model, config)
-    head = load_head(resolve_head(spec.model), model, most_tokens(config))
+    path = resolve_head(spec.model)
+    head = (load_head if (path / FILE).is_file() else load_eagle3)(path, model, most_tokens(config))
     draft, manager = draft_runner_of(head, kv_cache, config)
     store = FeatureStore(head.config.hidden_size, model.dtype, model.device)
     forward = EagleForward(draft, head, store)
     longest = model.config.max_position_embeddings
     drafter = EagleDrafter(
         store, forward, manager, model.config.vocab_size, min(longest, head.config.max_position_embeddings),
-        model.device, config.max_num_batched_tokens, forward.forget,
+        model.device, config.max_num_batched_tokens, forward.forget, skipped=head.skipped,
     )  # fmt: skip
     runner.observe = Observer(tap, head, store)
     return drafter, draft
@@ -86,13 +88,16 @@ class EagleForward(DraftForward):
         if token_ids is not None and self.further is not None:
             logits, self.made = self.head.run(self.further.of(rows, token_ids), self.runner.attention, self.made)
         else:
-            given = self.made if token_ids is not None else features_of(self.store, rows, self.made_for, self.made)
+            given = self.made
+            if token_ids is None:
+                given = features_of(self.store, rows, self.made_for, self.made, self.head.skipped)
             self.head.given[: len(given)].copy_(given)
             logits, step, _ = self.runner.forward([self._told(row) for row in rows], token_ids)
             self.made = self.head.made.index_select(0, *upload(step.logits_wanted(), device=self.head.device))
         sampling = [row for row in rows if row.samples]
         self.made_for = {
-            row.request.request_id: (row.start + row.num_tokens - 1, at) for at, row in enumerate(sampling)
+            row.request.request_id: (row.start + row.num_tokens - 1 + self.head.skipped, at)
+            for at, row in enumerate(sampling)
         }
         return logits
 

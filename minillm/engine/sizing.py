@@ -25,7 +25,7 @@ from minillm.model.batch import ForwardBatch
 from minillm.model.checkpoint import load_config, resolve_model
 from minillm.model.config import ModelConfig
 from minillm.model.decoder import Decoder
-from minillm.speculative.eagle_config import HeadConfig, resolve_head
+from minillm.speculative.eagle_config import load_head_config, resolve_head
 
 CPU_CACHE_BYTES = 4 * 2**30  # at most, where the user does not say; and at most a quarter of what is free
 
@@ -93,7 +93,7 @@ def fitting_blocks(model: Decoder, config: EngineConfig, block_bytes: int) -> in
         block_bytes += block_bytes_of(model, config.block_size, config.kv_cache_dtype, draft)
         num_bytes = max(0, num_bytes - draft.num_parameters() * model.dtype.itemsize)
     elif spec is not None and spec.method == "eagle":
-        head = HeadConfig.load(resolve_head(spec.model))
+        head = load_head_config(resolve_head(spec.model), model.config)
         block_bytes += block_bytes_of(model, config.block_size, config.kv_cache_dtype, head.layer)
         block_bytes += head.feature_bytes(config.block_size, model.dtype.itemsize)
         rows = max(config.max_num_batched_tokens, LARGEST)

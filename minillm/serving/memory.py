@@ -20,7 +20,7 @@ from minillm.kv_cache.paged import bytes_per_block
 from minillm.kv_cache.quantized import KV_DTYPES
 from minillm.model.checkpoint import load_config, resolve_model
 from minillm.model.config import ModelConfig
-from minillm.speculative.eagle_config import HeadConfig, resolve_head
+from minillm.speculative.eagle_config import load_head_config, resolve_head
 
 LEAST_TOKENS = 1024  # of one request, where max_model_len is not given and the model was made for more
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -93,7 +93,7 @@ def needs_of(folder: Path, options: dict[str, Any]) -> Needs:
         block += _block_bytes(draft, config, dtype)
         weights += draft.num_parameters() * dtype.itemsize
     elif config.speculative_config is not None and config.speculative_config.method == "eagle":
-        head = HeadConfig.load(resolve_head(config.speculative_config.model))
+        head = load_head_config(resolve_head(config.speculative_config.model), shape)
         block += _block_bytes(head.layer, config, dtype) + head.feature_bytes(config.block_size, dtype.itemsize)
         weights += head.fixed_bytes(config.max_num_batched_tokens, dtype.itemsize)
     if config.enable_lora:

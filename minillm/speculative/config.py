@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-METHODS = ("ngram", "draft_model", "eagle")
+METHODS = ("ngram", "draft_model", "eagle", "eagle3")
 NAMES = {"draft_model": "tinyworld-draft", "eagle": "tinyworld-eagle"}  # the bundled model of a method
 MOST_TOKENS = 64  # of a draft: even where 95 of 100 are accepted, those after the 64th rarely count
 
@@ -24,7 +24,8 @@ class SpeculativeConfig:
     far and the size of the batch say that they would not pay. An n-gram is looked up by its last `prompt_lookup_max`
     tokens, then by fewer, down to `prompt_lookup_min`. `model` is the draft model: a bundled name, a folder,
     a GGUF file or a hub id, with the tokenizer of the model it drafts for; `quantization` as in `LLM`. Of "eagle" it is
-    a bundled head or the folder of one (`minillm.speculative.eagle_config`).
+    a bundled head, the folder of one (`minillm.speculative.eagle_config`), or a folder or hub id of a head in EAGLE-3's
+    layout (`minillm.speculative.eagle3_config`). "eagle3", vLLM's name for the latter, means the same as "eagle".
     Raises TypeError or ValueError naming the field, the value and what is allowed.
     """
 
@@ -41,6 +42,8 @@ class SpeculativeConfig:
             raise ValueError(
                 f"speculative_config: method={self.method!r} is not allowed; allowed: {', '.join(METHODS)}"
             )
+        if self.method == "eagle3":  # the folder says which layout it has
+            object.__setattr__(self, "method", "eagle")
         for name, most in (
             ("num_speculative_tokens", MOST_TOKENS),
             ("prompt_lookup_min", None),

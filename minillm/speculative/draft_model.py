@@ -54,7 +54,7 @@ class DraftState:
         self.token_ids[same:] = token_ids[same:]
         self.num_certain = len(token_ids)
         # The last one is read again in any case: its logits are wanted.
-        self.num_computed_tokens = min(self.num_computed_tokens, same, len(token_ids) - 1)
+        self.num_computed_tokens = max(0, min(self.num_computed_tokens, same, len(token_ids) - 1))
 
 
 class DraftRow(NamedTuple):
@@ -136,9 +136,17 @@ class ModelDrafter:
             self.manager.free(state)
             self.on_forget(request_id)
 
+    def text_of(self, request: DraftedRequest) -> list[int]:
+        """The tokens of a request that the model reads: all of them."""
+        return request.token_ids
+
+    def salt_of(self, request: DraftedRequest) -> str | None:
+        """Requests whose texts have a common beginning share its blocks if this is equal too."""
+        return request.cache_salt
+
     def _state(self, request: DraftedRequest) -> DraftState:
-        state = self.states.setdefault(request.request_id, DraftState(request.request_id, request.cache_salt))
-        state.follow(request.token_ids)
+        state = self.states.setdefault(request.request_id, DraftState(request.request_id, self.salt_of(request)))
+        state.follow(self.text_of(request))
         if request.request_id in self.manager.tables:
             # Now, while all its tokens are certain: what has a name is never written again.
             self.manager.cache_blocks(state)

@@ -12,6 +12,7 @@ cache had the target's keys and not the head's), a zero takes its place: the dra
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import torch
@@ -63,11 +64,21 @@ class FeatureStore:
 
 
 class EagleDrafter(ModelDrafter):
-    """Drafts with an `EagleHead` behind `forward`; `store` has what `observe` saw of the target's steps."""
+    """Drafts with an `EagleHead` behind `forward`; `store` has what `observe` saw of the target's steps. Of each text
+    the head does not read the first `skipped` tokens: its own positions begin behind them."""
 
-    def __init__(self, store: FeatureStore, *args, **named):
+    def __init__(self, store: FeatureStore, *args, skipped: int = 0, **named):
         super().__init__(*args, **named)
-        self.store = store
+        self.store, self.skipped = store, skipped
+
+    def text_of(self, request: DraftedRequest) -> list[int]:
+        return request.token_ids[self.skipped :] if self.skipped else request.token_ids
+
+    def salt_of(self, request: DraftedRequest) -> str | None:
+        """What the head does not read is in the features that it reads."""
+        if not self.skipped:
+            return request.cache_salt
+        return json.dumps([request.token_ids[: self.skipped], request.cache_salt])
 
     def propose(self, requests: Sequence[DraftedRequest], counts: Sequence[int]) -> list[Draft]:
         kept = self.store.kept
@@ -77,12 +88,13 @@ class EagleDrafter(ModelDrafter):
                 kept[name] = kept[parent]
         for request in requests:  # of rejected draft tokens, and of the last token, there are none
             self.store.trim(request.request_id, 0, len(request.token_ids) - 1)
+        counts = [count if len(one.token_ids) > self.skipped else 0 for one, count in zip(requests, counts)]
         drafts = super().propose(requests, counts)
         for request in requests:
             state = self.states[request.request_id]
             # Drafted tokens were read with the head's own features; those accepted are read again, with the target's.
-            state.num_computed_tokens = min(state.num_computed_tokens, len(request.token_ids))
-            num_read = min(state.num_computed_tokens, len(request.token_ids) - 1)
+            state.num_computed_tokens = min(state.num_computed_tokens, len(self.text_of(request)))
+            num_read = min(state.num_computed_tokens + self.skipped, len(request.token_ids) - 1)
             self.store.trim(request.request_id, num_read - 1, len(request.token_ids) - 1)
         return drafts
 
@@ -92,14 +104,19 @@ class EagleDrafter(ModelDrafter):
 
 
 def features_of(
-    store: FeatureStore, rows: Sequence[DraftRow], made_for: dict[str, tuple[int, int]], made: Tensor | None
+    store: FeatureStore,
+    rows: Sequence[DraftRow],
+    made_for: dict[str, tuple[int, int]],
+    made: Tensor | None,
+    skipped: int = 0,
 ) -> Tensor:
     """What each token of the rows reads, [num_tokens, hidden_size]: the target's feature of the token before it, or
     where there is none the one that the head made in its last pass (`made_for`: its position, and its row in `made`).
+    Positions of rows begin behind the `skipped` tokens.
     """
     parts: list[Tensor] = []
     for row in rows:
-        name, before = row.request.request_id, row.start - 1
+        name, before = row.request.request_id, row.start + skipped - 1
         position, at = made_for.get(name, (None, 0))
         if row.num_tokens == 1 and position == before and not store.knows(name, before):
             parts.append(made[at : at + 1])

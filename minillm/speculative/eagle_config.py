@@ -1,4 +1,4 @@
-"""HeadConfig: the shape of a draft head, from its folder. Built in chapter 18.
+"""HeadConfig: the shape of a draft head, from its folder; and which folder that is. Built in chapter 18.
 
 tinyworld-eagle/drafter_config.json     sizes, and which layers of the target it reads
                 model.safetensors       its weights; the embedding and the output matrix are the target's
@@ -7,6 +7,7 @@ tinyworld-eagle/drafter_config.json     sizes, and which layers of the target it
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from minillm import zoo
 from minillm.model.config import ModelConfig
 from minillm.model.errors import CheckpointError, naming
 from minillm.model.files import read_json
+from minillm.model.hub import download
+from minillm.speculative.eagle3_config import CONFIG, Eagle3Config, is_eagle3
 
 FILE = "drafter_config.json"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -96,15 +100,25 @@ class HeadConfig:
 
 
 def resolve_head(name: str | Path) -> Path:
-    """The folder of a draft head: a bundled name, or a folder that has one. Raises CheckpointError for others."""
+    """The folder of a draft head: a bundled name, a folder that has one, or the hub id of one in EAGLE-3's layout.
+    Raises CheckpointError for others."""
     bundled = zoo.bundled_drafters()
     if str(name) in bundled:
         return bundled[str(name)]
     path = Path(name).expanduser()
-    if (path / FILE).is_file():
+    if not path.exists() and HUB_ID.fullmatch(str(name)):
+        path = download(str(name))
+    if (path / FILE).is_file() or is_eagle3(path):
         return path
     held = "is a folder without" if path.is_dir() else "is neither a folder with"
     raise CheckpointError(
         f"speculative_config: model={str(name)!r} {held} {FILE} nor a bundled draft head "
-        f"({', '.join(bundled) or 'none here'}); `minillm train --drafter` makes one"
+        f"({', '.join(bundled) or 'none here'}), nor a head in EAGLE-3's layout, whose {CONFIG} has a "
+        "draft_vocab_size; `minillm train --drafter` makes one"
     )
+
+
+def load_head_config(path: Path, target: ModelConfig) -> HeadConfig | Eagle3Config:
+    """The shape of the head in a folder, in the book's layout or the hub's. Raises CheckpointError naming the file and
+    the field."""
+    return HeadConfig.load(path) if (path / FILE).is_file() else Eagle3Config.load(path, target)

@@ -41,6 +41,7 @@ class EagleHead(nn.Module):
     """
 
     stream = lora = None  # see Decoder
+    skipped = 0  # tokens at the beginning of a text, which it does not read
 
     def __init__(self, head: HeadConfig, target: Decoder, most_tokens: int):
         super().__init__()

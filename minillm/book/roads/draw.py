@@ -7,7 +7,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from minillm.book.roads.models import ADAPTERS, LATENT, MODELS, VOCAB_SIZE
+from minillm.book.roads.models import ADAPTERS, LATENT, MODELS, MXFP4, VOCAB_SIZE
 from minillm.book.roads.road import GREEDY, Arrival, Road
 
 NUM_REQUESTS = 120  # different ones for the roads of a thousand seeds: the plain engine serves each of them once
@@ -38,7 +38,7 @@ GRAMMARS = (
 def draw(seed: int) -> Road:
     """The road of a seed, the same on every machine."""
     rng = Random(f"road {seed}")
-    model = rng.choice([name for name in MODELS if name != LATENT])
+    model = rng.choice([name for name in MODELS if name not in (LATENT, MXFP4)])
     values: dict[str, Any] = {"model": model}
     values |= _weights_and_cache(rng, model)
     values |= _engine(rng, values)
@@ -55,6 +55,10 @@ def draw(seed: int) -> Road:
         values["weights"] = "rotated"  # which takes no adapters
     if seed % TRITON_EVERY and values["weights"] != "rotated" and Random(f"latents {seed}").random() < 0.2:
         values |= _latents(values)
+    elif seed % TRITON_EVERY and not values["max_loras"] and Random(f"gpt-oss {seed}").random() < 0.12:
+        values |= {"model": MXFP4, "weights": None, "sinks": None, "offload": False}
+    if values["speculation"] == "eagle" and Random(f"eagle3 {seed}").random() < 0.5:
+        values["speculation"] = "eagle3"
     road = Road(requests, **values)
     if not road.chunked:
         road = Road(requests, **values | {"budget": road.max_model_len + rng.choice((0, 5, 60))})
@@ -68,14 +72,14 @@ def draw_parallel(seed: int) -> Road:
     prefix_on_host = road.prefix and road.sinks is None
     return replace(
         road,
-        model="llama" if road.model == LATENT else road.model,
+        model="llama" if road.model in (LATENT, MXFP4) else road.model,
         tensor_parallel=tensor_parallel,
         stages=stages,
         disk_blocks=0,
         restart=False,
         fails_at=None,
         host_blocks=road.host_blocks if road.swap or prefix_on_host else 0,
-        speculation="noisy" if road.speculation == "eagle" else road.speculation,
+        speculation="noisy" if road.speculation in ("eagle", "eagle3") else road.speculation,
         attention="torch" if road.attention == "triton" else road.attention,
         like_a_gpu="ahead" if road.like_a_gpu else "",
     )

@@ -62,7 +62,7 @@ class Road:
     host_blocks: int = 0
     swap: bool = False
     disk_blocks: int = 0
-    speculation: str | None = None  # ngram, eagle, or the draft model's weights: noisy, same or another
+    speculation: str | None = None  # ngram, eagle, eagle3, or the draft model's weights: noisy, same or another
     num_drafts: int = 4
     adaptive: bool = False
     attention: str = "torch"

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from minillm.book.roads.models import ADAPTERS, LATENT, MODELS, WINDOW, adapter_folder, config_of
+from minillm.book.roads.models import ADAPTERS, LATENT, MODELS, MXFP4, WINDOW, adapter_folder, config_of
 from minillm.book.roads.pickled import pickle_steps
 from minillm.book.roads.road import Arrival, Road
 from minillm.device import LIKE_A_GPU
@@ -257,10 +257,10 @@ def _speculation(road: Road, models: Path) -> dict[str, Any] | None:
     common = {"num_speculative_tokens": road.num_drafts, "adaptive": road.adaptive}
     if road.speculation == "ngram":
         return common | {"method": "ngram", "prompt_lookup_min": 1}
-    if road.speculation == "eagle":
-        return common | {"method": "eagle", "model": models / f"{road.model}-eagle"}
-    names = [name for name in MODELS if name != LATENT]
-    another = names[0] if road.model == LATENT else names[(names.index(road.model) + 1) % len(names)]
+    if road.speculation in ("eagle", "eagle3"):
+        return common | {"method": road.speculation, "model": models / f"{road.model}-{road.speculation}"}
+    names = [name for name in MODELS if name not in (LATENT, MXFP4)]
+    another = names[(names.index(road.model) + 1) % len(names)] if road.model in names else names[0]
     draft = {"noisy": f"{road.model}-noisy", "same": road.model, "another": another}[road.speculation]
     return common | {"method": "draft_model", "model": models / draft}
 
