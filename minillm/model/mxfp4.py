@@ -68,7 +68,8 @@ class MXFP4(HubFormat):
             )
         if bool((scales == 255).any()):
             raise ValueError(f"{name}_scales has the byte 255, which is no number in e8m0; fetch it again")
-        powers = powers_of_two(scales)
+        is_zero = (blocks & 0x77 == 0).all(-1)  # whatever its scale, which may be too small for float16
+        powers = powers_of_two(scales.masked_fill(is_zero, 127))
         rows = {"down_proj": slice(None)}
         if matrix == "gate_up_proj":
             rows = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}

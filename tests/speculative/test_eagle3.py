@@ -178,7 +178,7 @@ def test_recorded_steps_and_fused_kernels_draft_the_same(attention, folder, tmp_
         drafter, logits = llm.engine.runner.drafter, []
         forward = drafter.forward
         drafter.forward = lambda rows, ids, forward=forward, logits=logits: (
-            logits.append(forward(rows, ids)) or logits[-1]
+            logits.append(forward(rows, ids).clone()) or logits[-1]
         )
         said = tokens(say(llm, params, [[*range(20, 29)]]))
         found.append((said, [one.clone() for one in logits]))
