@@ -88,7 +88,7 @@ class ModelRunner:
                 (self.transfer or self.cache).move(output.moves)
         if not output.rows:
             return LaunchedStep([], [], None, [], self.requests, self.trace)
-        with threads_of_team(self.kernels):
+        with threads_of_team(self.kernels, output.num_tokens):
             logits, step, scored = self.forward(output.rows)
             self.observe(step)
             with self.trace.span("sample"):

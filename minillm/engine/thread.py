@@ -27,6 +27,7 @@ from minillm.engine.outputs import StreamDelta
 from minillm.engine.prompt_forms import check_callback
 from minillm.engine.request import Request
 from minillm.engine.sink import OutputSink
+from minillm.engine.slices import SHORT, USUAL, run_with_slices
 from minillm.engine.stream import Stream
 from minillm.kernels.native_threads import release_team
 from minillm.sampling.params import SamplingParams
@@ -58,9 +59,10 @@ class EngineThread:
         self._idle = threading.Condition(self._guard)
         self._accepts, self._paused, self._closing = False, False, False
         self._listens = False  # whether messages are still read
+        # An event loop that starts them has short slices, and a team that is interrupted often loses time.
         self._threads = [
-            threading.Thread(target=run, name=name, daemon=True)
-            for run, name in ((self._run, "engine"), (self._write, "text"))
+            threading.Thread(target=run_with_slices, args=(slices, run), name=name, daemon=True)
+            for run, name, slices in ((self._run, "engine", USUAL), (self._write, "text", SHORT))
         ]
 
     def start(self) -> Self:

@@ -126,13 +126,14 @@ void gumbel_noise(const int64_t *seeds, const int64_t *positions, const int64_t 
 
 static _Thread_local Workspace for_activations, for_chunk;
 
-// The weights of a decoder layer; a bias or a head norm that it does not have is NULL. See `native.Layer`.
+// The weights of a decoder layer; a bias or a head norm that it does not have is NULL. See `native_structs.Layer`.
 typedef struct {
     Matrix qkv, o, gate_up, down;
     const T *qkv_bias, *o_bias, *gate_up_bias, *down_bias, *input_norm, *q_norm, *k_norm, *post_norm;
     long hidden, heads, kv_heads, dim, intermediate;
     float eps;
     const Mixture *mixture;  // in place of gate_up and down, or NULL
+    const LayerAdapters *adapters;  // or NULL
 } Layer;
 
 // What a layer is called with: x [tokens, hidden], which it changes, and its angles; memory for all tokens.
@@ -144,6 +145,27 @@ typedef struct {
     T *normed;  // [tokens, hidden], for a mixture of experts
 } Pass;
 
+static const LayerAdapters no_adapters;
+
+// The tokens from `from` on that have an adapter, counted from there. Returns 1 if memory ran out.
+static int group_of(const Sequences *seqs, long from, long tokens, Groups *groups) {
+    *groups = (Groups){};
+    return seqs->token_slots ? group_tokens(seqs->token_slots + from, tokens, groups) : 0;
+}
+
+// x [rows, out] += in [rows, in] times a matrix, with what adapters add to the product; it is rounded before it is added, whether
+// there are any or not. `change` [rows, out] is memory for that. `alone`: by the thread that calls. Returns 1 if memory ran out.
+static int add_multiplied(const Matrix *m, const T *bias, const AdaptedMatrix *adapters, const Groups *groups, const T *in, T *x,
+                          T *change, long rows, int alone) {
+    int (*product)(const Matrix *, const T *, const T *, const T *, T *, long) = alone ? multiply_chunk : multiply;
+    if (!groups->count || !adapted_rank(adapters)) return product(m, in, bias, x, x, rows);
+    if (product(m, in, bias, NULL, change, rows) || add_adapters(adapters, groups, in, m->in, change, m->out, alone)) return 1;
+#pragma omp parallel for num_threads(team_size()) if (!alone && rows * m->out > PARALLEL_FROM)
+    for (long i = 0; i < rows; i++)
+        for (long j = i * m->out; j < (i + 1) * m->out; j++) x[j] = store(load(x[j]) + load(change[j]));
+    return 0;
+}
+
 static void qkv_of_token(const Layer *w, T *qkv, const T *cosine, const T *sine, T *q, T *k) {
     T *key = qkv + w->heads * w->dim;
     for (long h = 0; w->q_norm && h < w->heads; h++) norm_row(qkv + h * w->dim, w->q_norm, qkv + h * w->dim, w->dim, w->eps);
@@ -153,16 +175,21 @@ static void qkv_of_token(const Layer *w, T *qkv, const T *cosine, const T *sine,
 }
 
 // Many tokens: each thread takes a chunk of them through all that comes before attention, then through all that comes behind it.
-// What a chunk passes on stays in the second-level cache, and threads wait for each other twice a layer.
+// What a chunk passes on stays in the second-level cache, and threads wait for each other twice a layer. So all threads take part,
+// also while the team is smaller (native_base.h): one that shares its core with another process does less, and keeps none waiting
+// for longer than the whole layer would take without it.
 static long by_chunks(const Pass *pass, const Pages *pages, const Sequences *seqs, const float *turn, long tokens, long chunk) {
     const Layer *w = pass->w;
     long q_size = w->heads * w->dim, kv_size = w->kv_heads * w->dim, qkv_size = q_size + 2 * kv_size;
     long wide = w->hidden > w->intermediate ? w->hidden : w->intermediate, widest = qkv_size + kv_size;
     if (2 * w->intermediate > widest) widest = 2 * w->intermediate;
     long failed = 0;
-#pragma omp parallel reduction(| : failed) num_threads(team_size())
+    const LayerAdapters *adapters = w->adapters ? w->adapters : &no_adapters;
+#pragma omp parallel reduction(| : failed) num_threads(omp_get_max_threads())
     {
-        T *normed = reserve(&for_chunk, chunk * (wide + widest) * sizeof(T)), *made = normed + chunk * wide;
+        T *normed = reserve(&for_chunk, chunk * (wide + widest + w->hidden) * sizeof(T)), *made = normed + chunk * wide;
+        T *change = made + chunk * widest;
+        Groups groups;
         failed |= !normed;
 #pragma omp for schedule(monotonic : dynamic)
         for (long from = 0; from < tokens; from += chunk) {
@@ -171,7 +198,8 @@ static long by_chunks(const Pass *pass, const Pages *pages, const Sequences *seq
             T *keys = made + count * qkv_size;
             for (long i = 0; i < count; i++)
                 norm_row(pass->x + (from + i) * w->hidden, w->input_norm, normed + i * w->hidden, w->hidden, w->eps);
-            failed |= multiply_chunk(&w->qkv, normed, w->qkv_bias, NULL, made, count);
+            failed |= multiply_chunk(&w->qkv, normed, w->qkv_bias, NULL, made, count) || group_of(seqs, from, count, &groups) ||
+                      add_adapters(&adapters->qkv, &groups, normed, w->hidden, made, qkv_size, 1);
             for (long i = 0; i < count; i++) {
                 long token = from + i, angle = token * w->dim;
                 T *qkv = made + i * qkv_size;
@@ -185,14 +213,16 @@ static long by_chunks(const Pass *pass, const Pages *pages, const Sequences *seq
             if (failed) continue;
             long count = tokens - from < chunk ? tokens - from : chunk;
             T *x = pass->x + from * w->hidden;
-            failed |= multiply_chunk(&w->o, pass->attended + from * q_size, w->o_bias, x, x, count);
+            failed |= group_of(seqs, from, count, &groups) ||
+                      add_multiplied(&w->o, w->o_bias, &adapters->o, &groups, pass->attended + from * q_size, x, change, count, 1);
             T *to = w->mixture ? pass->normed + from * w->hidden : normed;
             for (long i = 0; i < count; i++) norm_row(x + i * w->hidden, w->post_norm, to + i * w->hidden, w->hidden, w->eps);
             if (w->mixture) continue;  // experts take the rows of all chunks at once
-            failed |= multiply_chunk(&w->gate_up, normed, w->gate_up_bias, NULL, made, count);
+            failed |= multiply_chunk(&w->gate_up, normed, w->gate_up_bias, NULL, made, count) ||
+                      add_adapters(&adapters->gate_up, &groups, normed, w->hidden, made, 2 * w->intermediate, 1);
             for (long i = 0; i < count; i++)
                 silu_mul_row(made + 2 * i * w->intermediate, normed + i * w->intermediate, w->intermediate);
-            failed |= multiply_chunk(&w->down, normed, w->down_bias, x, x, count);
+            failed |= add_multiplied(&w->down, w->down_bias, &adapters->down, &groups, normed, x, change, count, 1);
         }
     }
     return failed || (w->mixture && add_mixture(w->mixture, pass->normed, pass->x, tokens));
@@ -204,12 +234,17 @@ static long by_products(const Pass *pass, const Pages *pages, const Sequences *s
     T *x = pass->x;
     long q_size = w->heads * w->dim, kv_size = w->kv_heads * w->dim, qkv_size = q_size + 2 * kv_size;
     long wide = w->hidden > w->intermediate ? w->hidden : w->intermediate, failed = 0;
-    T *normed = reserve(&for_chunk, tokens * (wide + qkv_size + kv_size + 2 * w->intermediate) * sizeof(T));
-    if (!normed) return 1;
+    long row = wide + qkv_size + kv_size + 2 * w->intermediate + w->hidden;
+    T *normed = reserve(&for_chunk, tokens * row * sizeof(T));
+    Groups groups;
+    if (!normed || group_of(seqs, 0, tokens, &groups)) return 1;
     T *qkv = normed + tokens * wide, *keys = qkv + tokens * qkv_size, *gate_up = keys + tokens * kv_size;
+    T *change = gate_up + tokens * 2 * w->intermediate;
+    const LayerAdapters *adapters = w->adapters ? w->adapters : &no_adapters;
 
     rms_norm(x, w->input_norm, normed, tokens, w->hidden, 1, w->hidden, w->hidden, w->eps);
     if (multiply(&w->qkv, normed, w->qkv_bias, NULL, qkv, tokens)) return 1;
+    if (add_adapters(&adapters->qkv, &groups, normed, w->hidden, qkv, qkv_size, 0)) return 1;
 #pragma omp parallel reduction(| : failed) num_threads(team_size())
     {
 #pragma omp for
@@ -220,12 +255,13 @@ static long by_products(const Pass *pass, const Pages *pages, const Sequences *s
         }
         failed |= attend_all(pages, seqs, pass->q, q_size, turn, pass->attended, tokens, w->heads, 1.0f / sqrtf(w->dim));
     }
-    if (failed || multiply(&w->o, pass->attended, w->o_bias, x, x, tokens)) return 1;
+    if (failed || add_multiplied(&w->o, w->o_bias, &adapters->o, &groups, pass->attended, x, change, tokens, 0)) return 1;
     rms_norm(x, w->post_norm, normed, tokens, w->hidden, 1, w->hidden, w->hidden, w->eps);
     if (w->mixture) return add_mixture(w->mixture, normed, x, tokens);
     if (multiply(&w->gate_up, normed, w->gate_up_bias, NULL, gate_up, tokens)) return 1;
+    if (add_adapters(&adapters->gate_up, &groups, normed, w->hidden, gate_up, 2 * w->intermediate, 0)) return 1;
     silu_mul(gate_up, normed, tokens, w->intermediate);
-    return multiply(&w->down, normed, w->down_bias, x, x, tokens);
+    return add_multiplied(&w->down, w->down_bias, &adapters->down, &groups, normed, x, change, tokens, 0);
 }
 
 // Tokens a thread from which threads take tokens, not products. Each then reads all weights, which takes longer than the unit's
@@ -235,12 +271,13 @@ enum { CHUNKS_FROM = 64 };
 #else
 enum { CHUNKS_FROM = 32 };
 #endif
+long chunks_from(void) { return CHUNKS_FROM; }
 
 // A whole decoder layer, in place on x [tokens, hidden]: what `DecoderLayer.forward` says, in one call. Returns 1 if memory
 // ran out.
 int decoder_layer(const Layer *w, T *x, const T *cosines, const T *sines, const Pages *pages, const Sequences *seqs,
                   const float *turn, long tokens) {
-    long q_size = w->heads * w->dim, threads = team_size(), parts = (tokens + threads * CHUNK - 1) / (threads * CHUNK) * threads;
+    long q_size = w->heads * w->dim, threads = omp_get_max_threads(), parts = (tokens + threads * CHUNK - 1) / (threads * CHUNK) * threads;
     T *q = reserve(&for_activations, tokens * (2 * q_size + (w->mixture ? w->hidden : 0)) * sizeof(T));
     if (!q) return 1;
     Pass pass = {w, x, cosines, sines, q, q + tokens * q_size, q + 2 * tokens * q_size};

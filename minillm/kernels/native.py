@@ -283,5 +283,6 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     if hasattr(loaded, "latent_attention"):  # not for pages of codes
         latents = (ctypes.POINTER(Latents), ctypes.POINTER(Sequences))
         loaded.latent_attention.argtypes = (*latents, p, p, n, p, n, n, n, f)
+    loaded.chunks_from.restype = n
     loaded.decoder_layer.argtypes = (ctypes.POINTER(Layer), p, p, p, *where, p, n)
     return loaded

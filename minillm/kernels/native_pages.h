@@ -16,6 +16,7 @@ typedef struct {
     const int32_t *table;          // [num_seqs, max_blocks]
     const int64_t *slots;          // [num_tokens]
     long num_seqs, max_blocks, max_seq_len;
+    const int32_t *token_slots;    // [num_tokens]: each token's LoRA adapter, -1 for none; or NULL
 } Sequences;
 
 // What a tile of queries of one sequence reads of one KV head: the blocks of the sinks, then those of the window. They are

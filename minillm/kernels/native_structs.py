@@ -66,18 +66,29 @@ class Sequences(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query_start_loc", "seq_lens", "block_table", "slot_mapping")),
         *((name, ctypes.c_long) for name in ("num_seqs", "max_blocks", "max_seq_len")),
+        ("token_slots", ctypes.c_void_p),
     )
 
     @classmethod
     def of(
-        cls, query_start_loc: Tensor, seq_lens: Tensor, block_table: Tensor, slot_mapping: Tensor, max_seq_len: int
+        cls,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        block_table: Tensor,
+        slot_mapping: Tensor,
+        max_seq_len: int,
+        token_slots: Tensor | None = None,
     ) -> Sequences:
-        """From the index tensors of a `ForwardBatch`, of any integer dtype."""
+        """From the index tensors of a `ForwardBatch`, of any integer dtype. token_slots [num_tokens] name each token's
+        adapter, -1 for none."""
         longs = [_plain(index, torch.int64) for index in (query_start_loc, seq_lens, slot_mapping)]
         table = _plain(block_table, torch.int32)
         places = [index.data_ptr() for index in (*longs[:2], table, longs[2])]
         made = cls(*places, seq_lens.shape[0], block_table.shape[1], max_seq_len)
-        made.tensors = (*longs, table)  # the addresses are theirs
+        if token_slots is not None:
+            token_slots = _plain(token_slots, torch.int32)
+            made.token_slots = token_slots.data_ptr()
+        made.tensors = (*longs, table, token_slots)  # the addresses are theirs
         return made
 
 
@@ -111,15 +122,35 @@ class Adapters(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("a", "b")),
         *((name, ctypes.c_long) for name in ("a_slot", "b_slot", "b_out", "b_rank")),
-        *((name, ctypes.c_long) for name in ("in_features", "out_features", "rank")),
+        *((name, ctypes.c_long) for name in ("in_features", "out_features", "rank", "first")),
     )
 
     @classmethod
-    def of(cls, lora_a: Tensor, lora_b: Tensor) -> Adapters:
+    def of(cls, lora_a: Tensor, lora_b: Tensor, first: int = 0) -> Adapters:
         """lora_a [max_loras, max_rank, in_features], each slot in one piece, and lora_b [max_loras, out_features,
-        max_rank], strided as it may be."""
+        max_rank], strided as it may be. Rank 0 is a part that no adapter changes. `first`: the first output of the
+        matrix that is theirs."""
         return cls(lora_a.data_ptr(), lora_b.data_ptr(), lora_a.stride(0), *lora_b.stride(), lora_a.shape[2],
-                   lora_b.shape[1], lora_a.shape[1])  # fmt: skip
+                   lora_b.shape[1], lora_a.shape[1], first)  # fmt: skip
+
+
+class AdaptedMatrix(ctypes.Structure):
+    """The adapters of one matrix, an `Adapters` for each part of its outputs that a checkpoint has."""
+
+    _fields_ = (("parts", ctypes.POINTER(Adapters)), ("count", ctypes.c_long))
+
+
+class LayerAdapters(ctypes.Structure):
+    """The adapters of a layer that runs as a whole; see native_lora.h. A part is changed by writing to its place in
+    the array that it was made from."""
+
+    MATRICES = ("qkv", "o", "gate_up", "down")
+    _fields_ = tuple((name, AdaptedMatrix) for name in MATRICES)
+
+    @classmethod
+    def of(cls, parts: dict[str, ctypes.Array[Adapters]]) -> LayerAdapters:
+        """An array of `Adapters` for each matrix, by name; one that no adapter can change may be missing."""
+        return cls(**{name: AdaptedMatrix(array, len(array)) for name, array in parts.items() if len(array)})
 
 
 class Experts(ctypes.Structure):
@@ -156,6 +187,7 @@ class Layer(ctypes.Structure):
         *((name, ctypes.c_long) for name in SIZES),
         ("eps", ctypes.c_float),
         ("mixture", ctypes.POINTER(Mixture)),
+        ("adapters", ctypes.POINTER(LayerAdapters)),  # set by whatever has some: `minillm.model.lora_slots`
     )
 
     @classmethod

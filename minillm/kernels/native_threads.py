@@ -44,14 +44,17 @@ def release_team_at_fork() -> None:
         os.register_at_fork(before=release_team)
 
 
-def threads_of_team(kernels: ctypes.CDLL | None) -> AbstractContextManager:
+def threads_of_team(kernels: ctypes.CDLL | None, num_tokens: int = 0) -> AbstractContextManager:
     """`with` it, torch's operations of this thread run with as many threads as the team of `kernels`, and behind it as
-    before. Without kernels, or while the team has all its threads, nothing changes.
+    before. Without kernels, or while the team has all its threads, nothing changes; nor in a step of so many tokens
+    that each thread takes some of them through a layer on its own, where no thread waits for long.
 
     torch lets a thread that uses it for the first time begin with the number that was set last, here too."""
     most = torch.get_num_threads()
     # `team_size` counts from the number that is set: it has to be read before.
     if kernels is None or (size := kernels.team_size()) >= most:
+        return _AS_THEY_ARE
+    if num_tokens and num_tokens >= kernels.chunks_from() * most:
         return _AS_THEY_ARE
     return _Threads(size, most)
 

@@ -70,7 +70,8 @@ class NativeAttention:
         kept = self._kept
         if layer == 0 or kept is None or kept[0] is not batch:
             index = (batch.query_start_loc, batch.seq_lens, batch.block_table, batch.slot_mapping)
-            kept = self._kept = (batch, native.Sequences.of(*index, batch.max_seq_len))
+            token_slots = None if batch.token_slots is None else batch.token_slots.slots
+            kept = self._kept = (batch, native.Sequences.of(*index, batch.max_seq_len, token_slots))
         return kept[1]
 
     def _turn(self, batch: ForwardBatch, layer: int) -> Tensor | None:

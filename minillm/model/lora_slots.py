@@ -7,8 +7,9 @@ In memory the outputs of a rank lie side by side, as the kernels read them: lora
 a product takes as many ranks as the largest adapter of the matrix has; on a GPU all, so that its kernels stay the same.
 
 The base product of a step is one for all its tokens; each token then adds the product of its own adapter, whose slot
-`ForwardBatch.token_slots` names (Punica, Chen et al. 2023; S-LoRA, Sheng et al. 2023). A step with adapters is launched
-kernel by kernel, and layer by layer on a CPU: recorded steps (CUDA graphs) and whole layers in C are for the others.
+`ForwardBatch.token_slots` names (Punica, Chen et al. 2023; S-LoRA, Sheng et al. 2023). On a GPU a step with adapters is
+launched kernel by kernel: recorded steps (CUDA graphs) are for the others. On a CPU, layers that run as a whole in C
+have the adapters as an array of `native_structs.Adapters` for each matrix, which `put` keeps up to date.
 
 With tensor parallelism each rank keeps its own rows of the weight. Where these are outputs (q, k, v, gate, up), A is
 whole on each rank and B is cut by rows; where they are inputs (o, down), A is cut by columns and B is whole, and the
@@ -17,6 +18,7 @@ sum over the ranks that the base product needs adds up the adapters' products to
 
 from __future__ import annotations
 
+import ctypes
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -24,8 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from minillm.kernels import native_structs
 from minillm.kernels.lora import MANY_TOKENS, TokenSlots, add_lora_
 from minillm.model.decoder import Decoder
+from minillm.model.decoder_layer import DecoderLayer
 from minillm.model.lora_adapter import Adapter, Shapes, shapes_of, takes_adapters
 
 
@@ -36,6 +40,7 @@ class AdaptedPart:
         self.rows, self.lora_a, self.lora_b = rows, lora_a, lora_b
         self.users: dict[int, int] = {}  # batch slots whose adapter changes it, with its rank there
         self.used = lora_a, lora_b  # as many ranks of both as a product takes
+        self.native: native_structs.Adapters | None = None  # the same for a layer that runs as a whole
 
     def add_(self, output: Tensor, x: Tensor, token_slots: TokenSlots) -> None:
         """Add what each token's adapter makes of x [num_tokens, in_features] to the `Linear`'s output."""
@@ -56,6 +61,14 @@ class AdaptedPart:
         if self.lora_a.is_cpu:
             rank = max(self.users.values(), default=0)
             self.used = self.lora_a[:, :rank], self.lora_b[:, :, :rank]
+            if self.native is not None:
+                self.native.rank = rank
+
+    def native_struct(self) -> native_structs.Adapters:
+        """What the C of a layer reads; rank 0 while no adapter changes this part."""
+        made = native_structs.Adapters.of(*self.used, self.rows.start)
+        made.rank = max(self.users.values(), default=0)
+        return made
 
 
 def send(matrix: Tensor, place: Tensor) -> None:
@@ -88,6 +101,9 @@ class LoraSlots:
                 lora_b = torch.zeros(max_loras, max_rank, out_features, **make).transpose(1, 2)
                 self.parts[name] = AdaptedPart(rows, lora_a, lora_b)
             linear.adapters = tuple(self.parts[name] for name in named)
+        for layer in decoder.layers:
+            if isinstance(layer, DecoderLayer) and layer.whole is not None:
+                layer.whole.adapters = ctypes.pointer(native_adapters(layer))  # which also keeps them alive
 
     def put(self, slot: int, adapter: Adapter) -> None:
         """Let the tokens of `slot` have this adapter, from the next forward pass on."""
@@ -115,3 +131,15 @@ class LoraSlots:
     @property
     def num_bytes(self) -> int:
         return sum(part.lora_a.nbytes + part.lora_b.nbytes for part in self.parts.values())
+
+
+def native_adapters(layer: DecoderLayer) -> native_structs.LayerAdapters:
+    """The adapters of a layer that runs as a whole; `AdaptedPart.put` changes them in place."""
+    arrays, linears = {}, layer.linears()
+    places = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+    for name, place in zip(native_structs.LayerAdapters.MATRICES, places):
+        parts = linears[place].adapters if place in linears else ()  # a mixture of experts has no such MLP
+        arrays[name] = (native_structs.Adapters * len(parts))(*(part.native_struct() for part in parts))
+        for index, part in enumerate(parts):
+            part.native = arrays[name][index]
+    return native_structs.LayerAdapters.of(arrays)

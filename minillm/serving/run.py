@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from minillm.engine.async_llm import AsyncLLM
+from minillm.engine.slices import ask_for_slices
 from minillm.serving.app import create_app
 from minillm.serving.config import ServerConfig
 from minillm.serving.loading import Loader
@@ -57,6 +58,7 @@ class HttpServer(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        ask_for_slices()  # a step has all cores for milliseconds; a token that is ready shall not wait for one of them
         models = self.app.state.models
         tasks = [asyncio.ensure_future(watch_loop(models.metrics.loop_lag))]
         if models.loader is not None:

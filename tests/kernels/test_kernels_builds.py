@@ -3,6 +3,7 @@ a whole layer. In each of them a row has the same bits in any company."""
 
 from __future__ import annotations
 
+from ctypes import pointer
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from minillm.kernels import native
 from minillm.kernels.native_build import NO_UNIT
-from minillm.kernels.native_structs import Layer, Matrix, Pages, Sequences
+from minillm.kernels.native_structs import Adapters, Layer, LayerAdapters, Matrix, Pages, Sequences
 from minillm.quantization.formats import FORMATS
 from tests.kernels.test_kernels_native_quant import (
     ROWS,
@@ -114,10 +115,10 @@ def pages_of(build: Build, blocks: int, kv_heads: int, dim: int, size: int) -> t
     return keys, values, scales
 
 
-def step(start: int, end: int, size: int, table: Tensor) -> Sequences:
+def step(start: int, end: int, size: int, table: Tensor, token_slots: Tensor | None = None) -> Sequences:
     positions = torch.arange(start, end)
     slots = table[positions // size] * size + positions % size
-    return Sequences.of(torch.tensor([0, end - start]), torch.tensor([end]), table[None], slots, end)
+    return Sequences.of(torch.tensor([0, end - start]), torch.tensor([end]), table[None], slots, end, token_slots)
 
 
 @pytest.mark.parametrize("heads, kv_heads, dim", [(9, 3, 20), (8, 1, 32), (4, 2, 64), (3, 1, 7)])
@@ -149,8 +150,10 @@ def test_attention(heads, kv_heads, dim, size, build, monkeypatch):
             build.near(whole, attend([70], window, sinks))
 
 
-@pytest.mark.parametrize("format", [None, "int4", "fp8"])
-def test_a_layer(format, build, monkeypatch):
+@pytest.mark.parametrize(
+    "format, adapted", [(None, False), (None, True), ("int4", False), ("int4", True), ("fp8", False)]
+)
+def test_a_layer(format, adapted, build, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     hidden, inner, heads, kv_heads, dim, size = 264, 56, 4, 2, 24, 16
     sizes = dict(hidden=hidden, heads=heads, kv_heads=kv_heads, dim=dim, intermediate=inner)
@@ -172,6 +175,22 @@ def test_a_layer(format, build, monkeypatch):
     weights |= dict(input_norm=random(hidden), post_norm=random(hidden), q_norm=random(dim), k_norm=None)
     x, angles = random(128, hidden), random(2, 128, 1, dim)
     table = torch.randperm(8, generator=generator) + 1
+    # The parts of a matrix and their ranks; k has no adapter. Tokens with the same one stand apart and side by side.
+    parts = dict(qkv=[heads * dim, kv_heads * dim, kv_heads * dim], o=[hidden], gate_up=[inner, inner], down=[hidden])
+    ranks = dict(qkv=[16, 0, 3], o=[16], gate_up=[5, 16], down=[8])
+    slots = torch.randint(-1, 3, (128,), generator=generator, dtype=torch.int32)
+    slots[20:30] = 1
+    loras = {
+        name: [
+            (random(3, rank, shapes[name][1]) / shapes[name][1] ** 0.5, random(3, rank, size).transpose(1, 2))
+            for rank, size in zip(ranks[name], parts[name])
+        ]
+        for name in parts
+    }
+    arrays = {
+        name: (Adapters * len(pairs))(*(Adapters.of(*pair, sum(parts[name][:at])) for at, pair in enumerate(pairs)))
+        for name, pairs in loras.items()
+    }
 
     def run_layer(lengths: list[int]) -> Tensor:
         if format is None:
@@ -181,12 +200,15 @@ def test_a_layer(format, build, monkeypatch):
             packed = {name: pack(weight, build.dtype) for name, weight in codes.items()}
             matrices = {name: matrix.struct for name, matrix in packed.items()}
         layer = Layer.of(matrices, weights, sizes, 1e-5)
+        if adapted:
+            layer.adapters = pointer(LayerAdapters.of(arrays))
         keys, values, scales = pages_of(build, 8, kv_heads, dim, size)
         pages = Pages.of(keys, values, scales)
 
         def run(start: int, end: int) -> Tensor:
             states, (cos, sin) = x[start:end].clone(), angles[:, start:end].contiguous()
-            native.decoder_layer(layer, states, cos, sin, pages, step(start, end, size, table))
+            sequences = step(start, end, size, table, slots[start:end] if adapted else None)
+            native.decoder_layer(layer, states, cos, sin, pages, sequences)
             return states
 
         return cut(run, sum(lengths), lengths)

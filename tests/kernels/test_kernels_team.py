@@ -14,7 +14,8 @@ import torch
 from minillm import LLM, SamplingParams
 from minillm.engine.request import Request
 from minillm.kernels import native
-from minillm.kernels.native_build import compile_shared
+from minillm.kernels.native_build import compile_shared, unit_flags
+from minillm.kernels.native_structs import Layer, Matrix, Pages, Sequences
 from minillm.kernels.native_threads import threads_of_team
 from tests.helpers.speculating import NGRAM
 from tests.helpers.tiny import save_tiny_llama
@@ -79,6 +80,53 @@ def test_torch_uses_as_many_threads_as_the_team_and_then_all(threads, size):
     with pytest.raises(RuntimeError, match="a step failed"), threads_of_team(Kernels(size)):
         raise RuntimeError("a step failed")
     assert torch.get_num_threads() == threads
+
+
+def test_a_step_of_many_tokens_keeps_all_threads(threads):
+    kernels = Kernels(1)
+    kernels.chunks_from = lambda: 32
+    for num_tokens, expected in ((32 * threads - 1, 1), (32 * threads, threads)):
+        with threads_of_team(kernels, num_tokens):
+            assert torch.get_num_threads() == expected
+
+
+LAYER_HARNESS = """
+#include "native.c"
+void set_threads(int count) { omp_set_num_threads(count); }
+void limit_team(int size) { team.limit = size; team.until = now() + 1000L * 1000 * MILLISECOND; }
+int threads_with_chunks(int size) {
+    int count = 0;
+#pragma omp parallel reduction(+ : count) num_threads(size)
+    count += for_chunk.memory != NULL;
+    return count;
+}
+"""
+
+
+def test_all_threads_take_chunks_of_many_tokens_also_while_the_team_is_smaller(tmp_path, threads):
+    """A process that once took a core would otherwise double the time of the next prompt."""
+    (tmp_path / "harness.c").write_text(LAYER_HARNESS)
+    flags = (*native.FLAGS, *unit_flags(), f"-I{native.SOURCE.parent}")
+    compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("clang")
+    compile_shared(compiler, flags, tmp_path / "harness.c", tmp_path / "harness.so")
+    kernels = native._declare(ctypes.CDLL(str(tmp_path / "harness.so")))
+    kernels.set_threads(threads)
+    kernels.limit_team(1)
+    shapes = dict(qkv=(96, 32), o=(32, 32), gate_up=(64, 32), down=(32, 32))
+    packed = {name: native.pack(torch.randn(*shape)) for name, shape in shapes.items()}
+    matrices = {name: Matrix.of(packed[name], shapes[name][0]) for name in shapes}
+    norms = {"input_norm": torch.ones(32), "post_norm": torch.ones(32)}
+    layer = Layer.of(matrices, norms, dict(hidden=32, heads=2, kv_heads=2, dim=16, intermediate=32), 1e-5)
+    count = kernels.chunks_from() * threads
+    keys, values = torch.zeros(2, count // 16, 2, 16, 16).unbind()
+    pages, table = Pages.of(keys, values), torch.arange(count // 16)[None]
+    x, cos, sin = torch.randn(count, 32), torch.ones(count, 16), torch.zeros(count, 16)
+    assert kernels.team_size() == 1
+    for num_tokens, expected in ((count - 1, 1), (count, threads)):
+        index = torch.tensor([0, num_tokens]), torch.tensor([num_tokens]), table, torch.arange(num_tokens)
+        sequences, places = Sequences.of(*index, num_tokens), [one.data_ptr() for one in (x, cos, sin)]
+        assert kernels.decoder_layer(layer, *places, pages, sequences, None, num_tokens) == 0
+        assert kernels.threads_with_chunks(threads) == expected
 
 
 def test_nothing_is_set_while_the_team_has_all_its_threads(threads, monkeypatch):
