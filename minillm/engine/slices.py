@@ -1,4 +1,4 @@
-"""Time slices: threads that do little work at a time ask the kernel to run soon. Built in chapter 23.
+"""Time slices: threads that do little work at a time ask the kernel to run soon. Built in chapter 22.
 
     engine's team      |==================|==================|     on every core, for milliseconds at a time
     text, event loop        a token is there: some 0.1 ms of work for each
