@@ -3,6 +3,10 @@
     2 stages, requests a b c d      stage 0   ab | cd | ab | cd |
                                     stage 1      | ab | cd | ab | cd       a step has half of the requests
 
+    3 stages, requests a b c d      stage 0   ab | c  | d  | ab | c  |
+                                    stage 1      | ab | c  | d  | ab | c
+                                    stage 2           | ab | c  | d  | ab | c
+
 A decoding request needs the token of its last step, so it is in one step at a time. With as many steps under way as
 there are stages, each with its share of the requests, no stage waits. The chunks of a prompt need no token, and follow
 each other at once.
@@ -12,6 +16,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from minillm.device import like_a_gpu
@@ -47,6 +52,8 @@ class ParallelEngine(Engine):
         super().__init__(scheduler=_scheduler(kv_cache, config, trace), config=config, trace=trace, executor=executor)
         self.num_stages = config.pipeline_parallel_size
         self.flying: deque[tuple[SchedulerOutput, Launched]] = deque()  # launched steps of a pipeline, oldest first
+        if isinstance(self.scheduler, PipelineScheduler):
+            self.scheduler.flying = self.flying
         spec = config.speculative_config
         if spec is not None:
             self.speculation = Speculation(executor.draft, spec.num_speculative_tokens, lengths, trace)
@@ -139,15 +146,21 @@ class ParallelEngine(Engine):
 
 
 class PipelineScheduler(Scheduler):
-    """Gives each step its share of the requests, and none that waits for the token of another step."""
+    """Gives each step its share of the requests, and none that waits for the token of another step. `flying` are the
+    launched steps, which the engine keeps."""
 
     def __init__(self, num_stages: int, *parts: Any):
         super().__init__(*parts)
         self.num_stages, self._left = num_stages, 0
+        self.flying: Sequence[tuple[SchedulerOutput, Launched]] = ()
 
     def schedule(self) -> SchedulerOutput:
-        """As `Scheduler.schedule`, for one of as many steps as there are stages."""
-        self._left = ceil_div(min(len(self.requests), self.max_num_seqs), self.num_stages)
+        """As `Scheduler.schedule`, for one of as many steps as there are stages. The requests that are in none are
+        shared among the stages that have no step: 4 requests on 3 stages are 2, 1 and 1, not 2, 2 and nothing."""
+        most = min(len(self.requests), self.max_num_seqs)
+        idle = most - sum(request.num_in_flight > 0 for request in self.running)
+        free = self.num_stages - sum(bool(output.rows) for output, _ in self.flying)
+        self._left = min(ceil_div(most, self.num_stages), ceil_div(max(0, idle), max(1, free)))
         return super().schedule()
 
     def _num_new_tokens(self, request: Request, num_computed: int, budget: int) -> int:

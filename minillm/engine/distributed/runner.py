@@ -21,10 +21,10 @@ from minillm.sampling.grammar.mask import GrammarMasks
 
 
 class ArrivingStep:
-    """A launched step of the requests `request_ids`, whose tokens another stage draws; in the last stage, this one."""
+    """A launched step that draws tokens for the requests `drawn`, in another stage; in the last stage, in this one."""
 
-    def __init__(self, launched: LaunchedStep, arrival: Arrival, request_ids: set[str]):
-        self.launched, self.arrival, self.request_ids = launched, arrival, request_ids
+    def __init__(self, launched: LaunchedStep, arrival: Arrival, drawn: set[str]):
+        self.launched, self.arrival, self.drawn = launched, arrival, drawn
         self.result: StepResult | None = None
 
     def wait(self) -> StepResult:
@@ -51,14 +51,16 @@ class ParallelRunner(ModelRunner):
 
     def launch(self, output: SchedulerOutput) -> ArrivingStep:
         """As `ModelRunner.launch`. A step reads the tokens of the last launched one on the device; those of steps
-        before it, of which a pipeline of three stages has some under way, are waited for here."""
+        before it, of which a pipeline of three stages has some under way, are waited for here. The chunks of a prompt
+        draw nothing, so the next chunk waits for none of them."""
         request_ids = {row.request_id for row in output.rows}
         older = list(self.unread)[:-1]
-        needed = [at for at, step in enumerate(older) if not step.request_ids.isdisjoint(request_ids)]
+        needed = [at for at, step in enumerate(older) if not step.drawn.isdisjoint(request_ids)]
         for _ in range(needed[-1] + 1 if needed else 0):
             self.unread.popleft().wait()
         launched = super().launch(output)
-        self.unread.append(ArrivingStep(launched, self.sampler.arrival, request_ids))
+        drawn = {row.request_id for row in output.rows if row.samples}
+        self.unread.append(ArrivingStep(launched, self.sampler.arrival, drawn))
         while len(self.unread) > 1 and self.unread[0].result is not None:
             self.unread.popleft()
         return self.unread[-1]
