@@ -63,7 +63,7 @@ class ParallelDecoder(Decoder):
             layer.mlp = ParallelExperts.of(mlp, self.communicator)
         else:
             mlp.down_proj = RowParallelLinear.of(mlp.down_proj, self.communicator)
-        if isinstance(attn.q_norm, WholeNorm):
+        if isinstance(getattr(attn, "q_norm", None), WholeNorm):  # latent attention has none
             attn.q_norm = ParallelWholeNorm(attn.q_norm, self.communicator)
             attn.k_norm = ParallelWholeNorm(attn.k_norm, self.communicator)
 

@@ -223,8 +223,8 @@ def cut_of(name: str, config: ModelConfig, layout: Layout) -> Cut | None:
         )
     is_bias = name.endswith(".bias")
     module = next((part for part in reversed(name.split(".")) if part not in ("weight", "bias")), name)
-    dim = config.head_dim
-    queries, keys = (_scaled(heads, dim) for heads in (layout.query_heads(config), layout.kv_heads(config)))
+    dim, heads = config.head_dim, layout.query_heads(config)
+    queries, keys = _scaled(heads, dim), _scaled(layout.kv_heads(config), dim)
     width, tokens = _width(name, config), layout.vocabulary(config.vocab_size)
     middle = layout.part(width)
     rows: dict[str, tuple[range, ...]] = {
@@ -240,10 +240,14 @@ def cut_of(name: str, config: ModelConfig, layout: Layout) -> Cut | None:
     }
     if config.qk_norm_whole:
         rows |= {"q_norm": (queries,), "k_norm": (keys,)}
+    attended = queries  # the inputs of o_proj
+    if (mla := config.mla) is not None:  # cut by heads; what makes the latent is whole, since all heads read it
+        rows["q_proj"] = rows["q_b_proj"] = (_scaled(heads, mla.qk_head_dim),)
+        rows["kv_b_proj"], attended = (_scaled(heads, mla.up_head_dim),), _scaled(heads, mla.v_head_dim)
     if module in rows:
         return Cut(local, 0, rows[module])
     if module in ROW_PARALLEL and not is_bias:
-        return Cut(local, 1, (queries if module == "o_proj" else middle,))
+        return Cut(local, 1, (attended if module == "o_proj" else middle,))
     return Cut(local)
 
 

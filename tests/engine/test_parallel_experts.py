@@ -11,7 +11,7 @@ import torch
 from minillm import LLM, SamplingParams
 from minillm.model.decoder import Decoder
 from minillm.parallel.layout import Layout, check_layout, cut_of, local_config
-from tests.helpers.model_zoo import EXPERTS
+from tests.helpers.model_zoo import EXPERTS, LATENT
 from tests.helpers.tiny import save_tiny_llama
 
 PROMPTS = [{"prompt_token_ids": ids} for ids in ([5, 6, 7, 8, 9] * 4, [20, 21], [33] * 9, [40, 41, 42])]
@@ -24,6 +24,8 @@ PARAMS = [
 MODELS = {
     "dots1": EXPERTS["dots1"] | {"num_key_value_heads": 2},  # a dense layer first, shared experts, groups
     "qwen2-moe": EXPERTS["qwen2-moe"],
+    "deepseek-v2": LATENT["deepseek-v2-groups"],  # softmax in groups, a shared expert, latents, a bottleneck
+    "deepseek-v3": LATENT["deepseek-v3"] | {"n_shared_experts": 2},  # sigmoids and a bias in groups
 }
 
 
@@ -53,6 +55,11 @@ def tokens(folder, **settings) -> list[list[int]]:
         ("dots1", dict(tensor_parallel_size=2, enable_expert_parallel=True)),
         ("qwen2-moe", dict(tensor_parallel_size=2, enable_expert_parallel=True, quantization="int8")),
         ("qwen2-moe", dict(tensor_parallel_size=2, pipeline_parallel_size=2)),
+        ("deepseek-v2", dict(tensor_parallel_size=2)),
+        ("deepseek-v2", dict(tensor_parallel_size=4, enable_expert_parallel=True)),  # a group on each rank
+        ("deepseek-v2", dict(tensor_parallel_size=2, quantization="int8")),
+        ("deepseek-v3", dict(tensor_parallel_size=2, pipeline_parallel_size=2, enable_expert_parallel=True)),
+        ("deepseek-v3", dict(pipeline_parallel_size=3)),
     ],
     ids=str,
 )
@@ -68,7 +75,8 @@ def test_the_ranks_hold_all_of_the_model_together(sizes, name, expert_parallel, 
     """Every number of a layer's experts is on one rank; routers are on each; and each part has the shape it needs."""
     from minillm.model.checkpoint import load_config
 
-    config = replace(load_config(models[name]), num_kv_heads=4)
+    config = load_config(models[name])
+    config = config if config.mla else replace(config, num_kv_heads=4)
     whole = {key: view.numel() for key, view in Decoder(config, torch.float32, "meta").checkpoint_views().items()}
     held = dict.fromkeys(whole, 0)
     for rank in range(sizes[0] * sizes[1]):
@@ -82,6 +90,10 @@ def test_the_ranks_hold_all_of_the_model_together(sizes, name, expert_parallel, 
         if ".experts." in key or ".shared_expert." in key:
             assert held[key] == count, key
         if key.endswith(("mlp.gate.weight", "e_score_correction_bias", "shared_expert_gate.weight")):
+            assert held[key] == count * sizes[0], key
+        if key.endswith(("q_b_proj.weight", "kv_b_proj.weight", "o_proj.weight")):  # by heads
+            assert held[key] == count, key
+        if "kv_a_" in key or "q_a_" in key:  # what makes the latents
             assert held[key] == count * sizes[0], key
 
 

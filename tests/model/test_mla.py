@@ -301,8 +301,6 @@ def test_fields_that_do_not_fit_are_named(changes, said):
         (dict(attention_backend="triton", kv_cache_dtype="int4"), "'triton' has no kernels for latents in pages of"),
         (dict(attention_backend="native", kv_cache_dtype="fp8"), "'native' has no kernels for latents in pages of"),
         (dict(kv_retention={"sinks": 2, "window": 8}), "kv_retention=.* keeps latents; leave it out"),
-        (dict(tensor_parallel_size=2), "tensor_parallel_size=2 with latent attention .* is not served"),
-        (dict(pipeline_parallel_size=2), "pipeline_parallel_size=2 with latent attention .* is not served"),
     ],
 )
 def test_settings_that_latents_do_not_have_are_refused_by_name(settings, said, served):

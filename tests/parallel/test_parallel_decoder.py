@@ -15,11 +15,11 @@ from minillm.model.checkpoint import read_model
 from minillm.parallel.communicator import Communicator
 from minillm.parallel.layout import Layout
 from minillm.parallel.loading import load_shard, split_decoder
-from tests.helpers.model_zoo import CAPPED, CHECKPOINTS, FURTHER, make_model
+from tests.helpers.model_zoo import CAPPED, CHECKPOINTS, FURTHER, LATENT, make_model
 
 NAMES = [
     "llama-mqa-biases-tied", "qwen2-full", "qwen3-biases-window", "phi3-partial", "smollm3-biases-window-tied",
-    "olmo2-biases", "granite-biases", "gemma3", "capped",
+    "olmo2-biases", "granite-biases", "gemma3", "capped", "deepseek-v2-groups", "deepseek-v3-dense-halves",
 ]  # fmt: skip
 
 
@@ -42,7 +42,7 @@ class Threads(Communicator):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_logits_of_two_ranks_are_those_of_one(name, tmp_path):
     """Read as parts, and cut from the whole."""
-    settings = CAPPED if name == "capped" else (CHECKPOINTS | FURTHER)[name]
+    settings = CAPPED if name == "capped" else (CHECKPOINTS | FURTHER | LATENT)[name]
     make_model(3, **settings).save_pretrained(tmp_path)
     whole, unprepared = read_model(tmp_path, "float32", "cpu").prepare(), read_model(tmp_path, "float32", "cpu")
     batch = ForwardBatch.single(list(range(5, 16)), all_logits=True)

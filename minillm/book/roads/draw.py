@@ -69,10 +69,12 @@ def draw_parallel(seed: int) -> Road:
     """The road of a seed, in several processes: what these refuse is left out."""
     rng, road = Random(f"processes {seed}"), draw(seed)
     tensor_parallel, stages = rng.choice(((2, 1), (2, 1), (4, 1), (1, 2), (1, 2), (2, 2)))
+    if MODELS[road.model].get("num_hidden_layers", 2) > 2 and rng.random() < 0.6:
+        tensor_parallel, stages = rng.choice(((1, 3), (1, 3), (2, 3)))
     prefix_on_host = road.prefix and road.sinks is None
     return replace(
         road,
-        model="llama" if road.model in (LATENT, MXFP4) else road.model,
+        model="llama" if road.model == MXFP4 else road.model,
         tensor_parallel=tensor_parallel,
         stages=stages,
         disk_blocks=0,

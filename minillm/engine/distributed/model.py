@@ -42,8 +42,8 @@ class RemoteModel:
     def __init__(self, config: EngineConfig, options: ModelOptions):
         sizes = (config.tensor_parallel_size, config.pipeline_parallel_size)
         path, is_dummy = resolve_model(config.model), options.load_format == "dummy"
-        whole = check_model(path, *sizes, config.max_model_len, is_dummy, config.enable_expert_parallel)
-        check_supported(config, whole, path)
+        check_model(path, *sizes, config.max_model_len, is_dummy, config.enable_expert_parallel)
+        check_supported(config, path)
         device = resolve_device(config.device)
         on_gpu, is_here = device.type == "cuda", config.distributed_executor_backend == "mp"
         if on_gpu and is_here and (count := torch.cuda.device_count()) < sizes[0] * sizes[1]:

@@ -3,7 +3,8 @@
 Served: every dtype and attention backend, low-bit weights (int8, int4, fp8, fp4, GPTQ, AWQ; GGUF), an 8-bit KV
 cache, prefix caching, chunked prompts, every policy, preemption by recomputation and by swap, host memory for prefixes,
 sliding windows and attention sinks, speculation with n-grams and draft models, adapters, grammars, penalties,
-log-probabilities, several samples, beam search, embeddings, mixtures of experts. A draft model is whole on each rank.
+log-probabilities, several samples, beam search, embeddings, mixtures of experts with shared ones and with groups,
+latent attention. A draft model is whole on each rank, and so are the latents of a stage: all heads read the same one.
 """
 
 from __future__ import annotations
@@ -12,19 +13,13 @@ from pathlib import Path
 
 from minillm.engine.config import EngineConfig
 from minillm.model.checkpoint import stored_quantization
-from minillm.model.config import ModelConfig
 from minillm.quantization.config import resolve as resolve_quantization
 
 
-def check_supported(config: EngineConfig, model: ModelConfig, path: Path) -> None:
+def check_supported(config: EngineConfig, path: Path) -> None:
     """Raise NotImplementedError naming a setting that is not served in parallel, and the way out."""
     tp, pp = config.tensor_parallel_size, config.pipeline_parallel_size
     named = f"tensor_parallel_size={tp}" if tp > 1 else f"pipeline_parallel_size={pp}"
-    if model.mla is not None:
-        raise NotImplementedError(
-            f"{named} with latent attention (model_type={model.model_type!r}) is not served: every rank would keep "
-            "all latents, since all heads read the same one; use several LLMs of one process each"
-        )
     if config.disk_kv_path is not None:
         raise NotImplementedError(
             f"disk_kv_path={str(config.disk_kv_path)!r} with {named} is not served: parts of a block are on several "
