@@ -6,6 +6,10 @@
     destination   stage         full blocks become a part of the prefix cache
                   take_in       the request runs on with the next step
 
+    layer by layer, while the source computes the prompt (`minillm.engine.layerwise`):
+    destination   reserve       blocks for the whole prompt, which arriving layers are written into
+                  take_reserved the request runs on with them; or `release`, and they are free
+
 Full blocks travel by their hash (chapter 07), so blocks that the destination has are not sent, and blocks that it
 loses meanwhile are computed again: a handover may fail, its tokens cannot be wrong. All functions are called between
 two steps, by the thread that steps the engine. Llumnix (Sun et al. 2024) calls this live migration.
@@ -118,11 +122,8 @@ def take_in(engine: Engine, request: Request, taken: TakenOut) -> bool:
 
     Raises ValueError for an id that is in use.
     """
-    scheduler, kv_cache, pool = engine.scheduler, engine.kv_cache, engine.kv_cache.pool
-    if request.request_id in scheduler.requests:
-        raise ValueError(f"request_id={request.request_id!r} is in use")
+    pool, is_full = engine.kv_cache.pool, _is_full(engine, request)
     found = {entry: pool.lookup(entry) for entry in taken.entries if isinstance(entry, bytes)}
-    is_full = len(scheduler.running) >= scheduler.max_num_seqs or scheduler.gate is not None
     if is_full or not taken.entries or None in found.values():
         return False
     pool.touch(found.values())
@@ -137,14 +138,67 @@ def take_in(engine: Engine, request: Request, taken: TakenOut) -> bool:
         NULL_BLOCK if entry is None else found[entry] if isinstance(entry, bytes) else blocks[entry]
         for entry in taken.entries
     ]
-    kv_cache.records[request.request_id] = RequestBlocks(table)
-    request.num_computed_tokens = request.max_computed_tokens = taken.num_computed_tokens
-    request.num_cached_tokens = min(taken.num_computed_tokens, request.num_prompt_tokens)
+    _join(engine, request, table, taken.num_computed_tokens)
+    return True
+
+
+def reserve(engine: Engine, key: str, hashes: Sequence[bytes], num_cached: int, num_tokens: int) -> list[int] | None:
+    """Blocks for a request of `num_tokens` tokens that is on its way here; the first `num_cached` are in the prefix
+    cache, by their hashes. None, and nothing changed, if one of them is not, or if less than half of the free blocks
+    would be left to the requests that run."""
+    kv_cache, pool = engine.kv_cache, engine.kv_cache.pool
+    found = [pool.lookup(block_hash) for block_hash in hashes[:num_cached]]
+    count = ceil_div(num_tokens, kv_cache.block_size) - num_cached
+    if None in found or 2 * count > pool.num_free:
+        return None
+    pool.touch(found)
+    if count > pool.num_free:
+        pool.free(found)
+        return None
+    blocks = kv_cache.reserved[key] = found + _allocate(engine, count)
+    return blocks
+
+
+def release(engine: Engine, key: str) -> None:
+    """The request will not come; nothing happens for a key that holds no blocks."""
+    engine.kv_cache.pool.free(reversed(engine.kv_cache.reserved.pop(key, [])))
+
+
+def take_reserved(engine: Engine, key: str, request: Request, hashes: Sequence[bytes], num_tokens: int) -> bool:
+    """Let a request from elsewhere run on from the next step with the blocks that `key` holds, which have the keys and
+    values of its first `num_tokens` tokens; False if the batch has no room for it: its full blocks are in the prefix
+    cache then, where adding it like any other request finds them. `hashes` are those of full blocks of its prompt.
+
+    Raises ValueError for an id that is in use.
+    """
+    kv_cache, blocks = engine.kv_cache, engine.kv_cache.reserved[key]
+    for block, block_hash in zip(blocks[: num_tokens // kv_cache.block_size], hashes):
+        if kv_cache.enable_prefix_caching:
+            kv_cache.pool.cache(block, block_hash)
+    if _is_full(engine, request):
+        release(engine, key)
+        return False
+    _join(engine, request, kv_cache.reserved.pop(key), num_tokens)
+    return True
+
+
+def _is_full(engine: Engine, request: Request) -> bool:
+    scheduler = engine.scheduler
+    if request.request_id in scheduler.requests:
+        raise ValueError(f"request_id={request.request_id!r} is in use")
+    return len(scheduler.running) >= scheduler.max_num_seqs or scheduler.gate is not None
+
+
+def _join(engine: Engine, request: Request, table: list[int], num_tokens: int) -> None:
+    """It runs, and owns these blocks."""
+    scheduler = engine.scheduler
+    engine.kv_cache.records[request.request_id] = RequestBlocks(table)
+    request.num_computed_tokens = request.max_computed_tokens = num_tokens
+    request.num_cached_tokens = min(num_tokens, request.num_prompt_tokens)
     scheduler.requests[request.request_id] = request
     scheduler.waiting.join(request)
     request.move(RequestStatus.RUNNING)
     scheduler.running.append(request)
-    return True
 
 
 def _found(engine: Engine, request_id: str) -> tuple[Request | None, RequestBlocks | None]:

@@ -4,6 +4,9 @@
                       | the handle travels with a message
     destination                 get(KVHandle) -> bytes          and the place is free again
 
+    source        send(connection, bytes)                       piece after piece, while a prefill makes them
+    destination                 receive(connection) -> bytes
+
     SharedMemoryConnector   a file in /dev/shm: one copy in, mapped by the reader; both are on one machine
     TCPConnector            a socket of the source, read over the network
 
@@ -54,6 +57,12 @@ class KVConnector(Protocol):
     def drop(self, handle: KVHandle) -> None:
         """No process is going to read what this one has put; nothing happens if one has."""
 
+    def send(self, connection: Connection, data: Tensor) -> KVHandle | None:
+        """As `put`, to the reader at the other end of a connection; a handle to `drop` if that end is gone."""
+
+    def receive(self, connection: Connection) -> Tensor:
+        """What the other end sends, uint8 [num_bytes]. Raises EOFError, or another OSError, if it is gone."""
+
     def close(self) -> None:
         """Drop all that was put and not read."""
 
@@ -83,6 +92,18 @@ class SharedMemoryConnector:
     def drop(self, handle: KVHandle) -> None:
         with suppress(FileNotFoundError):
             os.unlink(handle.place)
+
+    def send(self, connection: Connection, data: Tensor) -> KVHandle | None:
+        handle = self.put(data)
+        try:
+            connection.send(handle)
+        except OSError:
+            self.drop(handle)
+            raise
+        return handle
+
+    def receive(self, connection: Connection) -> Tensor:
+        return self.get(connection.recv())
 
     def close(self) -> None:
         remove_leftovers(self.prefix, self.folder)
@@ -127,6 +148,16 @@ class TCPConnector:
 
     def drop(self, handle: KVHandle) -> None:
         self._waiting.pop(handle.key, None)
+
+    def send(self, connection: Connection, data: Tensor) -> KVHandle | None:
+        connection.send(data.numel())
+        connection.send_bytes(data.contiguous().numpy())
+        return None
+
+    def receive(self, connection: Connection) -> Tensor:
+        data = torch.empty(connection.recv(), dtype=torch.uint8)
+        connection.recv_bytes_into(data.numpy())
+        return data
 
     def close(self) -> None:
         self._waiting.clear()

@@ -51,6 +51,7 @@ class KVCacheManager:
         self.identity = identity
         self.records: dict[str, RequestBlocks] = {}
         self.tables = Tables(self.records)
+        self.reserved: dict[str, list[int]] = {}  # for requests on their way here: chapter 22
         self.tiers = Tiers(self.pool, self.host, disk, BlockMoves())
 
     @property
@@ -210,7 +211,7 @@ class KVCacheManager:
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every block, and every host place, is free or owned as often as counted."""
-        self.pool.check_integrity(self.tables.values())
+        self.pool.check_integrity([*self.tables.values(), *self.reserved.values()])
         held = [entry for record in self.records.values() for entry in record.swapped or () if isinstance(entry, int)]
         self.host.check_integrity(held)
 

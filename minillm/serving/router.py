@@ -53,6 +53,8 @@ class Router:
         hashes_prompts: bool = True,
     ):
         self.policy, self.send = policy, send
+        self.on_submit: Callable[[Flight], object] = lambda flight: None  # it was given to a replica
+        self.on_land: Callable[[Flight], object] = lambda flight: None  # it is about to leave its replica
         self.identity, self.block_size, self.hashes_prompts = identity, block_size, hashes_prompts
         self.takers, self.decoders = FleetView(), FleetView()  # takers: of new requests
         self.flights: dict[str, Flight] = {}  # by flight id
@@ -181,11 +183,14 @@ class Router:
         self.view_of(replica_id).started(replica_id, flight.num_counted)
         spec = replace(flight.spec, request_id=flight.flight_id, group_id=flight.flight_id)
         self.send(replica_id, Submit(flight.flight_id, spec, list(request.output_token_ids), arriving))
+        if arriving is None:
+            self.on_submit(flight)
 
     def _land(self, flight: Flight, is_told: bool) -> None:
         """It is on no replica any more."""
         if self.flights.pop(flight.flight_id, None) is None:
             return
+        self.on_land(flight)
         self.view_of(flight.replica_id).finished(flight.replica_id, flight.num_counted)
         if not is_told:
             self.send(flight.replica_id, Abort([flight.flight_id]))

@@ -37,7 +37,7 @@ from minillm.serving.replicas.config import FleetConfig, check_arguments
 from minillm.serving.replicas.front import FrontLLM
 from minillm.serving.replicas.launchers import Launcher, LocalLauncher, make_launcher
 from minillm.serving.replicas.members import Member, Members, State
-from minillm.serving.replicas.messages import Ended, Facts, Failed, Ready, Tokens
+from minillm.serving.replicas.messages import Ended, Facts, Failed, Left, Ready, Tokens
 from minillm.serving.replicas.migration import Migrations
 from minillm.serving.replicas.scaler import Scaler
 from minillm.serving.replicas.sizes import arguments_of, setup_of
@@ -70,9 +70,8 @@ class Fleet(AsyncLLM):
         self.fleet_id, self.secret = secrets.token_hex(4), secrets.token_bytes(32)
         self.on_gpu = resolve_device(engine_config.device).type == "cuda"
         self.launcher = launcher or make_launcher(config, self.on_gpu)
-        self.kv_transport = config.kv_transport
-        if self.kv_transport == "auto":
-            self.kv_transport = "shm" if isinstance(self.launcher, LocalLauncher) else "tcp"
+        fastest = "shm" if isinstance(self.launcher, LocalLauncher) else "tcp"
+        self.kv_transport = fastest if config.kv_transport == "auto" else config.kv_transport
         self._changed = threading.Condition()
         self._early: list[Callable[[], object]] | None = []  # messages before there is an engine thread
         self._is_over = threading.Event()
@@ -100,8 +99,7 @@ class Fleet(AsyncLLM):
             early, self._early = self._early, None
             for message in early:
                 self.thread.tell(message)
-        self._ticker = threading.Thread(target=self._tick_until_over, name="fleet", daemon=True)
-        self._ticker.start()
+        threading.Thread(target=self._tick_until_over, name="fleet", daemon=True).start()
         try:
             self.wait_until_ready()
         except BaseException:
@@ -225,6 +223,8 @@ class Fleet(AsyncLLM):
                     return
                 if flight is not None and message.begun is not None:
                     self.migrations.begun(flight, message.begun)
+            elif isinstance(message, Left):
+                self.migrations.left(message)
             elif isinstance(message, CacheChange):
                 self.router.cached(member.replica_id, message.removed, message.stored)
             elif isinstance(message, Ended):
@@ -245,6 +245,7 @@ class Fleet(AsyncLLM):
                 router.leave(member.replica_id)
                 self.migrations.empty(member)
             else:
+                self.migrations.lost(member)
                 hopeless = router.lost(member.replica_id)
                 for flight in hopeless:
                     error = RuntimeError(

@@ -37,6 +37,8 @@ class FlightListener:
         self.replica.channel.send(tokens)
         if delta.finish_reason is not None:
             self.replica.forget(self.flight_id)
+        else:
+            self.replica.streams.begun(self.flight_id)
 
     def fail(self, error: BaseException | None) -> None:
         """It was aborted by a step that failed, or refused."""

@@ -1,7 +1,7 @@
 """Messages between the front and its replicas, as plain data. Built in chapter 22.
 
-    front -> replica    Setup, Submit, Abort, Call, Exit
-    replica -> front    Hello, Ready, Failed, Tokens, Ended, CacheChange, Report, Answer
+    front -> replica    Setup, Submit, Abort, Expect, Unexpect, Depart, Call, Exit
+    replica -> front    Hello, Ready, Failed, Tokens, Left, Ended, CacheChange, Report, Answer
 
 A flight is one sample of a request on one replica. If the replica dies, the sample goes on in a new flight, so a
 message of the old one is recognized and dropped.
@@ -54,6 +54,7 @@ class Facts:
     sinks: int
     bytes_per_block: int
     layout: str  # of packed blocks
+    place: tuple[str, int] = ("", 0)  # where keys and values arrive layer by layer
     seconds: Mapping[str, float] = field(default_factory=dict)  # each phase of the cold start
 
 
@@ -70,11 +71,13 @@ class Failed(NamedTuple):
 
 
 class Arriving(NamedTuple):
-    """With a `Submit`: keys and values that its tokens have already (`minillm.engine.handover.TakenOut`)."""
+    """With a `Submit`: keys and values that its tokens have already (`minillm.engine.handover.TakenOut`); or they came
+    layer by layer, with this key."""
 
     num_computed_tokens: int
     entries: list[bytes | int | None]
     handle: KVHandle | None
+    key: str | None = None
 
 
 class Submit(NamedTuple):
@@ -84,6 +87,37 @@ class Submit(NamedTuple):
     spec: RequestSpec  # its request_id and group_id are the flight's
     output_token_ids: list[int]
     arriving: Arriving | None = None
+
+
+class Expect(NamedTuple):
+    """Keys and values of a request are about to arrive layer by layer; the first `num_cached` blocks are here."""
+
+    key: str  # the id of its flight on the replica that computes its prompt
+    num_tokens: int
+    hashes: list[bytes]  # of full blocks
+    num_cached: int
+
+
+class Unexpect(NamedTuple):
+    """They are not wanted any more."""
+
+    key: str
+
+
+class Depart(NamedTuple):
+    """A flight is going to decode elsewhere: send its keys and values there while its prompt is computed."""
+
+    flight_id: str
+    place: tuple[str, int]
+    num_cached: int  # blocks that are there
+
+
+class Left(NamedTuple):
+    """A flight has its first token, and goes on where `Depart` said: the keys and values of so many tokens were sent.
+    None: they could not be, and it goes on here."""
+
+    flight_id: str
+    num_tokens: int | None
 
 
 class Abort(NamedTuple):

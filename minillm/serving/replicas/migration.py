@@ -5,8 +5,9 @@
     Submit(Arriving)                  the destination runs it from its next step on
 
 Used to empty a replica before it ends, to balance load by hand, and to hand a computed prompt from a replica that
-prefills to one that decodes (DistServe, Zhong et al. 2024). Where anything fails, the request goes on where the router
-puts it, and computes its tokens again: the result is the same.
+prefills to one that decodes (DistServe, Zhong et al. 2024). The last goes layer by layer while the prompt is computed
+(`minillm.serving.replicas.streams`); by copies behind the first token where no such stream came about. Where anything
+fails, the request goes on where the router puts it, and computes its tokens again: the result is the same.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from minillm.kv_cache.connector import remove_leftovers
+from minillm.rounding import ceil_div
 from minillm.serving.replicas.members import Member, State
-from minillm.serving.replicas.messages import Arriving, Begun, Copied
+from minillm.serving.replicas.messages import Arriving, Begun, Copied, Depart, Expect, Left, Unexpect
 from minillm.serving.router import Flight
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ class Move:
     pause_seconds: float | None = None  # from there to the destination's first token
     num_steps: int | None = None  # that the destination took from the arrival to its first token
     took_in: bool = False  # whether the destination used the keys and values
+    by_layers: bool = False  # whether they went while the prompt was computed
 
 
 class Migrations:
@@ -56,6 +60,8 @@ class Migrations:
         self._workers = ThreadPoolExecutor(AT_ONCE, "migrate")
         self._awaited: dict[str, Move] = {}  # by the id of the flight whose first token ends the pause
         self._moving: set[str] = set()  # request ids
+        self._streams: dict[str, tuple[str, int]] = {}  # by flight id: where its layers go, and the blocks known there
+        fleet.router.on_submit, fleet.router.on_land = self.started, self._landed
 
     def start(
         self, request_id: str, replica_id: str, from_prefill: bool = False, recompute: bool = False
@@ -70,9 +76,46 @@ class Migrations:
     # The engine thread.
 
     def started(self, flight: Flight) -> None:
-        """A request was given to a replica. A prompt of several steps is handed over while it is computed."""
-        if flight.request.num_prompt_tokens > self.fleet.llm.config.max_num_batched_tokens:
+        """A request was given to a replica; if that one only prefills, let its layers go to one that decodes while they
+        are computed."""
+        router, request = self.fleet.router, flight.request
+        is_apart = flight.replica_id in router.takers and router.decoders and self.fleet.facts.window is None
+        if not is_apart or request.max_tokens - len(request.output_token_ids) < 2:
+            return
+        replica_id = router.pick(flight, router.decoders)
+        num_cached = router.decoders.get(replica_id).num_cached_blocks(flight.view.block_hashes)
+        self._streams[flight.flight_id] = (replica_id, num_cached)
+        hashes = list(flight.view.block_hashes)
+        router.send(replica_id, Expect(flight.flight_id, len(request.token_ids), hashes, num_cached))
+        place = self.fleet.members.by_id[replica_id].facts.place
+        router.send(flight.replica_id, Depart(flight.flight_id, place, num_cached))
+
+    def left(self, left: Left) -> None:
+        """A flight has sent all of its layers, and ended on its replica; or it could not."""
+        router, flight = self.fleet.router, self.fleet.router.flights.get(left.flight_id)
+        if flight is None:
+            return
+        if left.num_tokens is None:
+            self._landed(flight)
             self._hand_over(flight)
+            return
+        (replica_id, num_cached), facts = self._streams.pop(left.flight_id), self.fleet.facts
+        num_bytes = (ceil_div(left.num_tokens, facts.block_size) - num_cached) * facts.bytes_per_block
+        move = Move(flight.request.request_id, flight.replica_id, replica_id, left.num_tokens, num_bytes)
+        move.last_token, move.by_layers = flight.request.token_times[-1], True
+        self.num_bytes += num_bytes
+        if router.move(flight, replica_id, Arriving(left.num_tokens, [], None, left.flight_id)):
+            self._awaited[flight.flight_id] = move
+
+    def _landed(self, flight: Flight) -> None:
+        """A flight is not where it was: what was on its way from there is not wanted."""
+        if (stream := self._streams.pop(flight.flight_id, None)) is not None:
+            self.fleet.router.send(stream[0], Unexpect(flight.flight_id))
+
+    def lost(self, member: Member) -> None:
+        """Its process is gone: nothing reads any more what it had put into shared memory."""
+        if member.process is not None:
+            remove_leftovers(f"minillm-{self.fleet.fleet_id}-{member.replica_id}-{member.process.pid}")
 
     def begun(self, flight: Flight, begun: Begun) -> None:
         """A flight has its first token."""
@@ -80,7 +123,7 @@ class Migrations:
             move.pause_seconds = flight.request.token_times[-1] - move.last_token
             move.num_steps, move.took_in = begun.num_steps, begun.took_in
             self.moves.append(move)
-        elif not flight.request.is_finished:
+        elif not flight.request.is_finished and flight.flight_id not in self._streams:
             self._hand_over(flight)
 
     def empty(self, member: Member) -> None:

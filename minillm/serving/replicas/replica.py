@@ -35,10 +35,11 @@ from minillm.serving.replicas.listener import FlightListener
 from minillm.serving.replicas.messages import (
     Abort,
     Answer,
-    Arriving,
     Call,
     Copied,
+    Depart,
     Exit,
+    Expect,
     Facts,
     Failed,
     Hello,
@@ -46,7 +47,9 @@ from minillm.serving.replicas.messages import (
     Report,
     Setup,
     Submit,
+    Unexpect,
 )
+from minillm.serving.replicas.streams import Streams
 
 REPORT_EVERY = 0.2  # seconds
 LOOK_EVERY = 0.002  # seconds between two looks for blocks that are about to be filled
@@ -74,6 +77,7 @@ class Replica:
         self.engine: AsyncLLM | None = None
         self.events: CacheEvents
         self.connector: KVConnector
+        self.streams: Streams
         self._over = threading.Event()
         self._workers = ThreadPoolExecutor(NUM_WORKERS, "worker")
         self._setup: list[Setup] = []
@@ -93,12 +97,14 @@ class Replica:
             self.engine = AsyncLLM(make_llm(setup, self.preloaded))
             self.seconds["engine"] = time.monotonic() - start
             self.events = CacheEvents(self.engine.llm.engine.kv_cache)
+            self.streams = Streams(self, setup.secret)
             self.channel.send(Ready(self._facts()))
         except BaseException as error:
             self.channel.send(Failed(f"{type(error).__name__}: {error}"))
         else:
             self._report_until_over()
             self.engine.shutdown()
+            self.streams.stop()
             self.connector.close()
         self.channel.close()
         self.channel.join(5)
@@ -160,6 +166,8 @@ class Replica:
                 self.engine.thread.tell(partial(self._submit, message, time.monotonic()))
             elif isinstance(message, Abort):
                 self.engine.thread.tell(partial(self._abort, message.flight_ids))
+            elif isinstance(message, Depart | Expect | Unexpect):
+                self.engine.thread.tell(partial(self.streams.hear, message))
             elif isinstance(message, Call):
                 self._workers.submit(self._answer, message)
             elif isinstance(message, Setup):
@@ -184,29 +192,28 @@ class Replica:
     # The engine thread.
 
     def _submit(self, submit: Submit, arrived: float) -> None:
-        llm = self.engine.llm
         request = handover.resumed(submit.spec, submit.output_token_ids)
         request.arrival_time = arrived  # the front may be on another machine, with another clock
-        flight = self.flights[submit.flight_id] = FlightListener(self, submit, arrived)
+        flight, arriving = FlightListener(self, submit, arrived), submit.arriving
+        self.flights[submit.flight_id] = flight
         try:
-            if submit.arriving is not None:
-                flight.took_in = self._take_in(request, submit.arriving)
-            if flight.took_in:
-                llm.outputs.raw[submit.flight_id] = flight
+            if arriving is not None and arriving.key is not None:
+                self.streams.take_in(request, arriving, partial(self._begin, request, flight))
             else:
-                llm.outputs.add_raw(request, flight)
+                self._begin(request, flight, arriving is not None and self.streams.fetch(request, arriving))
         except Exception as error:
             flight.fail(error)
 
-    def _take_in(self, request: Request, arriving: Arriving) -> bool:
-        """Whether it runs on with the keys and values of its last replica; if that has ended meanwhile, they are gone,
-        and are computed again."""
-        num_computed, entries, handle = arriving
+    def _begin(self, request: Request, flight: FlightListener, took_in: bool) -> None:
+        """It runs on with keys and values that are here, or it is added."""
+        flight.took_in, outputs = took_in, self.engine.llm.outputs
         try:
-            data = None if handle is None else self.connector.get(handle)
-        except ConnectionError:
-            return False
-        return handover.take_in(self.engine.llm.engine, request, handover.TakenOut(num_computed, entries, data))
+            if took_in:
+                outputs.raw[flight.flight_id] = flight
+            elif flight.flight_id in self.flights:  # it was not aborted meanwhile
+                outputs.add_raw(request, flight)
+        except Exception as error:
+            flight.fail(error)
 
     def _abort(self, flight_ids: list[str]) -> None:
         for flight_id in flight_ids:
@@ -216,6 +223,7 @@ class Replica:
     def forget(self, flight_id: str) -> None:
         self.flights.pop(flight_id, None)
         self.engine.llm.outputs.raw.pop(flight_id, None)
+        self.streams.close(flight_id)
 
     def tell_cache(self) -> None:
         if self.events.has_changes:
@@ -247,6 +255,7 @@ class Replica:
             0 if policy is None else policy.sinks,
             llm.engine.runner.cache.bytes_per_block,
             layout_of(llm.engine.runner.cache),
+            self.streams.door.address,
             dict(self.seconds),
         )
 
