@@ -84,7 +84,7 @@ FEATURES = {
         max_num_batched_tokens=4, block_size=4, num_kv_blocks=16, preemption_mode="swap", host_kv_bytes=10**6
     ),
     "n-grams": dict(speculative_config={"method": "ngram", "num_speculative_tokens": 3}),
-    "few bits": dict(quantization={"weights": "int4", "group_size": 8}, kv_cache_dtype="int8"),
+    "low-bit": dict(quantization={"weights": "int4", "group_size": 8}, kv_cache_dtype="int8"),
     "preemptive": dict(scheduling_policy="preemptive_priority", max_num_seqs=2),
 }
 
