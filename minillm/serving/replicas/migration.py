@@ -99,7 +99,8 @@ class Migrations:
             self._landed(flight)
             self._hand_over(flight)
             return
-        (replica_id, num_cached), facts = self._streams.pop(left.flight_id), self.fleet.facts
+        # Without a stream that is known here it goes on at any replica, and computes its tokens again.
+        (replica_id, num_cached), facts = self._streams.pop(left.flight_id, ("", 0)), self.fleet.facts
         num_bytes = (ceil_div(left.num_tokens, facts.block_size) - num_cached) * facts.bytes_per_block
         move = Move(flight.request.request_id, flight.replica_id, replica_id, left.num_tokens, num_bytes)
         move.last_token, move.by_layers = flight.request.token_times[-1], True
