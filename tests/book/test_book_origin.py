@@ -10,7 +10,7 @@ import torch
 
 from minillm.book import chips, paths
 from minillm.book.checks import Checker, CheckFailed
-from minillm.book.checks.origin import forbidden_call, reference_behind
+from minillm.book.checks.origin import forbidden_call, reference_behind, spying
 
 
 def refusal(checker, student) -> str:
@@ -176,3 +176,62 @@ def test_a_forbidden_call_is_found_in_helpers(hidden):
 )
 def test_helpers_and_torch_are_fine(honest):
     assert forbidden_call(honest, ("minillm.book.paths.chapter_number",)) is None
+
+
+INTERFACE, PIECES = "__array_interface__", ("__arr", "ay_inter", "face__")
+
+
+def reads_memory(name):
+    """An array over the memory of any object, by the name that NumPy asks for."""
+    import numpy
+
+    held = types.SimpleNamespace(**{name: {"data": (id(name), True), "shape": (1,), "typestr": "|u1", "version": 3}})
+    return numpy.asarray(held)
+
+
+def in_pieces(x):
+    return reads_memory("__array_" + x + "interface__")
+
+
+def joined(x):
+    return reads_memory(x.join(PIECES))
+
+
+def formatted(x):
+    return reads_memory(f"__array{x}_struct__")
+
+
+def from_a_global(x):
+    return reads_memory(INTERFACE)
+
+
+def by_ctypes(x):
+    import ctypes
+
+    return ctypes.string_at(x)
+
+
+class Disguised:
+    @property
+    def __array_interface__(self):
+        return {}
+
+
+def of_a_class(x):
+    return Disguised().__array_interface__
+
+
+@pytest.mark.parametrize("cheat", [in_pieces, joined, formatted, from_a_global, by_ctypes, of_a_class])
+def test_an_array_at_any_address_is_refused(cheat):
+    """The name by which NumPy finds such an array need not stand in the code whole: its pieces are enough."""
+    assert reads_memory(INTERFACE).size == 1  # so much can be read
+    checker = Checker("memory")
+    assert "An answer has no business with what judges it" in refusal(checker, cheat)
+
+
+@pytest.mark.parametrize(
+    "honest",
+    [lambda x: "array" + "_" + str(x), lambda x: {"in": 1, "__array_": 2, "face__": x}, lambda x: f"__array{x}"],
+)
+def test_strings_that_spell_no_such_name_are_fine(honest):
+    assert spying(honest) is None

@@ -504,6 +504,14 @@ ATTACKS |= {
         flag="memory of the process",
         line=4,
     ),
+    "makes an array of an address, by a name that is put together while it runs": Attack(
+        "import numpy as np\nclass View:\n    def __init__(self, address):\n"
+        "        vars(self)[''.join(('__array_', 'interface__'))] = dict(\n"
+        "            shape=(8,), typestr='<i8', data=(address, False), version=3)\n"
+        + in_call("np.asarray(View(id(free)))"),
+        flag="memory of the process",
+        line=4,
+    ),
     "imports what CPython has for its own tests": Attack(
         "import importlib\nname = '_test' + 'capi'\n" + in_call("importlib.import_module(name)"),
         flag="memory of the process",

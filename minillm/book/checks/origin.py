@@ -11,7 +11,7 @@ import re
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from minillm.book.checks.failure import CheckFailed
@@ -25,6 +25,10 @@ _LOOKED_AT = 2_000  # objects in an answer's containers
 _SPYING = frozenset(  # names by which code looks at its caller, at all objects, or switches a trace off
     "_getframe _current_frames settrace setprofile f_back f_locals f_globals f_builtins tb_frame gi_frame cr_frame "
     "currentframe getouterframes getinnerframes get_referrers get_referents get_objects".split()
+)
+
+_MEMORY = frozenset(  # names by which code makes an array, or reads, at any address
+    "__array_interface__ __array_struct__ __cuda_array_interface__ ctypes".split()
 )
 
 
@@ -144,13 +148,38 @@ def _spied(function: types.FunctionType) -> str | None:
     for code in _codes(function.__code__):
         for name in code.co_names:
             value = function.__globals__.get(name)
-            if name in _SPYING or value is inspect or name == "inspect":
+            if name in _SPYING | _MEMORY or value is inspect or name == "inspect":
                 return name
             if name.startswith(_JUDGES) or _judges(value):
                 return getattr(value, "__name__", name)
         for text in filter(lambda constant: isinstance(constant, str), code.co_consts):
             if text in _SPYING or (_JUDGES in text and text != function.__doc__):
                 return repr(text)
+    return spelled(_texts([*kept, *(code.co_consts for code in _codes(function.__code__))]))
+
+
+def _texts(values: Iterable[object]) -> set[str]:
+    """The strings among these values, and in their tuples, lists and dictionaries."""
+    found, waiting = set(), list(values)
+    while waiting and len(found) < _LOOKED_AT:
+        value = waiting.pop()
+        if isinstance(value, str):
+            found.add(value)
+        elif isinstance(value, (tuple, list, dict)) and len(value) < _LOOKED_AT:
+            waiting += [*value, *value.values()] if isinstance(value, dict) else value
+    return found
+
+
+def spelled(texts: Iterable[str], names: Iterable[str] = _MEMORY) -> str | None:
+    """The first of these names that can be put together from these strings, of two characters or more each."""
+    pieces = {text for text in texts if len(text) > 1}
+    for name in sorted(names):
+        reached = {0}  # how much of the name has been put together
+        for place in range(len(name)):
+            if place in reached:
+                reached |= {place + len(text) for text in pieces if name.startswith(text, place)}
+        if len(name) in reached:
+            return name
     return None
 
 

@@ -8,7 +8,9 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+from minillm.book.checks.origin import spelled
 from minillm.course.grading.names import (
+    ARRAY_NAMES,
     AUDITED,
     ENUMS,
     LONGEST,
@@ -86,9 +88,11 @@ def _look(
         if isinstance(node, ast.Name | ast.Attribute)
         and getattr(node, "id", getattr(node, "attr", "")) in own & AUDITED
     }
-    looked_at = [node for node in ast.walk(tree) if id(node) not in asked]
-    found = {f for node in looked_at for f in _findings(node, checkers, given)}
+    found = {f for node in ast.walk(tree) if id(node) not in asked for f in _findings(node, checkers, given)}
     found |= {Finding(line, reason, refused) for line, reason, refused in _patches(tree, own)}
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    if name := spelled((node.value for node in texts), ARRAY_NAMES):
+        found.add(Finding(min(n.lineno for n in texts if n.value[1:] and n.value in name), REFUSED_NAMES[name], True))
     return sorted((f for f in found if f.refused or answers), key=lambda f: (f.line, not f.refused, f.reason))
 
 

@@ -22,6 +22,7 @@ AUDITED = frozenset(
     "get_objects get_referrers get_referents".split()
 )
 SETTINGS = frozenset("backends options config rcParams".split())  # attributes below which a library keeps its options
+ARRAY_NAMES = ("__array_interface__", "__array_struct__", "__cuda_array_interface__")  # an array of any address
 REFUSED_NAMES = {
     **dict.fromkeys(FRAME_NAMES.split(), FRAMES),
     **dict.fromkeys("settrace setprofile settrace_all_threads setprofile_all_threads addaudithook".split(), TRACES),
@@ -34,7 +35,7 @@ REFUSED_NAMES = {
     **dict.fromkeys(("__torch_function__", "__torch_dispatch__"), TENSORS),
     **dict.fromkeys(("__array_function__", "__array_ufunc__"), ARRAYS),
     "set_eval_frame": "replaces the code of functions as they are called",
-    **dict.fromkeys(("__array_interface__", "__array_struct__", "_construct_storage_from_data_pointer"), MEMORY),
+    **dict.fromkeys((*ARRAY_NAMES, "_construct_storage_from_data_pointer"), MEMORY),
     **dict.fromkeys(("TorchFunctionMode", "TorchDispatchMode"), TENSORS),
 }
 REFUSED_MODULES = {
