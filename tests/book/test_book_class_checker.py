@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
 
 import pytest
@@ -155,3 +157,142 @@ def test_no_chapter_s_checks_import_another_chapter_s(root):
         if not file.name.startswith(other)
     ]
     assert found == []
+
+
+class Tray:
+    """Keeps numbers in order, and what it was given; `keeps` is a mistake."""
+
+    def __init__(self, held: list[float], keeps: bool = False) -> None:
+        self.held = held if keeps else list(held)
+
+    def put(self, values: list[float]) -> list[float]:
+        self.held = [*self.held, *values]
+        return list(self.held)
+
+
+def put_once(shift: float = 0.0):
+    """A story whose numbers come from the case, and are shifted by `around` before the call."""
+
+    def shifted(case, mine, right, call):
+        for tray in (mine, right):
+            tray.held = [value + shift for value in tray.held]
+        return contextlib.nullcontext()
+
+    return lambda draw: {f"the shift is {shift}": Story(([1.0, 2.0],), [("put", [draw.rng.random()])], shifted)}
+
+
+def tray_checker(**how):
+    how = {"examples": put_once(), "random": lambda draw: Story(([],), "put([1.0])"), "lends": True} | how
+    return ClassChecker("tray", Tray, what="tray", shows={"held": lambda tray, calls: list(tray.held)}, **how)
+
+
+def test_lists_that_are_lent_are_changed_afterwards():
+    check = tray_checker()
+    check.judge(Tray, "example")
+    with pytest.raises(CheckFailed, match="held in a new tray is wrong"):
+        check.judge(lambda held: Tray(held, keeps=True), "example")
+    tray_checker(lends=False).judge(lambda held: Tray(held, keeps=True), "example")
+
+
+def test_numbers_are_near_and_stories_have_notes():
+    """`atol` holds for results and for what is shown, and a note stands before the hint."""
+
+    class Near(Tray):
+        def put(self, values):
+            super().put(values)
+            self.held = [value + 1e-3 for value in self.held]
+            return list(self.held)
+
+    tray_checker(atol=1e-2).judge(Near, "example")
+    with pytest.raises(CheckFailed) as failed:
+        tray_checker(atol=1e-4, hint="Put, and no more.").judge(Near, "example")
+    assert failed.value.hint == "Here the shift is 0.0. Put, and no more."
+
+
+def test_what_is_around_a_call_sees_both_objects():
+    class Copies(Tray):
+        """Answers from a second copy, so that a change of `held` from outside does not show."""
+
+        def __init__(self, held):
+            super().__init__(held)
+            self.second = list(held)
+
+        def put(self, values):
+            self.second = [*self.second, *values]
+            return list(self.second)
+
+    shifting = tray_checker(examples=put_once(0.5))
+    shifting.judge(Tray, "example")
+    with pytest.raises(CheckFailed, match=r"put\(\[.*\]\) is wrong at \[0\]"):
+        shifting.judge(Copies, "example")
+
+
+def test_a_class_may_be_driven_by_way_of_another():
+    """`adapt` wraps the answer, the reference and the misconceptions; messages have the answer's own name."""
+
+    class Twice:
+        def __init__(self, tray_type, *given):
+            self.tray = tray_type(*given)
+
+        def put(self, values):
+            self.tray.put(values)
+            return self.tray.put(values)
+
+    check = ClassChecker(
+        "tray",
+        Tray,
+        adapt=lambda kind: functools.partial(Twice, kind),
+        what="tray",
+        shows={"held": lambda twice, calls: list(twice.tray.held)},
+        examples=[Story(([],), "put([1.0])")],
+        random=lambda draw: Story(([],), "put([1.0])"),
+        returns={"put": "the sum of the tray"},
+        observe=lambda got, call: sum(got),
+        misconceptions={"Nothing is lost.": lambda held: Forgets(held)},
+    )
+    check.judge(Tray, "example")
+    with pytest.raises(CheckFailed, match="the sum of the tray is wrong") as failed:
+        check.judge(Forgets, "example")
+    assert failed.value.hint == "Nothing is lost." and "Forgets([])" in str(failed.value)
+
+
+class Forgets(Tray):
+    def put(self, values):
+        self.held = list(values)
+        return list(self.held)
+
+
+def test_a_constructor_may_have_to_refuse():
+    def full(room):
+        if room < 1:
+            raise ValueError("no room")
+        return Stack(room)
+
+    check = ClassChecker(
+        "stack", full, what="stack", shows=("held",), examples=[Story((0,), "")], random=pushes, raises=(ValueError,)
+    )
+    check.judge(full, "example")
+    with pytest.raises(CheckFailed, match="expected it to raise ValueError"):
+        check.judge(Stack, "example")
+
+
+def test_two_messages_are_one_up_to_rounding():
+    """A misconception that computes in another precision is recognised."""
+
+    def near(room):
+        stack = Stack(room, oldest=True)
+        stack.pop = lambda: [value + 1e-7 for value in Stack.pop(stack)]
+        return stack
+
+    check = ClassChecker(
+        "stack",
+        Stack,
+        what="stack",
+        shows=("held",),
+        examples=[Story((3,), "push(1.5, 2.25) · pop()")],
+        random=pushes,
+        misconceptions={"The newest leaves first.": near},
+    )
+    with pytest.raises(CheckFailed) as failed:
+        check.judge(lambda room: Stack(room, oldest=True), "example")
+    assert failed.value.hint == "The newest leaves first."

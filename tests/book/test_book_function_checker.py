@@ -448,3 +448,52 @@ def test_a_tuple_in_the_place_of_an_error_is_told_as_it_is():
     )
     with pytest.raises(CheckFailed, match=r"returned \(1, 2\); expected it to raise ValueError"):
         checker(lambda number: (number // 2, number - number // 2), "example")
+
+
+def half(number):
+    if number % 2:
+        raise ValueError(f"{number} is odd")
+    return number // 2
+
+
+def test_the_message_of_an_error_names_its_numbers():
+    check = FunctionChecker(
+        "half",
+        half,
+        examples=[(7,)],
+        random=lambda draw: (draw.randint(0, 9),),
+        raises=(ValueError,),
+        named=lambda number: [number],
+    )
+    check.judge(half, "example")
+
+    def says_nothing(number):
+        raise ValueError("odd")
+
+    with pytest.raises(CheckFailed, match="it must name 7"):
+        check.judge(says_nothing, "example")
+
+
+def test_an_answer_may_be_adapted_to_what_is_judged():
+    """A generator is read to its end; the reference and the misconceptions are generators, too."""
+
+    def counting(last):
+        yield from range(last)
+
+    check = FunctionChecker(
+        "counting",
+        counting,
+        adapt=lambda answer: lambda last: list(answer(last)),
+        examples=lambda draw: {"there are three": (3,)},
+        random=lambda draw: (draw.randint(0, 9),),
+        hint="From 0 on.",
+        misconceptions={"The last one is left out.": lambda last: iter(range(last + 1))},
+    )
+    check.judge(counting, "example")
+    check.judge(counting, "random")
+    with pytest.raises(CheckFailed) as failed:
+        check.judge(lambda last: iter(range(last + 1)), "example")
+    assert failed.value.hint == "The last one is left out."
+    with pytest.raises(CheckFailed) as failed:
+        check.judge(lambda last: iter(range(1, last)), "example")
+    assert failed.value.hint == "Here there are three. From 0 on."

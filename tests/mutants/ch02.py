@@ -1,47 +1,13 @@
-"""Plausible mistakes in the exercises of chapter 02: every one of them must fail its checks."""
+"""Plausible mistakes in the exercises of chapter 02 that no misconception of its checkers covers."""
 
 from minillm.book.proofs import Mutant
 
 MUTANTS = {
     "interleaved_rotary": [
         Mutant(
-            "the half-split layout of the checkpoints",
-            source="""
-def interleaved_rotary(x, positions, theta):
-    half = x.shape[-1] // 2
-    angles = positions[:, None, None] * theta ** (-torch.arange(half) / half)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1)
-""",
-            expect="half-split layout",
-        ),
-        Mutant(
-            "turns clockwise",
-            replace=(
-                "a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()",
-                "a * angles.cos() + b * angles.sin(), b * angles.cos() - a * angles.sin()",
-            ),
-            expect="clockwise",
-        ),
-        Mutant(
-            "takes pairs apart and does not put them back side by side",
-            replace=("torch.stack(turned, dim=-1).flatten(-2)", "torch.cat(turned, dim=-1)"),
-            expect="they must alternate",
-        ),
-        Mutant(
-            "counts positions instead of reading them",
-            replace=("positions[:, None, None]", "torch.arange(len(x))[:, None, None]"),
-            expect="the rotated vectors",
-        ),
-        Mutant(
             "positions along the heads",
             replace=("positions[:, None, None]", "positions[:, None]"),
             expect="interleaved_rotary: edges",
-        ),
-        Mutant(
-            "frequencies fall half as fast",
-            replace=("torch.arange(0, x.shape[-1], 2) /", "torch.arange(x.shape[-1] // 2) /"),
-            expect="the rotated vectors",
         ),
         Mutant(
             "complex numbers over whatever strides there are",
@@ -55,7 +21,7 @@ def interleaved_rotary(x, positions, theta):
         Mutant(
             "float64",
             replace=("dim=-1).flatten(-2)", "dim=-1).flatten(-2).double()"),
-            expect="must be a float32 tensor",
+            expect="another dtype",
         ),
         Mutant(
             "the package's rotation in a helper",
@@ -74,17 +40,6 @@ def interleaved_rotary(x, positions, theta):
         ),
     ],
     "gqa_attention": [
-        Mutant(
-            "deals heads in consecutive groups",
-            source="""
-def gqa_attention(q, k, v, allowed):
-    grouped = q.unflatten(1, (k.shape[1], -1))
-    scores = torch.einsum("qkgd,skd->kgqs", grouped, k) / q.shape[-1] ** 0.5
-    weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
-    return torch.einsum("kgqs,skd->qkgd", weights, v).flatten(1, 2)
-""",
-            expect="h % 2, not h // 2",
-        ),
         Mutant(
             "repeats K and V",
             source="""
@@ -107,18 +62,6 @@ def gqa_attention(q, k, v, allowed):
     return out.permute(2, 1, 0, 3).flatten(1, 2)
 """,
             expect="K repeated for every query head",
-        ),
-        Mutant("forgets the scale", replace=(" / q.shape[-1] ** 0.5", ""), expect="gqa_attention: example: the output"),
-        Mutant("forgets the scale, and is told", replace=(" / q.shape[-1] ** 0.5", ""), expect="were not scaled"),
-        Mutant(
-            "divides by the size, not by its root",
-            replace=(" / q.shape[-1] ** 0.5", " / q.shape[-1]"),
-            expect="divided by head_dim = 4",
-        ),
-        Mutant(
-            "masks what is allowed",
-            replace=("masked_fill(~allowed", "masked_fill(allowed"),
-            expect="the wrong way round",
         ),
         Mutant(
             "torch's attention",
@@ -143,45 +86,21 @@ def gqa_attention(q, k, v, allowed):
 """,
             expect="view() cannot join",
         ),
-        Mutant("float64", replace=("v).flatten(1, 2)", "v).flatten(1, 2).double()"), expect="must be a float32 tensor"),
-        Mutant(
-            "ignores the mask",
-            replace=("scores.masked_fill(~allowed, -torch.inf)", "scores"),
-            expect="one key is allowed",
-        ),
+        Mutant("float64", replace=("v).flatten(1, 2)", "v).flatten(1, 2).double()"), expect="another dtype"),
         Mutant(
             "exponentials without a maximum",
             replace=(
                 "scores.masked_fill(~allowed, -torch.inf).softmax(-1)",
                 "(scores.exp() * allowed) / (scores.exp() * allowed).sum(-1, keepdim=True)",
             ),
-            expect="gqa_attention: edges",
+            expect="use softmax on the masked scores",
         ),
     ],
     "window_bias": [
-        Mutant("one position too few", replace=("back <= window", "back < window"), expect="may see this key"),
-        Mutant(
-            "forgets where the queries begin",
-            replace=("torch.arange(start, end)", "torch.arange(end - start)"),
-            expect="window_bias: example",
-        ),
-        Mutant(
-            "a window, and the future too",
-            replace=("visible = back >= 0", "visible = back >= -len(positions)"),
-            expect="window_bias: example",
-        ),
-        Mutant(
-            "a large number instead of -inf", replace=("0.0, -torch.inf", "0.0, -1e9"), expect="window_bias: example"
-        ),
-        Mutant(
-            "accepts more tokens than the sequence has",
-            replace=("if query_len > seq_len:", "if False:"),
-            expect="ValueError",
-        ),
         Mutant(
             "an error without numbers",
             replace=('f"query_len={query_len} is more than its seq_len={seq_len}"', '"query_len larger than seq_len"'),
-            expect="must name both numbers",
+            expect="it must name 14 and 13",
         ),
         Mutant(
             "an error with the largest numbers",
@@ -189,12 +108,12 @@ def gqa_attention(q, k, v, allowed):
                 'f"query_len={query_len} is more than its seq_len={seq_len}"',
                 'f"{max(query_lens)}, {max(seq_lens)}"',
             ),
-            expect="must name both numbers",
+            expect="it must name 14 and 13",
         ),
         Mutant(
             "a mask instead of a bias",
             replace=("torch.where(visible, 0.0, -torch.inf)", "visible"),
-            expect="must be a float32 tensor; got a bool tensor",
+            expect="another kind of number",
         ),
         Mutant(
             "the package's mask in a helper",
@@ -215,47 +134,6 @@ def window_bias(query_lens, seq_lens, window):
         ),
     ],
     "count_flops": [
-        Mutant(
-            "every query sees every key",
-            replace=(
-                "p + 1 if window is None else min(p + 1, window) for p in new_positions",
-                "max(seq_lens) if window is None else window for p in new_positions",
-            ),
-            expect="count_flops: example",
-        ),
-        Mutant(
-            "K and V as wide as Q",
-            replace=("(c.num_heads + c.num_kv_heads)", "(c.num_heads + c.num_heads)"),
-            expect="count_flops: example",
-        ),
-        Mutant(
-            "logits for every token",
-            replace=("num_logits * c.hidden_size", "len(new_positions) * c.hidden_size"),
-            expect="count_flops: example",
-        ),
-        Mutant(
-            "a multiply-add as one operation",
-            replace=("return 2 * multiply_adds", "return multiply_adds"),
-            expect="count_flops: example",
-        ),
-        Mutant(
-            "no windows",
-            replace=("p + 1 if window is None else min(p + 1, window)", "p + 1"),
-            expect="layer_windows=(None, 4, 1)",
-        ),
-        Mutant(
-            "head_dim from the hidden size",
-            replace=(
-                "c.hidden_size * c.head_dim * 2 * (c.num_heads + c.num_kv_heads)",
-                "c.hidden_size * (c.hidden_size // c.num_heads) * 2 * (c.num_heads + c.num_kv_heads)",
-            ),
-            expect="count_flops:",
-        ),
-        Mutant(
-            "two products in the MLP",
-            replace=("3 * c.hidden_size", "2 * c.hidden_size"),
-            expect="gate_proj, up_proj and down_proj",
-        ),
         Mutant(
             "a float",
             replace=("return 2 * multiply_adds", "return 2.0 * multiply_adds"),

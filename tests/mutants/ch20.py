@@ -1,31 +1,9 @@
-"""Plausible mistakes in the exercises of chapter 20: every one of them must fail its checks."""
+"""Plausible mistakes in the exercises of chapter 20 that no misconception of its checkers covers."""
 
 from minillm.book.proofs import Mutant
 
 MUTANTS = {
     "row_parallel": [
-        Mutant(
-            "every rank adds the bias",
-            replace=("if bias is not None and rank == 0:", "if bias is not None:"),
-            expect="The bias was added 2 times",
-        ),
-        Mutant(
-            "the bias in equal parts",
-            replace=(
-                "    if bias is not None and rank == 0:\n        partial = partial + bias\n",
-                "    if bias is not None:\n        partial = partial + bias / world_size\n",
-            ),
-            expect="The bias was added",
-        ),
-        Mutant("no bias", replace=("partial = partial + bias", "pass"), expect="The bias was added 0 times"),
-        Mutant(
-            "a second all-reduce for the bias",
-            replace=(
-                "    if bias is not None and rank == 0:\n        partial = partial + bias\n    return all_reduce(partial)",
-                "    if bias is None:\n        return all_reduce(partial)\n    return all_reduce(partial) + all_reduce(bias * (rank == 0))",
-            ),
-            expect="the number of all_reduce calls of rank 0",
-        ),
         Mutant(
             "writes into the bias",
             replace=("partial = partial + bias", "partial = partial + bias.add_(1).sub_(1).mul_(2) / 2"),
@@ -34,7 +12,7 @@ MUTANTS = {
         Mutant(
             "a sum in float32",
             replace=("    partial = x @ weight.T\n", "    partial = (x.float() @ weight.float().T).to(x.dtype)\n"),
-            expect="what rank 0 returns",
+            expect="what the ranks return",
         ),
         Mutant(
             "a rank without columns stays away",
@@ -42,20 +20,12 @@ MUTANTS = {
             expect="Every rank has to make the calls that the others wait for",
         ),
         Mutant(
-            "only rank 0 returns the sum",
-            replace=(
-                "    return all_reduce(partial)",
-                "    total = all_reduce(partial)\n    return total if rank == 0 else partial",
-            ),
-            expect="what rank 1 returns",
-        ),
-        Mutant(
             "the last rank adds it once more",
             replace=(
                 "    return all_reduce(partial)",
                 "    total = all_reduce(partial)\n    return total if bias is None or 0 <= rank < 2 else total + bias",
             ),
-            expect="what rank 2 returns",
+            expect="On rank 2 the bias was added 2 times",
         ),
     ],
     "split_qkv": [
@@ -92,62 +62,7 @@ MUTANTS = {
         Mutant(
             "to the right",
             replace=("left, right = (rank - 1) % n, (rank + 1) % n", "right, left = (rank - 1) % n, (rank + 1) % n"),
-            expect="the result of rank 0",
-        ),
-        Mutant(
-            "a mirrored ring to the right",
-            source="""
-def left_ring(rank, world_size, values, send, recv):
-    n, size = world_size, len(values)
-    chunks = [values[size * c // n : size * (c + 1) // n].clone() for c in range(n)]
-    for step in range(n - 1):
-        send(chunks[(rank - 1 - step) % n], (rank + 1) % n)
-        chunks[(rank - 2 - step) % n] += recv((rank - 1) % n)
-    for step in range(n - 1):
-        send(chunks[(rank - step) % n], (rank + 1) % n)
-        chunks[(rank - 1 - step) % n] = recv((rank - 1) % n)
-    return torch.cat(chunks)
-""",
             expect="Send to the left neighbour",
-        ),
-        Mutant(
-            "replaces in the first half",
-            replace=("chunks[(rank + 2 + step) % n] += recv(right)", "chunks[(rank + 2 + step) % n] = recv(right)"),
-            expect="the result of rank 0",
-        ),
-        Mutant(
-            "adds in the second half",
-            replace=("chunks[(rank + 1 + step) % n] = recv(right)", "chunks[(rank + 1 + step) % n] += recv(right)"),
-            expect="the result of rank 0",
-        ),
-        Mutant(
-            "a step short",
-            source="""
-def left_ring(rank, world_size, values, send, recv):
-    n, size = world_size, len(values)
-    chunks = [values[size * c // n : size * (c + 1) // n].clone() for c in range(n)]
-    for step in range(n - 1):
-        send(chunks[(rank + 1 + step) % n], (rank - 1) % n)
-        chunks[(rank + 2 + step) % n] += recv((rank + 1) % n)
-    for step in range(n - 2):
-        send(chunks[(rank + step) % n], (rank - 1) % n)
-        chunks[(rank + 1 + step) % n] = recv((rank + 1) % n)
-    return torch.cat(chunks)
-""",
-            expect="the result of rank 0",
-        ),
-        Mutant(
-            "all values around the ring",
-            source="""
-def left_ring(rank, world_size, values, send, recv):
-    total, passing = values.clone(), values
-    for _ in range(world_size - 1):
-        send(passing, (rank - 1) % world_size)
-        passing = recv((rank + 1) % world_size)
-        total += passing
-    return total
-""",
-            expect="the lengths that rank 0 sends",
         ),
         Mutant(
             "everything to the left, then everything again",
@@ -175,15 +90,7 @@ def left_ring(rank, world_size, values, send, recv):
                 "        send(chunks[(rank + 1 + step) % n], left)\n        chunks[(rank + 2 + step) % n] += recv(right)\n",
                 "        chunks[(rank + 2 + step) % n] += recv(right)\n        send(chunks[(rank + 1 + step) % n], left)\n",
             ),
-            expect="no rank can go on",
-        ),
-        Mutant(
-            "equal chunks",
-            replace=(
-                "values[size * c // n : size * (c + 1) // n].clone() for c in range(n)]",
-                "values[c * (size // n) : (c + 1) * (size // n) if c < n - 1 else size].clone() for c in range(n)]",
-            ),
-            expect="the lengths that rank 0 sends",
+            expect="Send before you receive",
         ),
         Mutant(
             "adds into the argument",
@@ -196,17 +103,17 @@ def left_ring(rank, world_size, values, send, recv):
                 "    n, size = world_size, len(values)\n",
                 "    n, size = world_size, len(values)\n    if n == 1:\n        return values\n",
             ),
-            expect="or a view of them",
+            expect="no view of the own values",
         ),
         Mutant(
             "in float32",
             replace=("].clone() for c in range(n)]", "].clone().float() for c in range(n)]"),
-            expect="must be a float64 tensor",
+            expect="another dtype",
         ),
         Mutant(
             "in float64",
             replace=("].clone() for c in range(n)]", "].double() for c in range(n)]"),
-            expect="must be a float32 tensor",
+            expect="another dtype",
         ),
     ],
     "repair_worker": [
@@ -222,11 +129,6 @@ def left_ring(rank, world_size, values, send, recv):
                 "        tokens = comm.mlp([token for token, _ in running.values()]) if running else []\n",
             ),
             expect="A rank without rows calls mlp([])",
-        ),
-        Mutant(
-            "ends with a bad request",
-            replace=("deque(request for request in requests if answers[request[0]] is not None)", "deque(requests)"),
-            expect="raised ValueError",
         ),
         Mutant(
             "asks only when it has a place",
@@ -258,101 +160,34 @@ def repaired_worker(comm, requests, most):
                 del running[name]
     return answers
 """,
-            expect="the number of calls of mlp on each rank",
-        ),
-        Mutant(
-            "a bad request costs the rank a step without a row",
-            source="""
-def repaired_worker(comm, requests, most):
-    answers = {name: [] if 0 <= token < VOCABULARY else None for name, token, _ in requests}
-    waiting, running = deque(requests), {}
-    while comm.any(bool(waiting or running)):
-        while waiting and len(running) < most:
-            name, token, count = waiting.popleft()
-            running[name] = token, count
-        running = {name: one for name, one in running.items() if answers[name] is not None}
-        tokens = comm.mlp([token for token, _ in running.values()])
-        for (name, (_, left)), token in zip(list(running.items()), tokens):
-            answers[name].append(token)
-            running[name] = token, left - 1
-            if left == 1:
-                del running[name]
-    return answers
-""",
-            expect="the number of calls of mlp on each rank",
-        ),
-        Mutant(
-            "the next request starts when all have ended",
-            replace=(
-                "        while waiting and len(running) < most:\n",
-                "        idle = not running\n        while idle and waiting and len(running) < most:\n",
-            ),
-            expect="the number of calls of mlp on each rank",
-        ),
-        Mutant(
-            "one step more",
-            replace=(
-                "    return answers\n",
-                "    comm.mlp([])\n    return answers\n",
-            ),
-            expect="A request that cannot run costs no step",
-        ),
-        Mutant(
-            "all at once",
-            replace=("while waiting and len(running) < most:", "while waiting:"),
-            expect="the number of calls of mlp on each rank",
-        ),
-        Mutant(
-            "a step for each request",
-            replace=(
-                "        while waiting and len(running) < most:\n",
-                "        if waiting and len(running) < most:\n",
-            ),
-            expect="the number of calls of mlp on each rank",
-        ),
-        Mutant(
-            "an empty list for a bad request",
-            replace=(
-                "    return answers\n",
-                "    return {name: tokens or [] for name, tokens in answers.items()}\n",
-            ),
-            expect="None if its first token is outside the vocabulary",
-        ),
-        Mutant(
-            "token 0 is bad",
-            replace=("0 <= token < VOCABULARY", "0 < token < VOCABULARY"),
-            expect="repair_worker: edges",
-        ),
-        Mutant(
-            "the last token is bad",
-            replace=("0 <= token < VOCABULARY", "0 <= token < VOCABULARY - 1"),
-            expect="repair_worker: edges",
+            expect="costs no step",
         ),
         Mutant(
             "empties the list of requests",
             replace=("    return answers\n", "    requests.clear()\n    return answers\n"),
-            expect="Copy the list before you take requests out of it",
+            expect="changed one of its arguments",
         ),
     ],
     "fewest_bubbles": [
         Mutant(
-            "in the order of the list", replace=("place = max(can, key=way)", "place = can[0]"), expect="are enough"
+            "in the order of the list",
+            replace=("place = max(can, key=way)", "place = can[0]"),
+            expect="the number of time slots of the plan",
         ),
-        Mutant("the shortest way first", replace=("max(can, key=way)", "min(can, key=way)"), expect="are enough"),
+        Mutant(
+            "the shortest way first",
+            replace=("max(can, key=way)", "min(can, key=way)"),
+            expect="the number of time slots of the plan",
+        ),
         Mutant(
             "the most passes first",
             replace=("max(can, key=way)", "max(can, key=lambda one: sum(left[one]))"),
-            expect="are enough",
+            expect="the number of time slots of the plan",
         ),
         Mutant(
             "the most tokens first, whatever the chunks",
             replace=("max(can, key=way)", "max(can, key=lambda one: left[one][1])"),
-            expect="are enough",
-        ),
-        Mutant(
-            "a token in the next slot",
-            replace=("slot + (1 if left[place][0] else num_stages)", "slot + 1"),
-            expect="leaves the last stage",
+            expect="the number of time slots of the plan",
         ),
         Mutant(
             "a slot too late",
@@ -360,12 +195,12 @@ def repaired_worker(comm, requests, most):
                 "slot + (1 if left[place][0] else num_stages)",
                 "slot + (1 if left[place][0] else num_stages + 1)",
             ),
-            expect="are enough",
+            expect="the number of time slots of the plan",
         ),
         Mutant(
             "chunks wait too",
             replace=("slot + (1 if left[place][0] else num_stages)", "slot + num_stages"),
-            expect="are enough",
+            expect="the number of time slots of the plan",
         ),
         Mutant(
             "a request at a time",
@@ -378,7 +213,12 @@ def fewest_bubbles(requests, num_stages):
             plan += [None] * (num_stages - 1) + [place]
     return plan
 """,
-            expect="are enough",
+            expect="the number of time slots of the plan",
+        ),
+        Mutant(
+            "a token in the next slot",
+            replace=("slot + (1 if left[place][0] else num_stages)", "slot + 1"),
+            expect="leaves the last stage",
         ),
         Mutant(
             "empties the pipeline",

@@ -7,6 +7,7 @@ import ast
 import contextlib
 import functools
 from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from minillm.book.checks.case import Case, Raised
 from minillm.book.checks.checker import PARTS, Checker
 from minillm.book.checks.draw import Draw
 from minillm.book.checks.snapshot import detached
+from minillm.book.checks.wording import short
 
 Call = tuple  # (method, *arguments)
 
@@ -50,16 +52,21 @@ class Story:
 
     calls: one after the other, as tuples or in a text that `calls_of` reads; or a generator function of the book's
     object, which is sent what each has returned.
+    around: from the case, the student's object, the book's and a call to a context manager around this call.
     """
 
     given: tuple
     calls: str | Iterable[Call] | Callable[[Any], Generator[Call, Any, None]]
+    around: Callable[[Case, Any, Any, Call], AbstractContextManager] = lambda *_: contextlib.nullcontext()
 
     def told(self, right: Any) -> Generator[Call, Any, None]:
         """The calls, for the book's object `right`."""
         if callable(self.calls):
             return self.calls(right)
         return (call for call in (calls_of(self.calls) if isinstance(self.calls, str) else self.calls))
+
+
+Table = Iterable[Story] | Mapping[str, Story]
 
 
 class ClassChecker(Checker):
@@ -76,9 +83,16 @@ class ClassChecker(Checker):
             misconceptions={"The lowest ids go first.": HighestFirst},
         )
 
+    examples, edges: stories, or a function of a `Draw` that gives them. A mapping has a note on each.
     shows:    names of attributes; or name -> a function of an object and the calls so far, for what takes arguments.
+    returns:  method -> what its result is called in messages, where the call itself says too little.
+    observe:  (result, call) -> what is compared, where it is not the result.
+    adapt:    from an answer to what is driven, where that has other methods: an engine around a scheduler, say. The
+              reference and the misconceptions are wrapped, too.
+    atol, rtol: tolerances for floats.
     explain:  (got, expected, the book's object before the call, the call) -> a hint, or None.
     also:     part -> a function of the case: what is to be judged beyond the stories, the time of a call, say.
+    lends:    the answer gets the caller's own lists, which the caller changes afterwards.
     A call that the reference refuses must leave the student's object as it was.
     """
 
@@ -91,10 +105,16 @@ class ClassChecker(Checker):
         *,
         what: str,
         shows: Iterable[str] | Mapping[str, Callable[[Any, list[Call]], Any]],
-        examples: Iterable[Story],
+        examples: Table | Callable[[Draw], Table],
         random: Callable[[Draw], Story],
-        edges: Iterable[Story] = (),
+        edges: Table | Callable[[Draw], Table] = (),
         trials: int = 12,
+        returns: Mapping[str, str] | None = None,
+        observe: Callable[[Any, Call], Any] = lambda result, call: result,
+        adapt: Callable[[Any], Any] = lambda answer: answer,
+        atol: float = 0.0,
+        rtol: float = 0.0,
+        lends: bool = False,
         raises: tuple[type[Exception], ...] = (),
         explain: Callable[[Any, Any, Any, Call], str | None] | None = None,
         also: Mapping[str, Callable[[Case], None]] | None = None,
@@ -107,20 +127,32 @@ class ClassChecker(Checker):
         self.reference, self.what, self.shows, self.raises, self.explain = reference, what, shows, raises, explain
         self.stories = {"example": examples, "edges": edges}
         self.make, self.trials, self.also = random, trials, also or {}
+        self.returns, self.observe, self.adapt, self.lends = returns or {}, observe, adapt, lends
+        self.near = {"atol": atol, "rtol": rtol}
         self.parts = {part: functools.partial(self._judge_part, part) for part in PARTS}
         self._seal()
 
     def _judge_part(self, part: str, case: Case) -> None:
-        for story in self.stories.get(part, ()):
-            self._tell(case, story)
+        stories = self.stories.get(part, ())
+        stories = stories(case) if callable(stories) else stories
+        noted = isinstance(stories, Mapping)
+        for one in stories.items() if noted else stories:
+            note, story = one if noted else ("", one)
+            with case.hinting(f"Here {note}. {self.hint}" if note else self.hint):
+                self._tell(case, story)
         for _ in range(self.trials * (part == "random")):
             self._tell(case, self.make(case))
         if part in self.also:
             self.also[part](case)
 
     def _tell(self, case: Case, story: Story) -> None:
-        right = self.reference(*detached(story.given))
-        mine = case.run(case.student, *story.given)
+        given, right = detached(story.given), self._made(story.given)
+        make = _named_like(self.adapt(case.student), case.student)
+        if isinstance(right, Raised):
+            case.raises(right.kind, make, *given)
+            return
+        mine = case.run(make, *given, lend=self.lends)
+        self._take_back(given)
         done: list[Call] = []
         self._compare_shown(case, mine, right, done, f"in a new {self.what}", None)
         calls = story.told(right)
@@ -129,8 +161,17 @@ class ClassChecker(Checker):
             while True:
                 done.append(detached(call))
                 case.diagnose = functools.partial(self._why, story.given, done)
-                call = calls.send(self._call(case, mine, right, done))
+                with story.around(case, mine, right, call):
+                    result = self._call(case, mine, right, done)
+                call = calls.send(result)
         case.diagnose = lambda outcome: None
+
+    def _made(self, given: tuple) -> Any:
+        """The book's object; `Raised` where it refuses these arguments."""
+        try:
+            return self.adapt(self.reference)(*detached(given))
+        except self.raises as error:
+            return Raised(type(error))
 
     def _call(self, case: Case, mine: Any, right: Any, done: list[Call]) -> Any:
         """Compare one call, and what is shown after it; returns what the book's object did."""
@@ -142,16 +183,24 @@ class ClassChecker(Checker):
             kept = f"A call that raises {expected.kind.__name__} must change nothing: look before you change anything."
             self._compare_shown(case, mine, right, done, f"after the refused {told}", kept)
             return expected
-        got = case.run(getattr(mine, method), *arguments)
-        case.equal(got, expected, told)
-        if isinstance(got, list):
-            got.clear()  # it is the caller's
+        got = case.run(getattr(mine, method), *arguments, lend=self.lends)
+        what = self.returns.get(method, told)
+        case.close(self.observe(got, done[-1]), self.observe(expected, done[-1]), what, **self.near)
+        self._take_back((got, *(arguments if self.lends else ())))
         self._compare_shown(case, mine, right, done, f"after {told}", None)
         return expected
 
+    def _take_back(self, values: Iterable[Any]) -> None:
+        """The lists that an answer was lent, and those that it returned, are the caller's: they are emptied."""
+        for value in values:
+            if isinstance(value, list):
+                value.clear()
+            elif isinstance(value, tuple):
+                self._take_back(value)
+
     def _compare_shown(self, case: Case, mine: Any, right: Any, done: list[Call], when: str, hint: str | None) -> None:
         for name, shown in self._shown(mine, done).items():
-            case.equal(shown(), self._shown(right, done)[name](), f"{name} {when}", hint=hint)
+            case.close(shown(), self._shown(right, done)[name](), f"{name} {when}", hint=hint, **self.near)
 
     def _shown(self, one: Any, done: list[Call]) -> dict[str, Callable[[], Any]]:
         if isinstance(self.shows, Mapping):
@@ -169,15 +218,28 @@ class ClassChecker(Checker):
         if self.explain is None:
             return None
         expected = self._outcome(self._replayed(given, done[:-1]), done[-1])
-        return self.explain(got, expected, self._replayed(given, done[:-1]), done[-1])
+        try:
+            return self.explain(got, expected, self._replayed(given, done[:-1]), done[-1])
+        except Exception:  # it is written for results of the right kind
+            return None
 
     def _replayed(self, given: tuple, calls: list[Call]) -> Any:
-        one = self.reference(*detached(given))
+        one = self.adapt(self.reference)(*detached(given))
         for call in calls:
             self._outcome(one, call)
         return one
 
 
+def _named_like(make: Callable[..., Any], answer: Any) -> Callable[..., Any]:
+    """`make` under the answer's own name, for messages."""
+
+    def made(*given: Any) -> Any:
+        return make(*given)
+
+    made.__qualname__ = getattr(answer, "__qualname__", type(answer).__name__)
+    return made
+
+
 def _written(call: Call) -> str:
     method, *arguments = call
-    return f"{method}({', '.join(map(repr, arguments))})"
+    return f"{method}({', '.join(map(short, arguments))})"

@@ -1,7 +1,7 @@
 """Checks of chapter 05: stop conditions, admission, a scheduler, a repaired one, memory that suffices.
 Built in chapter 05.
 
-`ch05_schedulers` has the two schedulers.
+`ch05_schedulers` has the scheduler, `ch05_jobs` the repaired one.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import partial
 
 from minillm.book.checks import Draw, FunctionChecker, Timed
-from minillm.book.checks.ch05_jobs import Job, watch
-from minillm.book.checks.ch05_schedulers import check_repair_scheduler, check_scheduler
+from minillm.book.checks.ch05_jobs import Job, check_repair_scheduler, watch
+from minillm.book.checks.ch05_schedulers import check_scheduler
 from minillm.sampling.params import SamplingParams
 
 __all__ = [
@@ -27,11 +27,11 @@ __all__ = [
 
 
 def taken(
-    params, eos_id, num_outputs, new_token_ids, *, rules=("end", "stop", "length"), first=1, late=0,
+    params, eos_id, num_outputs, new_token_ids, *, rules=("end", "stop", "length"), first=1, late=0, before=True,
     minimum=("end", "stop"), ignores=("end",), keeps=1, zero=True,
 ) -> tuple[list[int], str | None, int | None]:  # fmt: skip
     for index, token in enumerate(new_token_ids):
-        number = num_outputs + index + first
+        number = num_outputs * before + index + first
         found = {
             "end": token == eos_id and (zero or token != 0),
             "stop": token in params.stop_token_ids,
@@ -104,6 +104,9 @@ check_stop_conditions = FunctionChecker(
             taken, late=1
         ),
         "The first new token is output token number num_outputs + 1.": partial(taken, first=0),
+        "max_tokens and min_tokens count the num_outputs tokens that the request has already, too.": partial(
+            taken, before=False
+        ),
         "Rule 1, too, needs min_tokens output tokens.": partial(taken, minimum=("stop",)),
         "Rule 2, too, needs min_tokens output tokens.": partial(taken, minimum=("end",)),
         "ignore_eos changes rule 1 only; a stop token still ends the request.": partial(taken, ignores=("end", "stop")),

@@ -1,27 +1,16 @@
-"""Checks of chapter 05: a scheduler of the student's own, and a repaired one. Built in chapter 05."""
+"""The check of chapter 05's scheduler. Built in chapter 05."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch05_jobs import Job, repaired
+from minillm.book.checks.ch05_jobs import FORBIDDEN
 from minillm.book.checks.ch05_oracle import Ask, call, drive
 from minillm.kv_cache.manager import KVCacheManager
 
-_POLICIES = tuple(
-    f"minillm.engine.policies.{name}"
-    for name in ("FCFS", "ByKey", "sjf", "priority", "Fair", "LongestPrefixMatch", "make_policy")
-)
 check_scheduler = Checker(
     "scheduler",
     hint="Running requests first; then, if none was preempted, the waiting ones.",
-    forbid=("minillm.engine.scheduler.Scheduler", *_POLICIES),
-)
-check_repair_scheduler = Checker(
-    "repair_scheduler",
-    hint="A preempted request has more tokens than its prompt had, and all of them to compute again.",
-    forbid=("minillm.engine.scheduler.Scheduler", *_POLICIES),
+    forbid=FORBIDDEN,
 )
 
 
@@ -113,96 +102,3 @@ def _scheduler_random(case: Case) -> None:
             budget=case.randint(1, 40),
             cached=trial % 5 == 4,
         )
-
-
-@check_repair_scheduler.part("example")
-def _repair_example(case: Case) -> None:
-    _repairs(case, [("A", 8, 9), ("B", 7, 9)], memory=24, seqs=4, budget=8)
-
-
-@check_repair_scheduler.part("edges")
-def _repair_edges(case: Case) -> None:
-    _repairs(case, [("A", 3, 2)], memory=5, seqs=1, budget=3)
-    _repairs(case, [("A", 8, 3), ("B", 6, 1), ("C", 8, 4)], memory=60, seqs=2, budget=8)  # none is preempted
-    # B does not fit beside A, C may not overtake it
-    _repairs(case, [("A", 5, 4), ("B", 8, 4), ("C", 2, 2)], memory=60, seqs=3, budget=10)
-    # B comes back with three times its budget
-    _repairs(case, [("A", 6, 20), ("B", 6, 20)], memory=26, seqs=4, budget=6)
-    _repairs(case, [("A", 4, 12), ("B", 4, 12), ("C", 4, 12)], memory=20, seqs=3, budget=12)
-    _repairs(case, [("A", 4, 12), ("B", 4, 12), ("C", 4, 12), ("D", 3, 5)], memory=21, seqs=4, budget=5)
-    _repairs(case, [("A", 7, 6), ("B", 3, 16), ("C", 8, 4)], memory=22, seqs=3, budget=8)
-    _repairs(case, [("A", 4, 4), ("B", 4, 4)], memory=8, seqs=2, budget=8)  # both fit exactly
-    scheduler = case.run(case.student, 24, 4, 8)
-    for job in (Job("A", 9, 1), Job("B", 8, 17)):
-        case.raises(ValueError, scheduler.add, job, hint="`add` stays as it is: this job can never be served.")
-
-
-@check_repair_scheduler.part("random")
-def _repair_random(case: Case) -> None:
-    for _ in range(40):
-        budget = case.randint(3, 14)
-        rows = [(f"r{i}", case.randint(1, budget + 1), case.randint(1, 16)) for i in range(case.randint(1, 7))]
-        longest = max(prompt + outputs for _, prompt, outputs in rows)
-        _repairs(case, rows, longest + case.randint(0, 25), case.randint(1, 7), budget)
-
-
-def _repairs(case: Case, rows: Sequence[tuple[str, int, int]], memory: int, seqs: int, budget: int) -> None:
-    jobs = {row[0]: Job(*row) for row in rows}
-    scheduler = case.run(case.student, memory, seqs, budget)
-    for job in jobs.values():
-        case.run(scheduler.add, job, may_change=True)
-    told = (
-        f"(budget {budget}, memory {memory}, {seqs} batch slots; "
-        f"jobs of (prompt, max_tokens) {[(p, m) for _, p, m in rows]})"
-    )
-    stands = "Nothing is computed yet."
-    for step, (plan, running, waiting) in enumerate(repaired([Job(*row) for row in rows], memory, seqs, budget), 1):
-        where = f"step {step} {told}"
-        got = case.run(scheduler.schedule)
-        case.true(
-            sum(got.values()) <= budget,
-            f"{sum(got.values())} tokens are planned in {where}: {got}",
-            hint=f"The budget holds in every step; what does not fit is computed in a later one. {stands}",
-        )
-        case.true(
-            all(count > 0 for count in got.values()),
-            f"a job of the plan gets no token in {where}: {got}",
-            hint="No job joins without a token.",
-        )
-        case.equal(
-            got,
-            plan,
-            f"the plan of {where}\n  the plan",
-            hint=(
-                "Running jobs first, each with the tokens that are not computed yet; new jobs whole or not at all; "
-                f"a preempted job may be cut. {stands}"
-            ),
-        )
-        case.run(scheduler.update, got, may_change=True)
-        for what, right in (("running", running), ("waiting", waiting)):
-            names = [job.name for job in getattr(scheduler, what)]
-            case.equal(
-                names,
-                [job.name for job in right],
-                f"`{what}` after {where}\n  {what}",
-                hint=(
-                    "No job joins without a token, no job is lost, and a job leaves when num_tokens is "
-                    "num_prompt_tokens + max_tokens."
-                ),
-            )
-        for right in [*running, *waiting]:
-            for what in ("num_tokens", "num_computed_tokens"):
-                case.equal(
-                    getattr(jobs[right.name], what),
-                    getattr(right, what),
-                    f"{what} of {right.name} after {where}\n  {what}",
-                    hint=(
-                        "A job has one more token where all those that it had are computed, and only there; "
-                        f"a preempted job loses its computed tokens. {stands}"
-                    ),
-                )
-        stands = (
-            "Computed before it: "
-            f"{', '.join(f'{job.name} {job.num_computed_tokens} of {job.num_tokens}' for job in [*running, *waiting])}."
-        )
-    case.true(not scheduler.running and not scheduler.waiting, f"all jobs are done, but one still waits or runs {told}")

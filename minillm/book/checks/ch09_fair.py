@@ -2,159 +2,212 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable, Iterator
+from functools import partial
 
-from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch09_drives import BASES, POLICIES, Pair, drive, serve
-from minillm.book.checks.ch09_oracle import FairShares, ask
+from minillm.book.checks import Draw
+from minillm.book.checks.beside import ClassChecker, Story
+from minillm.book.checks.ch09_desk import BASES, POLICIES, WAITING, desk, turns, why
 from minillm.engine.request import Request
 
-check_fair_queue = Checker(
+
+class FairShares:
+    """The statement, rule by rule. The keywords are mistakes."""
+
+    def __init__(
+        self, shares: dict[str, float], output_weight: float, *, alike: bool = False, times: bool = False,
+        strangers: bool = True, first: Callable[[int, int], int] = max, whole: bool = False, floor: Callable = min,
+        lifts: str = "up", empty: bool = True, seen: bool = False, leaves: bool = False, joins: bool = True,
+        back: int = -1, ties: bool = True, sorts: bool = True, shown: bool = False, rounds: bool = False,
+    ) -> None:  # fmt: skip
+        self.shares, self.output_weight = shares, int(output_weight) if rounds else output_weight
+        self.alike, self.times, self.strangers, self.first, self.whole = alike, times, strangers, first, whole
+        self.floor, self.lifts, self.empty, self.seen, self.leaves = floor, lifts, empty, seen, leaves
+        self.joins, self.back, self.ties, self.sorts, self.shown = joins, back, ties, sorts, shown
+        self.counters: dict[str, float] = {}
+        self.waiting: list[tuple[int, Request]] = []  # put back: negative places, the last one in front
+        self.there: list[Request] = []
+        self.last_to_leave: str | None = None
+        self.events, self.chosen = 0, None
+
+    def add(self, request: Request) -> None:
+        here = set(self.counters) if self.seen else {one.user for one in self.there}
+        if request.user not in {one.user for one in self.there}:
+            floor = self.counters[self.last_to_leave] if self.last_to_leave is not None and self.empty else 0.0
+            if here:
+                floor = self.floor(self.counters[user] for user in here)
+            old = self.counters.get(request.user, 0.0)
+            self.counters[request.user] = {"up": max(old, floor), "never": old, "always": floor}[self.lifts]
+        self.there.append(request)
+        self.events += 1
+        self.waiting.append((self.events, request))
+
+    def put_back(self, request: Request) -> None:
+        self.events += 1
+        self.waiting.append((self.back * self.events, request))
+
+    def join(self, request: Request) -> None:
+        if self.joins:
+            self.there.append(request)
+
+    def leave(self, request: Request) -> None:
+        if request in self.there or (self.joins and not self.leaves):
+            self.there.remove(request)
+        if all(one.user != request.user for one in self.there):
+            self.last_to_leave = request.user
+
+    def heads(self) -> dict[str, tuple[int, Request]]:
+        """The next request of each user."""
+        heads: dict[str, tuple[int, Request]] = {}
+        for place, one in sorted((pair for pair in self.waiting if not pair[1].is_finished), key=lambda pair: pair[0]):
+            heads.setdefault(one.user, (place, one))
+        return heads
+
+    def peek(self) -> Request | None:
+        heads = self.heads()
+        when = {user: one.arrival_time if self.ties else 0.0 for user, (_, one) in heads.items()}
+        users = sorted(heads, key=lambda user: (self.counters[user], when[user], user))
+        self.chosen = heads[users[0]] if users else None
+        return self.chosen[1] if users else None
+
+    def pop(self) -> Request:
+        self.waiting.remove(self.chosen)
+        if self.leaves:
+            self.leave(self.chosen[1])
+        return self.chosen[1]
+
+    def order(self, running: list[Request]) -> None:
+        running.sort(key=lambda request: (self.counters[request.user] * self.sorts, request.arrival_time))
+
+    def charge(self, request: Request, num_tokens: int) -> None:
+        first = self.first(request.num_computed_tokens, request.max_computed_tokens)
+        share = self.shares.get(request.user, 1.0) if self.strangers else self.shares[request.user]
+        for position in range(first, first + num_tokens):
+            is_prompt = (first if self.whole else position) < request.num_prompt_tokens
+            weight = 1.0 if is_prompt or self.alike else self.output_weight
+            self.counters[request.user] += weight * share if self.times else weight / share
+
+    def __iter__(self) -> Iterator[Request]:
+        return (one for _, one in self.waiting if self.shown or not one.is_finished)
+
+    def told(self) -> str:
+        heads = self.heads()
+        return ", ".join(
+            f"{user}: {counter:g}" + (f", next is {heads[user][1].request_id}" if user in heads else "")
+            for user, counter in self.counters.items()
+        )
+
+
+def _random(draw: Draw) -> Story:
+    if draw.rng.random() < 0.2:
+        aborted = draw.rng.sample(range(20), 4)
+        return Story(({"a": 1.0, "b": 2.0}, 2.5), [("serve", draw.randint(0, 10**6), ("a", "b", "c"), aborted)])
+    return turns(draw, ({"a": 2.0, "b": 4.0}, draw.randint(2, 10) / 2), "abcd", charges=True)
+
+
+check_fair_queue = ClassChecker(
     "fair_queue",
+    FairShares,
+    adapt=desk,
+    what="queue",
+    shows={
+        "the dict of counters": lambda queue, calls: dict(queue.queue.queue.counters),
+        WAITING: lambda queue, calls: queue.waits(),
+    },
+    examples=[
+        Story(
+            ({"ann": 2.0}, 2.0),
+            "add('a1', 10, 4, 0.0, 'ann') · add('a2', 10, 4, 1.0, 'ann') · add('b1', 10, 4, 2.0, 'bob') ·"
+            "add('b2', 10, 4, 3.0, 'bob') · pop() · charge('a1', 10) · pop() · charge('b1', 4) · pop() ·"
+            "charge('b1', 7) · pop()",
+        )
+    ],
+    edges={
+        "no request is present: the floor is the counter of the user of the request that left last": Story(
+            ({}, 2.0),
+            "add('b1', 50, 4, 0.0, 'bob') · pop() · charge('b1', 40) · add('a1', 50, 4, 0.0, 'ann') · pop() ·"
+            "charge('a1', 9) · leave('a1') · leave('b1') · add('c1', 5, 4, 0.0, 'cem')",
+        ),
+        "users are lifted: to the smallest counter of those who are present, never down, and only if none of the "
+        "user's requests is present": Story(
+            ({}, 2.0),
+            "add('e1', 30, 4, 0.0, 'eve') · leave('e1') · add('a1', 30, 4, 0.0, 'ann') · add('b1', 30, 4, 0.0, 'bob') ·"
+            "pop() · charge('a1', 20) · pop() · charge('b1', 12) · add('c1', 30, 4, 0.0, 'cem') ·"
+            "add('b2', 30, 4, 0.0, 'bob') · leave('a1') · add('a2', 30, 4, 0.0, 'ann')",
+        ),
+        "a request was preempted, and another one hit the prefix cache: the new tokens begin at the larger of "
+        "num_computed_tokens and max_computed_tokens": Story(
+            ({"ann": 4.0}, 3.0),
+            "add('a1', 8, 20, 0.0, 'ann') · pop() · charge('a1', 8) · charge('a1', 1) · computed('a1', 0, 9) ·"
+            "put_back('a1') · peek() · pop() · charge('a1', 2) · add('a2', 20, 4, 0.0, 'ann') · pop() ·"
+            "computed('a2', 16, 0) · charge('a2', 4) · computed('a2', 22, 3) · charge('a2', 2)",
+        ),
+        "a user's next request is the one that was put back last, then in the order of add; ties between users go by "
+        "arrival_time of the next, then by the name": Story(
+            ({}, 2.0),
+            "add('z1', 4, 4, 1.0, 'zoe') · add('b1', 4, 4, 2.0, 'bob') · add('a1', 4, 4, 2.0, 'ann') ·"
+            "add('z2', 4, 4, 5.0, 'zoe') · join('z0', 4, 4, 0.5, 'zoe') · join('z9', 4, 4, 9.0, 'zoe') ·"
+            "put_back('z0') · put_back('z9') · join('b9', 4, 4, 0.1, 'bob') · put_back('b9') · peek() · pop() · pop() ·"
+            "pop() · pop() · pop() · pop() · pop()",
+        ),
+        "a request is aborted: it is never returned, and present until leave": Story(
+            ({}, 2.0),
+            "add('a1', 4, 4, 0.0, 'a') · add('a2', 4, 4, 1.0, 'a') · add('b1', 4, 4, 2.0, 'b') · leave('a1') · peek() ·"
+            "pop() · pop() · peek()",
+        ),
+        "a request joined: it is present until it leaves": Story(
+            ({}, 2.0),
+            "add('a1', 30, 4, 0.0, 'ann') · pop() · join('a1_1', 30, 4, 0.0, 'ann') · leave('a1') ·"
+            "add('b1', 30, 4, 0.0, 'bob') · pop() · charge('b1', 10) · add('a2', 4, 4, 0.0, 'ann')",
+        ),
+        "running requests are ordered by the user's counter, then by arrival_time": Story(
+            ({}, 2.0),
+            "add('b1', 30, 4, 0.0, 'bob') · add('a2', 30, 4, 2.0, 'ann') · add('a1', 30, 4, 1.0, 'ann') · pop() ·"
+            "pop() · pop() · charge('b1', 10) · charge('a2', 3) · order('b1', 'a2', 'a1')",
+        ),
+    },
+    random=_random,
+    trials=18,
+    atol=1e-5,
+    rtol=1e-5,
+    explain=why,
     forbid=POLICIES,
     allow=BASES,
     hint="The smallest counter first; lifted on arrival; charged by weight over share.",
+    misconceptions={
+        "A step may cross from the prompt into the output: each position has a weight of its own.": partial(
+            FairShares, whole=True
+        ),
+        "An output token weighs output_weight, and only a token of the prompt weighs 1.": partial(
+            FairShares, alike=True
+        ),
+        "The weight is divided by the user's share: who has a larger share is charged less.": partial(
+            FairShares, times=True
+        ),
+        "A user who is not in `shares` has a share of 1.": partial(FairShares, strangers=False),
+        "Tokens below max_computed_tokens were charged before the preemption.": partial(
+            FairShares, first=lambda now, most: now
+        ),
+        "Tokens that came from the prefix cache are not new: begin at the larger of the two.": partial(
+            FairShares, first=lambda now, most: most
+        ),
+        "Only users with a present request count for the floor.": partial(FairShares, seen=True),
+        "A user of whom no request is present is lifted to the floor.": partial(FairShares, lifts="never"),
+        "A counter never falls: the larger of its old value and the floor.": partial(FairShares, lifts="always"),
+        "The floor is the smallest counter of the users who are present, not the largest.": partial(
+            FairShares, floor=max
+        ),
+        "On an empty server the floor is the counter of the user whose request left last.": partial(
+            FairShares, empty=False
+        ),
+        "A request is present until leave, also while it runs.": partial(FairShares, leaves=True),
+        "A request that joined is present, too.": partial(FairShares, joins=False),
+        "A request that was put back goes before the user's others.": partial(FairShares, back=1),
+        "Ties go to the user whose next request arrived first, then to the smaller name.": partial(
+            FairShares, ties=False
+        ),
+        "order sorts by the counter of the request's user first.": partial(FairShares, sorts=False),
+        "__iter__ shows the waiting requests that are not finished.": partial(FairShares, shown=True),
+        "output_weight need not be a whole number.": partial(FairShares, rounds=True),
+    },
 )
-
-
-@check_fair_queue.part("example")
-def _fair_example(case: Case) -> None:
-    pair = _fair(case, {"ann": 2.0})
-    first = {
-        name: ask(name, 10, user=user, at=at)
-        for name, user, at in (("a1", "ann", 0.0), ("a2", "ann", 1.0), ("b1", "bob", 2.0), ("b2", "bob", 3.0))
-    }
-    for one in first.values():
-        pair.tell("add", one)
-    pair.pops("a1")
-    _charged(case, pair, first["a1"], 10, "Ten tokens of the prompt, weight 1 each, over a share of 2.")
-    pair.pops("b1")
-    _charged(case, pair, first["b1"], 4, "Four tokens of the prompt; bob is not in shares, so bob's share is 1.")
-    pair.pops("b2")
-    _charged(case, pair, first["b1"], 7, "Six tokens of the prompt, and one output token of weight 2.")
-    pair.pops("a2")
-
-
-@check_fair_queue.part("edges")
-def _fair_edges(case: Case) -> None:
-    with case.hinting(
-        "Lifted: to the smallest counter of the users who are present, never down, "
-        "and only if none of the user's requests is present."
-    ):
-        pair = _fair(case, {})
-        eve, ann, bob = (ask(f"{user[0]}1", 30, user=user) for user in ("eve", "ann", "bob"))
-        pair.tell("add", eve), pair.abort(eve)
-        pair.tell("add", ann), pair.tell("add", bob)
-        pair.pops("a1"), _charged(case, pair, ann, 20, "Twenty tokens of a prompt.")
-        pair.pops("b1"), _charged(case, pair, bob, 12, "Twelve tokens of a prompt.")
-        pair.tell("add", ask("c1", 30, user="cem"))
-        _counters(case, pair, "cem is new; ann is at 20 and bob at 12, and both are present. eve, at 0, is not.")
-        pair.tell("add", ask("b2", 30, user="bob")), _counters(case, pair, "bob is present, so he is not lifted.")
-        pair.abort(ann), pair.tell("add", ask("a2", 30, user="ann"))
-        _counters(case, pair, "ann returns with 20, more than the smallest counter: a counter never falls.")
-    with case.hinting("No request is present: the floor is the counter of the user of the request that left last."):
-        pair = _fair(case, {})
-        ann, bob = ask("a1", 50, user="ann"), ask("b1", 50, user="bob")
-        pair.tell("add", bob), pair.pops("b1"), _charged(case, pair, bob, 40, "Forty tokens.")
-        pair.tell("add", ann), _counters(case, pair, "Only bob is present, at 40.")
-        pair.pops("a1"), _charged(case, pair, ann, 9, "Nine tokens: ann is at 49.")
-        pair.abort(ann), pair.abort(bob)
-        pair.tell("add", ask("c1", 5, user="cem")), _counters(case, pair, "bob left last, at 40; ann had left before.")
-    with case.hinting(
-        "Tokens below max_computed_tokens were charged before the preemption. The new tokens begin there."
-    ):
-        pair = _fair(case, {"ann": 4.0}, 3.0)
-        ann = ask("a1", 8, 20, user="ann")
-        pair.tell("add", ann), pair.pops("a1")
-        ann.num_computed_tokens = ann.max_computed_tokens = 0
-        _charged(case, pair, ann, 8, "The whole prompt of 8.")
-        _charged(case, pair, ann, 1, "An output token of weight 3, over a share of 4.")
-        ann.num_computed_tokens = 0
-        (
-            pair.tell("put_back", ann),
-            pair.peek(),
-            _counters(case, pair, "A preemption changes no counter."),
-            pair.pops("a1"),
-        )
-        _charged(
-            case,
-            pair,
-            ann,
-            2,
-            "Preempted after 9 tokens; the step computes 0 to 10, of which 9 and 10 are new, and both are output.",
-        )
-        hit = ask("a2", 20, user="ann")
-        pair.tell("add", hit), pair.pops("a2")
-        hit.num_computed_tokens = 16
-        _charged(case, pair, hit, 4, "16 tokens came from the prefix cache; the other 4 of the prompt are new.")
-        hit.num_computed_tokens, hit.max_computed_tokens = 22, 3
-        _charged(case, pair, hit, 2, "The new tokens begin at 22, the larger of the two, so they are output tokens.")
-    with case.hinting(
-        "A user's own requests: the one that was put back last, then in the order of add. Ties between users: "
-        "arrival_time of the next, then the name."
-    ):
-        pair = _fair(case, {})
-        for name, user, at in (("z1", "zoe", 1.0), ("b1", "bob", 2.0), ("a1", "ann", 2.0), ("z2", "zoe", 5.0)):
-            pair.tell("add", ask(name, user=user, at=at))
-        pair.tell("join", ask("z0", user="zoe", at=0.5)), pair.tell("put_back", ask("z9", user="zoe", at=9.0))
-        pair.tell("join", ask("b0", user="bob", at=0.5)), pair.tell("put_back", ask("b9", user="bob", at=0.1))
-        pair.pops("b9 a1 b1 z9 z1 z2")
-    _fair_absent(case)
-
-
-def _fair_absent(case: Case) -> None:
-    with case.hinting("An aborted request is never returned; it is present until leave."):
-        pair = _fair(case, {})
-        waiting = [ask(name, user=name[0], at=float(i)) for i, name in enumerate(("a1", "a2", "b1"))]
-        for one in waiting:
-            pair.tell("add", one)
-        pair.abort(waiting[0])
-        pair.all_there(), pair.pops("a2 b1"), pair.peek()
-    with case.hinting("A request that joined is present until it leaves."):
-        pair = _fair(case, {})
-        ann, twin, bob = ask("a1", 30, user="ann"), ask("a1_1", 30, user="ann"), ask("b1", 30, user="bob")
-        pair.tell("add", ann), pair.pops("a1"), pair.tell("join", twin), pair.abort(ann)
-        pair.tell("add", bob), pair.pops("b1"), _charged(case, pair, bob, 10, "Ten tokens.")
-        (
-            pair.tell("add", ask("a2", user="ann")),
-            _counters(case, pair, "ann has a request that joined, so she is not lifted."),
-        )
-    running = [
-        ask(name, user=user, at=at) for name, user, at in (("b1", "bob", 0.0), ("a2", "ann", 2.0), ("a1", "ann", 1.0))
-    ]
-    pair.order(running, "By the user's counter, then by arrival_time.")
-
-
-@check_fair_queue.part("random")
-def _fair_random(case: Case) -> None:
-    for _ in range(15):
-        pair = _fair(case, {"a": 2.0, "b": 4.0}, case.randint(2, 10) / 2)
-        drive(
-            case,
-            pair,
-            [],
-            60,
-            "abcd",
-            after=lambda request, pair=pair: _charged(case, pair, request, case.randint(1, 12), "A random charge."),
-        )
-        _counters(case, pair, "At the end of a random run.")
-    for round_ in range(3):
-        shares, seed = {"a": 1.0, "b": 2.0}, case.randint(0, 10**6)
-        aborted = case.rng.sample(range(20), 4)
-        serve(case, functools.partial(FairShares, shares, 2.5), (shares, 2.5), seed, ("a", "b", "c"), aborted, round_)
-
-
-def _fair(case: Case, shares: dict[str, float], output_weight: float = 2.0) -> Pair:
-    return Pair(case, FairShares(dict(shares), output_weight), dict(shares), output_weight)
-
-
-def _counters(case: Case, pair: Pair, hint: str) -> None:
-    case.close(dict(pair.mine.queue.counters), pair.reference.counters, "the counters", hint=hint)
-
-
-def _charged(case: Case, pair: Pair, request: Request, tokens: int, hint: str) -> None:
-    """A step of `tokens` new tokens, told as the scheduler tells it: before the request moves on."""
-    pair.tell("charge", request, tokens)
-    _counters(case, pair, hint)
-    request.num_computed_tokens = max(request.num_computed_tokens, request.max_computed_tokens) + tokens
-    request.max_computed_tokens = request.num_computed_tokens

@@ -4,21 +4,17 @@ Built in chapter 20."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from minillm.book.checks import Case, Checker, CheckFailed
+from minillm.book.checks import Draw, FunctionChecker, Raised
 from minillm.book.chips import Html, table
 from minillm.parallel.links import Hang, ThreadLink, run_threads
 
 VOCABULARY = 100
 Request = tuple[str, int, int]  # name, first token, how many tokens to generate
-
-check_repair_worker = Checker(
-    "repair_worker",
-    hint="All ranks make the same calls in the same order, however many requests each of them has.",
-)
 
 
 class Comm:
@@ -65,7 +61,7 @@ def cluster(worker: Callable[[Comm, list[Request], int], Any], work: Sequence[li
 
     def run(link: ThreadLink) -> Any:
         comms[link.rank] = Comm(link)
-        return worker(comms[link.rank], list(work[link.rank]), most)
+        return worker(comms[link.rank], work[link.rank], most)
 
     try:
         results = run_threads(run, [()] * len(work))
@@ -79,7 +75,7 @@ SCENE = ([("A", 5, 3), ("B", 8, 1)], [("C", 2, 2)], [("D", 9, 1), ("E", 120, 2)]
 
 def trace_of(worker: Callable[[Comm, list[Request], int], Any]) -> Html:
     """Three ranks and five requests: the calls of each rank, one column for each, down to where they stop."""
-    results, calls = cluster(worker, SCENE, 2)
+    results, calls = cluster(worker, [list(requests) for requests in SCENE], 2)
     longest = max(map(len, calls))
     rows = [[str(place), *(own[place] if place < len(own) else "-" for own in calls)] for place in range(longest)]
     last = type(results).__name__ if isinstance(results, Exception) else "all have returned"
@@ -87,100 +83,109 @@ def trace_of(worker: Callable[[Comm, list[Request], int], Any]) -> Html:
     return table(rows, ["call", *(f"rank {rank}" for rank in range(len(calls)))])
 
 
-@check_repair_worker.part("example")
-def _example(case: Case) -> None:
-    _serve(case, [[("A", 5, 3)], [("B", 8, 1)]], 2)
-    _serve(case, list(SCENE), 2)
+def served(
+    comm: Comm, requests: list[Request], most: int, *, bad: str = "left out",
+    refills: bool = True, extra: int = 0, limit: bool = True, joins: int = 10**9, nothing: list | None = None,
+    low: int = 0, high: int = VOCABULARY,
+) -> dict[str, list[int] | None]:  # fmt: skip
+    """name -> tokens, None for a bad request; first come, first served. The keywords are mistakes."""
+    good = {name for name, token, _ in requests if low <= token < high}
+    answers = {name: [] if name in good or bad == "runs" else nothing for name, _, _ in requests}
+    waiting, running = [one for one in requests if one[0] in good or bad != "left out"], {}
+    while comm.any(bool(waiting or running)):
+        room = most - len(running) if limit else len(waiting)
+        for name, token, count in waiting[: min(room, joins) if refills or not running else 0]:
+            running[name] = token, count
+        waiting = [one for one in waiting if one[0] not in running]
+        if bad == "takes a step":
+            running = {name: one for name, one in running.items() if name in good}
+        tokens = comm.mlp([token for token, _ in running.values()])
+        for (name, (_, left)), token in zip(list(running.items()), tokens):
+            answers[name].append(token)
+            running[name] = token, left - 1
+            if left == 1:
+                del running[name]
+    for _ in range(extra):
+        comm.mlp([])
+    return answers
 
 
-@check_repair_worker.part("edges")
-def _edges(case: Case) -> None:
-    _serve(case, [[("A", 5, 3)]], 1)
-    _serve(case, [[], [("A", 5, 3)]], 4)  # a rank without requests takes part all the same
-    _serve(case, [[], [], []], 4)
-    _serve(case, [[("A", 5, 2), ("B", 6, 2), ("C", 7, 2)], [("D", 1, 1)]], 1)  # one at a time
-    _serve(case, [[("A", 250, 2)], [("B", 3, 2)]], 2)  # not in the vocabulary
-    _serve(case, [[("A", -1, 2)], [("B", 100, 1)]], 2)  # nothing that can be served
-    _serve(case, [[("A", 0, 2)], [("B", 99, 1)]], 2)  # the first and the last token of the vocabulary
-    _serve(case, [[("A", 120, 1), ("B", 3, 2)], [("C", 4, 5)]], 1)
-    _serve(case, [[("A", 120, 1), ("B", 3, 2)], [("C", 4, 1)]], 1)  # a bad request costs no step
-    _serve(case, [[("A", 3, 1), ("B", -5, 4), ("C", 4, 2), ("D", 5, 3)], []], 2)
-    _serve(case, [[("A", 1, 9)], [("B", 2, 1)], [("C", 3, 5)], []], 3)
+def _on_ranks(worker: Callable[[Comm, list[Request], int], Any]) -> Callable:
+    def of_all_ranks(work: list[list[Request]], most: int) -> tuple:
+        results, calls = cluster(worker, work, most)
+        if isinstance(results, Hang):
+            ends = "; ".join(f"rank {rank}: {', '.join(own[-3:]) or 'no call'}" for rank, own in enumerate(calls))
+            counts = ", ".join(str(len(own)) for own in calls)
+            raise Hang(f"the ranks hang after {counts} calls. Their last calls: {ends}") from results
+        if isinstance(results, Exception):
+            raise results
+        return results, [sum(call.startswith("mlp") for call in own) for own in calls]
+
+    return of_all_ranks
 
 
-@check_repair_worker.part("random")
-def _random(case: Case) -> None:
-    for _ in range(25):
-        work, names = [], iter(range(10**6))
-        for _ in range(case.randint(1, 5)):
-            requests = []
-            for _ in range(case.randint(0, 5)):
-                token = case.rng.choice((-1, 100, 105)) if case.rng.random() < 0.2 else case.randint(0, 100)
-                requests.append((f"r{next(names)}", token, case.randint(1, 6)))
-            work.append(requests)
-        _serve(case, work, case.randint(1, 4))
-
-
-def _serve(case: Case, work: list[list[Request]], most: int) -> None:
-    told = f"{len(work)} rank{'s' * (len(work) > 1)} with {work}, at most {most} at a time"
-
-    def worker(comm: Comm, requests: list[Request], limit: int) -> Any:
-        name, given = getattr(case.student, "__name__", "the worker"), list(requests)
-        try:
-            answers = case.student(comm, given, limit)
-            case.equal(
-                given,
-                requests,
-                f"the list of requests after the call ({told})",
-                hint="Copy the list before you take requests out of it.",
-            )
-            return answers
-        except (Hang, CheckFailed):
-            raise
-        except NotImplementedError as error:
-            case.fail(f"{name} is not written yet: it raises NotImplementedError", cause=error, hint="")
-        except Exception as error:
-            case.fail(f"{name} raised {type(error).__name__}: {error} ({told})", cause=error)
-
-    results, calls = cluster(worker, work, most)
-    if isinstance(results, Hang):
-        ends = "; ".join(f"rank {rank}: {', '.join(own[-3:]) or 'no call'}" for rank, own in enumerate(calls))
-        counts = ", ".join(str(len(own)) for own in calls)
-        case.fail(f"{told}: the ranks hang after {counts} calls. Their last calls: {ends}",
-                  hint="A rank without rows calls mlp([]), and all ranks must agree when to stop.")  # fmt: skip
-    if isinstance(results, Exception):
-        raise results
-    steps = 0
-    for rank, (requests, got) in enumerate(zip(work, results)):
-        expected, own = _expected(requests, most)
-        steps = max(steps, own)
-        case.equal(
-            got,
-            expected,
-            f"the answers of rank {rank} ({told})",
-            hint="A list of tokens for each request, None if its first token is outside the vocabulary.",
-        )
-    counts = [sum(call.startswith("mlp") for call in own) for own in calls]
-    case.equal(
-        counts,
-        [steps] * len(work),
-        f"the number of calls of mlp on each rank ({told})",
-        hint="As many as the rank with the most steps needs. A request that cannot run costs no step.",
+def _why(got: Any, expected: Any, work: list[list[Request]], most: int) -> str | None:
+    if isinstance(got, Raised):
+        hang = "A rank without rows calls mlp([]), and all ranks must agree when to stop: that is what any is for."
+        return hang if got.kind is Hang else None
+    if got[0] != expected[0]:
+        return "A list of tokens for each request, None if its first token is outside the vocabulary."
+    return (
+        f"At most {most} requests run at a time on each rank. All ranks make as many calls of mlp as the rank with the "
+        "most steps needs. A request that cannot run costs no step."
     )
 
 
-def _expected(requests: list[Request], most: int) -> tuple[dict[str, list[int] | None], int]:
-    """The answers of one rank, and the steps that it needs: first come, first served."""
-    answers: dict[str, list[int] | None] = {}
-    free = [0] * most
-    for name, token, count in requests:
-        if not 0 <= token < VOCABULARY:
-            answers[name] = None
-            continue
-        place = free.index(min(free))
-        free[place] += count
-        tokens = [token]
-        for _ in range(count):
-            tokens.append(next_token(tokens[-1]))
-        answers[name] = tokens[1:]
-    return answers, max(free)
+def _random(draw: Draw) -> tuple:
+    work, number = [], 0
+    for _ in range(draw.randint(1, 5)):
+        requests = []
+        for _ in range(draw.randint(0, 5)):
+            token = draw.rng.choice((-1, 100, 105)) if draw.rng.random() < 0.2 else draw.randint(0, 100)
+            requests.append((f"r{number}", token, draw.randint(1, 6)))
+            number += 1
+        work.append(requests)
+    return work, draw.randint(1, 4)
+
+
+check_repair_worker = FunctionChecker(
+    "repair_worker",
+    served,
+    adapt=_on_ranks,
+    returns=("the list of the ranks' answers", "the list of the ranks' numbers of calls of mlp"),
+    examples=[([[("A", 5, 3)], [("B", 8, 1)]], 2), (list(SCENE), 2)],
+    edges={
+        "there is one rank": ([[("A", 5, 3)]], 1),
+        "a rank has no requests, and takes part all the same": ([[], [("A", 5, 3)]], 4),
+        "no rank has requests": ([[], [], []], 4),
+        "one request runs at a time": ([[("A", 5, 2), ("B", 6, 2), ("C", 7, 2)], [("D", 1, 1)]], 1),
+        "three requests fit at once": ([[("A", 1, 1), ("B", 2, 1), ("C", 3, 1)], []], 3),
+        "a request ends while another goes on, and the next one joins": ([[("A", 1, 1), ("B", 2, 3), ("C", 3, 2)]], 2),
+        "token 250 is not in the vocabulary": ([[("A", 250, 2)], [("B", 3, 2)]], 2),
+        "no request can be served": ([[("A", -1, 2)], [("B", 100, 1)]], 2),
+        "0 is the first token of the vocabulary, and 99 the last one": ([[("A", 0, 2)], [("B", 99, 1)]], 2),
+        "a bad request comes first": ([[("A", 120, 1), ("B", 3, 2)], [("C", 4, 5)]], 1),
+        "a bad request costs no step": ([[("A", 120, 1), ("B", 3, 2)], [("C", 4, 1)]], 1),
+        "a bad request is among good ones": ([[("A", 3, 1), ("B", -5, 4), ("C", 4, 2), ("D", 5, 3)], []], 2),
+        "requests are of different lengths": ([[("A", 1, 9)], [("B", 2, 1)], [("C", 3, 5)], []], 3),
+    },
+    random=_random,
+    trials=25,
+    explain=_why,
+    hint="All ranks make the same calls in the same order, however many requests each of them has.",
+    misconceptions={
+        "A bad request never reaches mlp, which would raise ValueError: its answer is None.": partial(
+            served, bad="runs"
+        ),
+        "A request that cannot run takes no place and costs no step: leave it out before the first one.": partial(
+            served, bad="takes a step"
+        ),
+        "A request joins as soon as there is room, not when all others have ended.": partial(served, refills=False),
+        "After the last token no rank calls mlp again.": partial(served, extra=1),
+        "At most `most` requests of a rank run at a time.": partial(served, limit=False),
+        "All requests for which there is room join in the same step.": partial(served, joins=1),
+        "The answer of a bad request is None, and not an empty list.": partial(served, nothing=[]),
+        "Token 0 is in the vocabulary.": partial(served, low=1),
+        "Token 99 is in the vocabulary of 100.": partial(served, high=VOCABULARY - 1),
+    },
+)

@@ -1,6 +1,6 @@
 """Checks of chapter 22: a router, a migration, a stream that survives its replica, a day. Built in chapter 22.
 
-`ch22_streams` has the stream and the day, `ch22_oracle` the fleet that they run on.
+`ch22_resumed` has the stream, `ch22_streams` the day, `ch22_oracle` the fleet of that day.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from minillm.book.checks import Draw, FunctionChecker
-from minillm.book.checks.ch22_streams import check_autoscaler, check_resumed_stream
+from minillm.book.checks.ch22_resumed import check_resumed_stream
+from minillm.book.checks.ch22_streams import check_autoscaler
 
 __all__ = ["check_autoscaler", "check_migration_plan", "check_pick", "check_resumed_stream"]
 

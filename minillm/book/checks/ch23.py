@@ -1,20 +1,23 @@
-"""Checks of chapter 23: chunks for a slow reader, admission by tokens, adapters packed by rank.
-Built in chapter 23.
+"""Checks of chapter 23: chunks for a slow reader, a parser, admission by tokens, adapters packed by rank, a service
+that leaks, a client that reconnects. Built in chapter 23.
 
-`ch23_streams` has the parser and the client that reconnects, `ch23_service` the service that leaks.
+`ch23_events`, `ch23_resume`, `ch23_packed` and `ch23_service` have one exercise each; the other two are here.
 """
 
 from __future__ import annotations
 
-import copy
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
-import torch
-
-from minillm.book.checks import Case, Checker
-from minillm.book.checks.ch23_oracle import Budget, Event, merged, packed
-from minillm.book.checks.ch23_service import Client, ToyEngine, check_repair_service, trace_of
-from minillm.book.checks.ch23_streams import check_event_reader, check_resume
-from minillm.book.torch_traffic import record_torch_traffic
+from minillm.book.checks import Draw, FunctionChecker, Raised
+from minillm.book.checks.beside import ClassChecker, Story
+from minillm.book.checks.ch23_events import Event, check_event_reader
+from minillm.book.checks.ch23_packed import check_packed_lora
+from minillm.book.checks.ch23_resume import check_resume
+from minillm.book.checks.ch23_service import check_repair_service
+from minillm.book.checks.ch23_toy import Client, ToyEngine, trace_of
 
 __all__ = [
     "Client",
@@ -29,257 +32,210 @@ __all__ = [
     "trace_of",
 ]
 
-check_merge_pieces = Checker(
-    "merge_pieces", hint="One chunk for each sample: all of its text that waits, cut at `most`; what is cut off waits."
-)
-check_admission = Checker(
-    "admission",
-    hint="Keep for each request the tokens that are still to be computed; their sum is the work under way.",
-    forbid=("minillm.serving.gate.Gate",),
-)
-check_packed_lora = Checker(
-    "packed_lora",
-    hint="For each adapter in the batch: take its rows of a and b, and multiply all of its tokens at once.",
-    forbid=(
-        "minillm.kernels.lora.add_lora_",
-        "minillm.kernels.lora.torch_add_lora_",
-    ),
-)
+Piece = tuple[int, str, str | None]  # which sample, its text, why it ended
 
 # 1 · chunks for a slow reader
 
 
-@check_merge_pieces.part("example")
-def _merge_example(case: Case) -> None:
-    _merges(case, [(0, "Once", None), (0, " upon", None), (0, " a time", None)], 100)
-    _merges(case, [(0, "Once", None), (1, "There", None), (0, " upon", "length"), (1, " was", None)], 100)
-    _merges(case, [(0, "Once upon a time", "stop"), (1, "Hi", "stop")], 9)
+def merged(
+    waiting: list[Piece], most: int, *, reason_first: bool = False, empty: bool = False, by_number: bool = False,
+    ends: bool = True, in_bytes: bool = False, full: int = 0,
+) -> tuple[list[Piece], list[Piece]]:  # fmt: skip
+    """What to send now, and what goes on waiting. The keywords are mistakes."""
+    texts: dict[int, str] = {}
+    reasons: dict[int, str | None] = {}
+    for index, text, reason in waiting:
+        texts[index] = texts.get(index, "") + text
+        reasons[index] = reason or reasons.get(index)
+    chunks, rest = [], []
+    for index, text in sorted(texts.items()) if by_number else texts.items():
+        now = text.encode()[:most].decode("utf-8", "ignore") if in_bytes else text[:most]
+        if text[len(now) :] or (full and len(text) == most):
+            chunks.append((index, now, reasons[index] if reason_first else None))
+            rest.append((index, text[len(now) :], reasons[index]))
+        elif text or (reasons[index] and ends) or empty:
+            chunks.append((index, text, reasons[index]))
+    return chunks, rest
 
 
-@check_merge_pieces.part("edges")
-def _merge_edges(case: Case) -> None:
-    _merges(case, [], 10)
-    _merges(case, [(2, "b", None), (0, "a", None), (2, "c", None)], 10)  # in the order of the first pieces
-    _merges(case, [(0, "", None), (1, "", "stop")], 10)  # nothing to send; an end without text
-    _merges(case, [(0, "abc", None), (0, "", "length")], 3)  # exactly full: the end goes with it
-    _merges(case, [(0, "abcd", None), (0, "", "length")], 3)
-    _merges(case, [(1, "", None), (0, "a", None), (1, "b", None)], 1)
-    _merges(case, [(0, "é☕é", None), (0, "☕", "stop")], 1)  # characters, not bytes
+def _random_pieces(draw: Draw) -> tuple:
+    open_samples, waiting = list(range(draw.randint(1, 5))), []
+    for _ in range(draw.randint(0, 12)):
+        if not open_samples:
+            break
+        index = draw.rng.choice(open_samples)
+        reason = draw.rng.choice(("stop", "length")) if draw.rng.random() < 0.15 else None
+        waiting.append((index, "".join(draw.rng.choice("abcdé ") for _ in range(draw.randint(0, 5))), reason))
+        if reason:
+            open_samples.remove(index)
+    return waiting, draw.randint(1, 9)
 
 
-@check_merge_pieces.part("random")
-def _merge_random(case: Case) -> None:
-    for _ in range(200):
-        open_samples, waiting = list(range(case.randint(1, 5))), []
-        for _ in range(case.randint(0, 12)):
-            if not open_samples:
-                break
-            index = case.rng.choice(open_samples)
-            reason = case.rng.choice(("stop", "length")) if case.rng.random() < 0.15 else None
-            waiting.append((index, "".join(case.rng.choice("abcdé ") for _ in range(case.randint(0, 5))), reason))
-            if reason:
-                open_samples.remove(index)
-        _merges(case, waiting, case.randint(1, 9))
-
-
-def _merges(case: Case, waiting: list, most: int) -> None:
-    got, expected, hint = case.call(waiting, most), merged(waiting, most), None
-    case.is_a(got, tuple, "the result")
-    ended = [reason for _, text, reason in expected[1] if reason]
-    if ended and any(reason for _, text, reason in got[0] if len(text) == most):
-        hint = "A finish reason is sent with the last character: while text of the sample waits, so does its reason."
-    elif [chunk[0] for chunk in expected[0]] != sorted({chunk[0] for chunk in expected[0]}):
-        hint = "The chunks are in the order of each sample's first piece."
-    elif any(not text and not reason for _, text, reason in got[0]):
-        hint = "Leave out a chunk without text and without a finish reason."
-    elif sum(len(text.encode()) for _, text, _ in waiting) > sum(len(text) for _, text, _ in waiting):
-        hint = "`most` counts characters, not bytes."
-    case.equal(got, expected, f"(chunks, rest) for {waiting}, most={most}", hint=hint)
-
+check_merge_pieces = FunctionChecker(
+    "merge_pieces",
+    merged,
+    returns=("chunks", "rest"),
+    examples=[
+        ([(0, "Once", None), (0, " upon", None), (0, " a time", None)], 100),
+        ([(0, "Once", None), (1, "There", None), (0, " upon", "length"), (1, " was", None)], 100),
+        ([(0, "Once upon a time", "stop"), (1, "Hi", "stop")], 9),
+    ],
+    edges={
+        "nothing waits": ([], 10),
+        "the samples do not come in the order of their numbers": (
+            [(2, "b", None), (0, "a", None), (2, "c", None)], 10,
+        ),
+        "one sample has nothing to send, and the other ends without text": ([(0, "", None), (1, "", "stop")], 10),
+        "a chunk is exactly full, so the finish reason goes with it": ([(0, "abc", None), (0, "", "length")], 3),
+        "one character is left, and the finish reason waits with it": ([(0, "abcd", None), (0, "", "length")], 3),
+        "the first piece of a sample is empty": ([(1, "", None), (0, "a", None), (1, "b", None)], 1),
+        "`most` counts characters, and é has two bytes": ([(0, "é☕é", None), (0, "☕", "stop")], 1),
+    },
+    random=_random_pieces,
+    trials=200,
+    hint="One chunk for each sample: all of its text that waits, cut at `most`; what is cut off waits.",
+    misconceptions={
+        "A finish reason is sent with the last character: while text of the sample waits, so does its reason.": partial(
+            merged, reason_first=True
+        ),
+        "The chunks are in the order of each sample's first piece.": partial(merged, by_number=True),
+        "Leave out a chunk without text and without a finish reason.": partial(merged, empty=True),
+        "`most` counts characters, not bytes.": partial(merged, in_bytes=True),
+        "A chunk without text is sent if it has a finish reason.": partial(merged, ends=False),
+        "A text of exactly `most` characters fits: nothing of it waits.": partial(merged, full=1),
+    },
+)  # fmt: skip
 
 # 3 · admission by tokens
 
 
-@check_admission.part("example")
-def _admission_example(case: Case) -> None:
-    both = _Both(case, 1000, 100.0)
-    both.ask("a", 200, 300)
-    both.ask("b", 100, 300)
-    both.ask("c", 50, 100)  # 50 too many: a second
-    both.computed("a", 200)
-    both.ask("c", 50, 100)
-    both.leave("b")
-    both.ask("d", 100, 300)
+class Budget:
+    """The requests under way and their work. The keywords are mistakes."""
 
+    def __init__(
+        self, max_tokens: int, tokens_per_second: float, reserve: int = 0, *, alone: str = "no request",
+        computes: bool = True, least: int = 0, keeps: bool = False, reserves: bool = True, up: str = "ceil",
+        cuts: bool = True, twice: bool = False,
+    ) -> None:  # fmt: skip
+        self.max_tokens, self.rate, self.reserve = max_tokens, tokens_per_second, reserve * reserves
+        self.left: dict[str, int] = {}
+        self.alone, self.computes, self.least, self.keeps = alone, computes, least, keeps
+        self.up, self.cuts, self.twice = up, cuts, twice
 
-@check_admission.part("edges")
-def _admission_edges(case: Case) -> None:
-    both = _Both(case, 100, 10.0)
-    both.ask("large", 500, 500)  # alone it may
-    both.ask("a", 1, 1)
-    both.computed("large", 1000)
-    both.ask("a", 50, 50)  # nothing is left of it to compute
-    both.leave("large")
-    both.ask("b", 1, 0)
-    both.ask("huge", 60, 60)  # never beside others: when all are through
-    both.again("a")
-    both.computed("a", 30)
-    both.computed("unknown", 3)
-    both.leave("unknown")
-    both.leave("a")
-    both.leave("a")
-    both.ask("a", 40, 60)
-    both.computed("a", 70)
-    both.computed("a", 70)  # more than it had asked for
-    both.ask("c", 50, 50)
-    both = _Both(case, 100, 7.0, reserve=40)
-    both.ask("a", 30, 30)
-    both.ask("b", 1, 0)
-    both.ask("b", 20, 20, urgent=True)
-    both.ask("c", 1, 0, urgent=True)
-    both.ask("d", 30, 40)  # fits under 100, never under 60
-    both.leave("b")
-    both.ask("d", 0, 1)
-    both = _Both(case, 100, 10.0, reserve=100)
-    both.ask("a", 100, 100)  # an empty server
-    both.ask("b", 5, 5)
-
-
-@check_admission.part("random")
-def _admission_random(case: Case) -> None:
-    for _ in range(40):
-        most = case.randint(10, 400)
-        both = _Both(case, most, case.rng.choice((1.0, 3.0, 12.5, 100.0)), case.rng.choice((0, 0, most // 4, most)))
-        names = [f"r{place}" for place in range(9)]
-        for _ in range(40):
-            name, draw = case.rng.choice(names), case.rng.random()
-            if draw < 0.45 and name not in both.oracle.left:
-                both.ask(name, case.randint(1, 120), case.randint(0, 120), case.rng.random() < 0.3)
-            elif draw < 0.5 and name in both.oracle.left:
-                both.again(name)
-            elif draw < 0.8:
-                both.computed(name, case.randint(1, 80))
-            else:
-                both.leave(name)
-
-
-class _Both:
-    """The student's object and the oracle, told the same."""
-
-    def __init__(self, case: Case, max_tokens: int, rate: float, reserve: int = 0):
-        self.case, self.oracle = case, Budget(max_tokens, rate, reserve)
-        self.student = case.run(case.student, max_tokens, rate, reserve)
-        self.told = f"Admission({max_tokens}, {rate:g}, reserve={reserve})"
-
-    def ask(self, name: str, prompt_tokens: int, max_tokens: int, urgent: bool = False) -> None:
-        before = copy.deepcopy(self.oracle)
-        expected = self.oracle.ask(name, prompt_tokens, max_tokens, urgent)
-        got = self.case.run(self.student.ask, name, prompt_tokens, max_tokens, urgent)
-        work, claim = sum(before.left.values()), prompt_tokens + max_tokens
-        hint = None
-        if expected and not got:
-            hint = f"{work} tokens of work are under way, and this request claims {claim}: that is too many."
-            if before.reserve and not urgent:
-                hint += " The reserve is for urgent requests."
-        elif got and not expected:
-            hint = (
-                f"{work} tokens of work are under way, and this request claims {claim}. Computed tokens are not work."
-            )
-            if not before.left:
-                hint = "An empty server admits anything: otherwise a large request would wait for ever."
-        elif got != expected:
-            hint = "The excess divided by the rate, rounded up to whole seconds, and at least 1."
-            if claim > before.max_tokens - (0 if urgent else before.reserve):
-                hint = "Its claim alone exceeds the limit, so it has to wait for all the work under way."
-        self.case.is_a(got, int, "what ask returns")
-        self.case.equal(
-            got, expected, f"{self.told}: ask({name!r}, {prompt_tokens}, {max_tokens}, {urgent})", hint=hint
-        )
-
-    def again(self, name: str) -> None:
-        hint = "A name that is under way is refused, and nothing changes."
-        self.case.raises(ValueError, self.student.ask, name, 1, 1, hint=hint)
+    def ask(self, name: str, prompt_tokens: int, max_tokens: int, urgent: bool = False) -> int:
+        if name in self.left and not self.twice:
+            raise ValueError(name)
+        claim, limit = prompt_tokens + max_tokens, self.max_tokens - (0 if urgent else self.reserve)
+        work = sum(self.left.values())
+        empty = {"no request": not self.left, "no work": not work, "never": False}[self.alone]
+        fits = empty or work + claim <= limit
+        if fits or self.keeps:
+            self.left[name] = claim
+        if fits:
+            return 0
+        over = (work if claim > limit and self.cuts else work + claim - limit) / self.rate
+        return max(1, {"ceil": math.ceil(over), "floor": int(over), "floor + 1": int(over) + 1}[self.up])
 
     def computed(self, name: str, count: int) -> None:
-        self.oracle.computed(name, count)
-        self.case.run(self.student.computed, name, count)
+        if name in self.left and self.computes:
+            self.left[name] = max(self.least, self.left[name] - count)
 
     def leave(self, name: str) -> None:
-        self.oracle.leave(name)
-        self.case.run(self.student.leave, name)
+        self.left.pop(name, None)
 
 
-# 4 · adapters packed by rank
-
-MOST_OPERATIONS = 24  # of torch, for each adapter in the batch, and as many again for the rest
-
-
-@check_packed_lora.part("example")
-def _packed_example(case: Case) -> None:
-    _adds(case, ranks=[2, 3], slots=[0, 1, 1, -1, 0], width=6, height=5)
-    _adds(case, ranks=[4], slots=[0, 0, 0], width=8, height=8)
-
-
-@check_packed_lora.part("edges")
-def _packed_edges(case: Case) -> None:
-    _adds(case, ranks=[2, 3], slots=[], width=4, height=4)
-    _adds(case, ranks=[2, 3], slots=[-1, -1], width=4, height=4)
-    _adds(case, ranks=[2, 0, 1], slots=[1, 0, 2, 1], width=4, height=7)  # an adapter of rank 0 adds nothing
-    _adds(case, ranks=[3, 2, 4], slots=[2, 0, 2, -1], width=4, height=4, poisoned=(1,))
-    _adds(case, ranks=[3, 2, 4], slots=[1], width=4, height=4, poisoned=(0, 2))
-    _adds(case, ranks=[8, 16], slots=[0, 1, 0], width=32, height=48, dtype=torch.float64)
-    with case.hinting("Loop over the adapters in the batch, never over its tokens."):
-        _adds(case, ranks=[4, 8, 2], slots=[place % 4 - 1 for place in range(600)], width=16, height=16)
-    _adds(case, ranks=[2] * 60, slots=[3, 58, 3], width=8, height=8)  # many adapters, two in the batch
-    _adds(case, ranks=[4, 4], slots=[0, 1, 1, 0], width=512, height=512)
+def _why_asked(got: Any, expected: Any, budget: Budget, call: tuple) -> str | None:
+    if call[0] != "ask":
+        return "A name that is not under way: the message came late, and there is nothing to do."
+    if isinstance(expected, Raised):
+        return "A name that is under way is refused, and nothing changes."
+    work, claim = sum(budget.left.values()), call[2] + call[3]
+    limit = budget.max_tokens - (0 if call[4:] == (True,) else budget.reserve)
+    told = f"{work} tokens of work are under way, this request claims {claim}, and its limit is {limit}"
+    if not expected:
+        return f"{told}: it is admitted." if budget.left else f"No request is under way: it is admitted. {told}."
+    if not got:
+        return f"{told}: that is too many."
+    if claim > limit:
+        return f"{told}. Alone it exceeds the limit: it waits for all the work, {work} / {budget.rate:g} s, rounded up."
+    return f"{told}. The excess is {work + claim - limit}; divide it by {budget.rate:g} a second, and round up."
 
 
-@check_packed_lora.part("random")
-def _packed_random(case: Case) -> None:
-    for _ in range(30):
-        ranks = [case.randint(0, 9) for _ in range(case.randint(1, 6))]
-        slots = [case.randint(-1, len(ranks)) for _ in range(case.randint(0, 20))]
-        unused = [slot for slot in range(len(ranks)) if slot not in slots]
-        _adds(
-            case,
-            ranks,
-            slots,
-            case.randint(1, 24),
-            case.randint(1, 24),
-            poisoned=unused if case.rng.random() < 0.3 else (),
+def _asks(draw: Draw) -> Story:
+    most = draw.randint(10, 400)
+
+    def calls(budget: Budget) -> Iterator[tuple]:
+        for _ in range(40):
+            name, chance = f"r{draw.randint(0, 9)}", draw.rng.random()
+            if chance < 0.5 and (name not in budget.left or chance < 0.1):
+                yield "ask", name, draw.randint(1, 120), draw.randint(0, 120), draw.rng.random() < 0.3
+            elif chance < 0.8:
+                yield "computed", name, draw.randint(1, 80)
+            else:
+                yield "leave", name
+
+    rate, reserve = draw.rng.choice((1.0, 3.0, 12.5, 100.0)), draw.rng.choice((0, 0, most // 4, most))
+    return Story((most, rate, reserve), calls)
+
+
+check_admission = ClassChecker(
+    "admission",
+    Budget,
+    what="admission",
+    shows=(),
+    raises=(ValueError,),
+    examples=[
+        Story(
+            (1000, 100.0),
+            "ask('a', 200, 300) · ask('b', 100, 300) · ask('c', 50, 100) ·"  # the last one 50 too many: a second
+            "computed('a', 200) · ask('c', 50, 100) · leave('b') · ask('d', 100, 300)",
         )
-
-
-def _adds(case: Case, ranks, slots, width: int, height: int, poisoned=(), dtype=torch.float32) -> None:
-    starts = [sum(ranks[:place]) for place in range(len(ranks) + 1)]
-    x, a, b = (
-        case.randn(*shape).to(dtype) for shape in ((len(slots), width), (starts[-1], width), (starts[-1], height))
-    )
-    for slot in poisoned:
-        a[starts[slot] : starts[slot + 1]] = b[starts[slot] : starts[slot + 1]] = float("nan")
-    scales = [case.rng.choice((0.5, 1.0, 2.0, 4.0)) for _ in ranks]
-    rows = torch.tensor(slots, dtype=torch.int64)
-    with record_torch_traffic() as traffic:
-        got = case.call(x, a, b, starts, scales, rows)
-    case.is_a(got, dtype, "the result")
-    expected = packed(x, a, b, starts, scales, rows).to(dtype)
-    told = f"the product of {len(slots)} tokens, ranks {ranks if len(ranks) < 9 else len(ranks)}"
-    hint = None
-    if isinstance(got, torch.Tensor) and got.shape == expected.shape and got.isnan().any():
-        hint = "An adapter that no token uses may hold anything, NaN too: 0 times NaN is NaN, so leave its rows out."
-    elif isinstance(got, torch.Tensor) and got.shape == expected.shape and got[rows < 0].any():
-        hint = "Slot -1 is a token without an adapter: its row is 0. An index of -1 would take the last one."
-    case.close(got, expected, told, atol=1e-4, rtol=1e-4, hint=hint)
-    in_batch = len({slot for slot in slots if slot >= 0})
-    allowed = MOST_OPERATIONS * (in_batch + 1)
-    case.true(
-        len(traffic.ops) <= allowed,
-        f"{told} took {len(traffic.ops)} torch operations; {allowed} are allowed for {in_batch} adapters in the batch",
-        hint="Loop over the adapters in the batch, never over its tokens, nor over adapters that no token uses.",
-    )
-    largest = max((written for _, _, written in traffic.ops), default=0)
-    case.true(
-        not slots or width * height < 10**5 or largest < width * height * x.element_size(),
-        f"{told}: an operation wrote {largest:,} bytes, as many as a whole [in, out] matrix has",
-        hint="Multiply x by a first, then the result by b: never multiply a and b with each other.",
-    )
+    ],
+    edges={
+        "a request is larger than the limit, and admitted if it is alone": Story(
+            (100, 10.0),
+            "ask('large', 500, 500) · ask('a', 1, 1) · computed('large', 1000) · ask('a', 50, 50) · leave('large') ·"
+            "ask('b', 1, 0) · ask('huge', 60, 60) · ask('a', 1, 1) · computed('a', 30) · computed('unknown', 3) ·"
+            "leave('unknown') · leave('a') · leave('a') · ask('a', 40, 60) · computed('a', 70) · computed('a', 70) ·"
+            "ask('c', 50, 50)",
+        ),
+        "some tokens are reserved for urgent requests": Story(
+            (100, 7.0, 40),
+            "ask('a', 30, 30) · ask('b', 1, 0) · ask('b', 20, 20, True) · ask('c', 1, 0, True) · ask('d', 30, 40) ·"
+            "leave('b') · ask('d', 0, 1)",
+        ),
+        "all tokens are reserved, and the server is empty": Story(
+            (100, 10.0, 100), "ask('a', 100, 100) · ask('b', 5, 5)"
+        ),
+        "all work is done, and the request has not left: it is under way": Story(
+            (10, 1.0), "ask('a', 9, 1) · computed('a', 10) · ask('b', 9, 9) · ask('c', 5, 5)"
+        ),
+    },
+    random=_asks,
+    trials=40,
+    explain=_why_asked,
+    hint="Keep for each request the tokens that are still to be computed; their sum is the work under way.",
+    misconceptions={
+        "Computed tokens are not work any more: subtract them.": partial(Budget, computes=False),
+        "The work of a request never falls below 0, however many tokens are computed.": partial(Budget, least=-(10**9)),
+        "An empty server admits anything: otherwise a large request would wait for ever.": partial(
+            Budget, alone="never"
+        ),
+        "A request without work left is under way until it leaves: the server is not empty.": partial(
+            Budget, alone="no work"
+        ),
+        "A refused request changes nothing: it is not under way, and its claim is no work.": partial(
+            Budget, keeps=True
+        ),
+        "The reserve is for urgent requests.": partial(Budget, reserves=False),
+        "The excess divided by the rate is rounded up to whole seconds.": partial(Budget, up="floor"),
+        "A whole number is not rounded up: math.ceil(excess / rate), not int(excess / rate) + 1.": partial(
+            Budget, up="floor + 1"
+        ),
+        "Its claim alone exceeds the limit, so it has to wait for all the work under way, and no longer.": partial(
+            Budget, cuts=False
+        ),
+        "A name that is under way raises ValueError.": partial(Budget, twice=True),
+    },
+    forbid=("minillm.serving.gate.Gate",),
+)

@@ -3,303 +3,211 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from minillm.book.checks import Case, Checker
-from minillm.book.chips import Html, table
-
-BLOCK = 4  # tokens in a block of the toy engine
-
-
-class ToyEngine:
-    """Serves requests out of `num_blocks` blocks of 4 tokens. A request takes the blocks of its prompt and its answer
-    when it begins, gets one token in each step, and keeps its blocks until `release`.
-
-    `tokens_of(name)` are the tokens that it gets: the same for the same name.
-    """
-
-    def __init__(self, num_blocks: int):
-        self.num_blocks = self.free_blocks = num_blocks
-        self.waiting: deque[str] = deque()
-        self.running: dict[str, int] = {}  # name -> tokens so far
-        self.sizes: dict[str, tuple[int, int]] = {}  # every request until its release: blocks, tokens of its answer
-        self.num_steps = 0
-        self.worked_for: set[str] = set()  # the requests that it held when its last step began
-
-    def add(self, name: str, num_prompt: int, max_tokens: int) -> None:
-        """Raises ValueError for a name that is in use, and for a request that can never fit."""
-        blocks = -(-(num_prompt + max_tokens) // BLOCK)
-        if name in self.sizes:
-            raise ValueError(f"{name!r} is in use; release it first")
-        if blocks > self.num_blocks:
-            raise ValueError(f"{name!r} needs {blocks} blocks; there are {self.num_blocks}")
-        self.sizes[name] = blocks, max_tokens
-        self.waiting.append(name)
-
-    def release(self, name: str) -> None:
-        """End it, whether it waits, runs or has all its tokens, and give its blocks back. Raises KeyError for a name
-        that is not in use."""
-        if name not in self.sizes:
-            raise KeyError(f"release({name!r}): it was never added, or was released before")
-        blocks, _ = self.sizes.pop(name)
-        if name in self.running:
-            del self.running[name]
-            self.free_blocks += blocks
-        else:
-            self.waiting.remove(name)
-
-    def step(self) -> list[tuple[str, int, bool]]:
-        """One token for each request that runs: its name, the token, whether it is the last."""
-        self.num_steps += 1
-        self.worked_for = set(self.sizes)
-        while self.waiting and self.sizes[self.waiting[0]][0] <= self.free_blocks:
-            name = self.waiting.popleft()
-            self.running[name] = 0
-            self.free_blocks -= self.sizes[name][0]
-        said = []
-        for name, count in list(self.running.items()):
-            if count == self.sizes[name][1]:
-                continue  # complete, and not released yet
-            self.running[name] = count + 1
-            said.append((name, token_of(name, count), count + 1 == self.sizes[name][1]))
-        return said
+from minillm.book.checks import Draw, Raised
+from minillm.book.checks.beside import ClassChecker, Story
+from minillm.book.checks.ch23_toy import Client, ToyEngine
 
 
-def token_of(name: str, place: int) -> int:
-    return sum(map(ord, name)) * 31 % 97 + place
-
-
-class Client:
-    """Reads until it leaves: after `reads` tokens, or when `leave` is called. One that stalls stays, and times out.
-
-    notices: whether `is_gone` knows that it has left before something is sent to it.
-    breaks: an error that `start` raises, whatever the client does.
-    """
+class Service:
+    """Releases every request exactly once. The keywords are mistakes."""
 
     def __init__(
-        self,
-        reads: int = 10**9,
-        starts: bool = True,
-        notices: bool = True,
-        stalls: bool = False,
-        breaks: type[BaseException] | None = None,
-    ):
-        self.reads, self.starts, self.notices, self.stalls, self.breaks = reads, starts, notices, stalls, breaks
-        self.got: list[int] = []
-        self.num_failed = 0
-        self._has_left = not starts
+        self, engine: ToyEngine, *, head_first: bool = False, guards: Any = BaseException, passes_on: bool = True,
+        looks: str = "before", catches: Any = OSError, at_once: bool = True, goes_on: bool = True,
+    ) -> None:  # fmt: skip
+        self.engine, self.clients = engine, {}
+        self.head_first, self.guards, self.passes_on, self.looks = head_first, guards, passes_on, looks
+        self.catches, self.at_once, self.goes_on = catches, at_once, goes_on
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether the connection is known to be closed."""
-        return self._has_left and (self.notices or self.num_failed > 0)
-
-    def leave(self) -> None:
-        self._has_left = True
-
-    def start(self) -> None:
-        """Send the head of the answer. Raises ConnectionResetError when the client has left."""
-        if self.breaks:
-            raise self.breaks("the head of the answer could not be sent")
-        self._check()
-
-    def send(self, token: int) -> None:
-        """Raises ConnectionResetError when it has left, TimeoutError when it does not read."""
-        self._check()
-        self.got.append(token)
-        if len(self.got) >= self.reads:
-            self._has_left = True
-
-    def _check(self) -> None:
-        if self._has_left:
-            self.num_failed += 1
-            raise ConnectionResetError("the client has left")
-        if self.stalls and self.got:
-            self.num_failed += 1
-            raise TimeoutError("the client does not read")
-
-
-SCENE = (  # step, name, prompt, max_tokens, client
-    (0, "A", 4, 8, {}),
-    (0, "B", 8, 24, {"reads": 2}),
-    (0, "C", 4, 8, {"reads": 8}),
-    (1, "D", 8, 8, {}),
-    (2, "E", 4, 8, {"starts": False}),
-)
-STEPS = 14
-
-
-def trace_of(service_type: type) -> Html:
-    """Five clients, step by step: B leaves after two tokens, D while it waits, E before the head of its answer."""
-    engine, rows, note = ToyEngine(14), [], {2: "B left", 3: "D left", 7: "A is complete, C too"}
-    service, clients, opened = service_type(engine), {}, {}
-    for step in range(STEPS):
-        said = note.get(step, "")
-        for at, name, prompt, most, how in SCENE:
-            if at == step:
-                clients[name] = Client(**how)
-                try:
-                    service.open(name, prompt, most, clients[name])
-                    opened[name] = True
-                except OSError:
-                    said = f"{name} left before it began"
-        if step == 3:
-            clients["D"].leave()
-        service.step()
-        in_use = engine.num_blocks - engine.free_blocks
-        rows.append((step, " ".join(engine.running) or "-", " ".join(engine.waiting) or "-", in_use, said))
-    return table(rows, ["step", "in the batch", "in the queue", "blocks in use", "what happened"])
-
-
-check_repair_service = Checker(
-    "repair_service",
-    hint="Release every request that was added exactly once, however it ends.",
-)
-
-
-class _Watched:
-    """A student's service with its engine and clients, compared after every step."""
-
-    def __init__(self, case: Case, num_blocks: int):
-        self.case, self.engine = case, ToyEngine(num_blocks)
-        self.service = case.run(case.student, self.engine, may_change=True)
-        self.clients: dict[str, Client] = {}
-        self.max_tokens: dict[str, int] = {}
-
-    def open(self, name: str, num_prompt: int, max_tokens: int, **how: Any) -> Client:
-        client = Client(**how)
-        if client.breaks or not client.starts:
-            self._refuses(client.breaks or ConnectionResetError, name, num_prompt, max_tokens, client)
-            return client
-        self.case.run(self.service.open, name, num_prompt, max_tokens, client, may_change=True)
-        self.clients[name], self.max_tokens[name] = client, max_tokens
-        return client
-
-    def refuses(self, name: str, num_prompt: int, max_tokens: int) -> None:
-        """The engine refuses it."""
-        self._refuses(ValueError, name, num_prompt, max_tokens, Client())
-
-    def _refuses(self, kind: type[BaseException], name: str, *args: Any) -> None:
-        before = set(self.engine.sizes)
-        self.case.raises(kind, self.service.open, name, *args, hint="open passes the error on to its caller.")
-        self.case.true(
-            set(self.engine.sizes) == before,
-            f"open({name!r}) raised {kind.__name__}, and the engine holds {_names(self.engine.sizes)}; "
-            f"before, it held {_names(before)}",
-            hint="start() may raise: then open must release the request that it has added.",
-        )
+    def open(self, name: str, num_prompt: int, max_tokens: int, client: Client) -> None:
+        if self.head_first:
+            client.start()
+        self.engine.add(name, num_prompt, max_tokens)
+        try:
+            if not self.head_first:
+                client.start()
+        except self.guards:
+            self.engine.release(name)
+            if self.passes_on:
+                raise
+            return
+        self.clients[name] = client
 
     def step(self) -> None:
-        gone = {name for name, client in self.clients.items() if client.is_gone}
-        before, failed = self.engine.num_steps, {n: c.num_failed for n, c in self.clients.items()}
-        self.case.run(self.service.step, may_change=True)
-        for name in [name for name, client in self.clients.items() if client.is_gone and name in gone]:
-            self.case.true(
-                name not in self.engine.sizes,
-                f"client {name} is gone (is_gone), and after the next step() the engine still holds its request: "
-                f"{self.engine.num_blocks - self.engine.free_blocks} blocks are in use",
-                hint="No token is sent for a request in the queue: check is_gone before the engine's step.",
-            )
-            self.case.true(
-                name not in self.engine.worked_for,
-                f"client {name} is gone (is_gone), and step() made an engine step before it released its request",
-                hint="Release the requests of clients that are gone first: the engine must not work for them again.",
-            )
-            sent = self.clients[name].num_failed - failed[name]
-            self.case.true(sent == 0, f"something was sent to {name}, whose client is known to have left")
-            del self.clients[name]
-        for name, client in list(self.clients.items()):
-            said = [token_of(name, place) for place in range(len(client.got))]
-            self.case.equal(client.got, said, f"the tokens of {name}", hint="Each token once, in order.")
-            done = len(client.got) == self.max_tokens[name]
-            if client.num_failed or done:
-                self.case.true(
-                    name not in self.engine.sizes,
-                    f"{name} {'has all its tokens' if done else 'could not be written to'}, "
-                    "and its request is not released",
-                    hint="Release in the same step: after the last token, and after any OSError of send.",
-                )
-                del self.clients[name]
-        self.case.equal(
-            self.engine.num_steps - before,
-            1,
-            "the number of engine steps in one step()",
-            hint="Call engine.step() once in each step().",
+        self._end_gone("before")
+        said = self.engine.step()
+        self._end_gone("after")
+        for name, token, is_last in said:
+            if name not in self.clients:
+                continue
+            try:
+                self.clients[name].send(token)
+            except self.catches:
+                is_last = self.at_once
+                if not self.goes_on:
+                    self._end(name)
+                    return
+            if is_last:
+                self._end(name)
+
+    def _end_gone(self, when: str) -> None:
+        for name in [name for name, client in self.clients.items() if client.is_gone and self.looks == when]:
+            self._end(name)
+
+    def _end(self, name: str) -> None:
+        del self.clients[name]
+        self.engine.release(name)
+
+
+_ERRORS = {kind.__name__: kind for kind in (TimeoutError, RuntimeError, asyncio.CancelledError)}
+
+
+class Server:
+    """A service with its engine and its clients."""
+
+    def __init__(self, service_type: type, num_blocks: int) -> None:
+        self.engine, self.clients, self.refused_heads = ToyEngine(num_blocks), {}, 0
+        self.service = service_type(self.engine)
+
+    def open(self, name: str, num_prompt: int, max_tokens: int, how: dict[str, Any] | None = None) -> None:
+        """how: the client's, an error by its name."""
+        how = how or {}
+        client = Client(**how | {"breaks": _ERRORS.get(how.get("breaks", ""))})
+        try:
+            self.service.open(name, num_prompt, max_tokens, client)
+        except ValueError:
+            self.refused_heads += client.num_heads
+            raise
+        self.clients[name] = client
+
+    def leave(self, name: str) -> None:
+        self.clients[name].leave()
+
+    def step(self) -> None:
+        self.service.step()
+
+
+def _why(got: Any, expected: Any, server: Server, call: tuple) -> str | None:
+    if call[0] == "open" and not isinstance(expected, Raised):
+        return "The engine takes this request, and its client gets the head of the answer."
+    if call[0] == "open":
+        return (
+            f"open passes {expected.kind.__name__} on to its caller; the engine does not hold the request then, "
+            "and a request that the engine refuses gets no head."
         )
-
-    def finish(self) -> None:
-        for _ in range(400):
-            if not self.clients:
-                break
-            self.step()
-        self.case.true(not self.clients, f"after 400 steps {_names(self.clients)} still wait for tokens")
-        self.case.equal(self.engine.free_blocks, self.engine.num_blocks, "the number of free blocks at the end")
-        self.case.true(not self.engine.sizes, f"at the end the engine still holds {_names(self.engine.sizes)}")
+    gone = [name for name, client in server.clients.items() if client.is_gone and name in server.engine.sizes]
+    if gone:
+        return f"Before this step the client of {', '.join(gone)} is known to be gone: release the request first."
+    return None
 
 
-def _names(names: Any) -> str:
-    return ", ".join(sorted(names)) or "nothing"
+def _random(draw: Draw) -> Story:
+    num_blocks, turns = draw.randint(4, 20), draw.randint(5, 40)
+
+    def calls(server: Server) -> Iterator[tuple]:
+        for number in range(turns):
+            if draw.rng.random() < 0.5:
+                prompt = draw.randint(1, 4 * num_blocks - 2)
+                most = draw.randint(1, min(12, 4 * num_blocks - prompt) + 1)
+                how = {"reads": draw.randint(1, 14) if draw.rng.random() < 0.5 else 10**9}
+                how |= {"starts": draw.rng.random() < 0.9, "notices": draw.rng.random() < 0.7}
+                yield "open", f"r{number}", prompt, most, how | {"stalls": draw.rng.random() < 0.1}
+            if draw.rng.random() < 0.1:
+                yield "open", f"large{number}", 4 * num_blocks, 1
+            if server.engine.sizes and draw.rng.random() < 0.2:
+                yield "leave", draw.rng.choice(sorted(server.engine.sizes))
+            yield ("step",)
+        while server.engine.sizes:
+            yield ("step",)
+
+    return Story((num_blocks,), calls)
 
 
-@check_repair_service.part("example")
-def _service_example(case: Case) -> None:
-    watched = _Watched(case, 14)
-    watched.open("A", 4, 8)
-    watched.open("B", 8, 24, reads=2)
-    for _ in range(4):
-        watched.step()
-    watched.open("D", 8, 8)
-    watched.finish()
-
-
-@check_repair_service.part("edges")
-def _service_edges(case: Case) -> None:
-    watched = _Watched(case, 6)
-    watched.open("A", 4, 12)  # takes four of six blocks
-    d = watched.open("D", 8, 8)  # waits
-    watched.step()
-    d.leave()
-    watched.step()
-    watched.open("D", 4, 4)  # the name is free again
-    watched.finish()
-    watched.open("E", 4, 8, starts=False)
-    for error in (TimeoutError, RuntimeError, asyncio.CancelledError):
-        watched.open("E", 4, 8, breaks=error)
-    watched.open("E", 4, 8)
-    watched.refuses("F", 40, 8)
-    watched.open("F", 4, 4, reads=4)  # leaves with its last token
-    watched.open("G", 4, 4, reads=1, notices=False)  # only a send finds out
-    watched.step()
-    watched.finish()
-    watched.open("H", 4, 4, stalls=True)  # times out; those behind it in the same step must get their tokens
-    watched.open("I", 4, 4)
-    watched.open("J", 1, 1)
-    watched.finish()
-    watched.open("K", 4, 4).leave()  # before its first step
-    watched.finish()
-    watched.step()  # nothing is under way
-
-
-@check_repair_service.part("random")
-def _service_random(case: Case) -> None:
-    for _ in range(25):
-        watched, names = _Watched(case, case.randint(4, 20)), iter(range(10**6))
-        for _ in range(case.randint(5, 40)):
-            if case.rng.random() < 0.5:
-                limit = 4 * watched.engine.num_blocks
-                prompt = case.randint(1, limit - 2)
-                most = case.randint(1, min(12, limit - prompt) + 1)
-                watched.open(
-                    f"r{next(names)}",
-                    prompt,
-                    most,
-                    reads=case.randint(1, 14) if case.rng.random() < 0.5 else 10**9,
-                    starts=case.rng.random() < 0.9,
-                    notices=case.rng.random() < 0.7,
-                    stalls=case.rng.random() < 0.1,
-                )
-            if watched.clients and case.rng.random() < 0.2:
-                watched.clients[case.rng.choice(sorted(watched.clients))].leave()
-            watched.step()
-        watched.finish()
+check_repair_service = ClassChecker(
+    "repair_service",
+    Service,
+    adapt=lambda service_type: partial(Server, service_type),
+    what="server",
+    shows={
+        "the list of requests that the engine holds": lambda server, calls: sorted(server.engine.sizes),
+        "the dict of tokens that clients got": lambda server, calls: {
+            n: list(c.got) for n, c in server.clients.items()
+        },
+        "the list of requests that the last engine step worked for": lambda server, calls: sorted(
+            server.engine.worked_for
+        ),
+        "the dict of sends that failed": lambda server, calls: {n: c.num_failed for n, c in server.clients.items()},
+        "the number of engine steps": lambda server, calls: server.engine.num_steps,
+        "the number of heads sent for refused requests": lambda server, calls: server.refused_heads,
+        "the number of free blocks": lambda server, calls: server.engine.free_blocks,
+    },
+    examples=[
+        Story(
+            (14,),
+            "open('A', 4, 8) · open('B', 8, 24, {'reads': 2}) · step() · step() · step() · step() · open('D', 8, 8) ·"
+            + " · ".join(["step()"] * 9),
+        )
+    ],
+    edges={
+        "a client leaves while its request is in the queue": Story(
+            (6,),
+            "open('A', 4, 12) · open('D', 8, 8) · step() · leave('D') · step() · open('D', 4, 4) ·"
+            + " · ".join(["step()"] * 16),
+        ),
+        "the head cannot be sent, for one reason or another": Story(
+            (6,),
+            "open('E', 4, 8, {'starts': False}) · open('E', 4, 8, {'breaks': 'TimeoutError'}) ·"
+            "open('E', 4, 8, {'breaks': 'RuntimeError'}) · open('E', 4, 8, {'breaks': 'CancelledError'}) ·"
+            "open('E', 4, 8)",
+        ),
+        "the engine refuses a request: it takes the request first, then the client gets the head of the answer": Story(
+            (6,), "open('E', 4, 8) · open('F', 40, 8) · open('E', 4, 4) · step() · open('F', 4, 4)"
+        ),
+        "a client leaves with its last token, and another one is not known to have left": Story(
+            (6,),
+            "open('F', 4, 4, {'reads': 4}) · open('G', 4, 4, {'reads': 1, 'notices': False}) ·"
+            + " · ".join(["step()"] * 6),
+        ),
+        "a client times out; those behind it get their tokens in the same step": Story(
+            (6,),
+            "open('H', 4, 4, {'stalls': True}) · open('I', 4, 4) · open('J', 1, 1) ·" + " · ".join(["step()"] * 6),
+        ),
+        "a client leaves before the first step": Story((6,), "open('K', 4, 4) · leave('K') · step() · step()"),
+    },
+    random=_random,
+    trials=25,
+    raises=(ValueError, OSError, RuntimeError, asyncio.CancelledError),
+    explain=_why,
+    hint="Release every request that was added exactly once, however it ends.",
+    misconceptions={
+        "Release the requests of clients that are gone first: the engine must not work for them again.": partial(
+            Service, looks="after"
+        ),
+        "No token is sent for a request in the queue: check is_gone before the engine's step.": partial(
+            Service, looks="never"
+        ),
+        "start() may raise: then open must release the request that it has added.": partial(Service, guards=()),
+        "Not every error is an OSError: whatever start() raises, release the request.": partial(
+            Service, guards=OSError
+        ),
+        "asyncio.CancelledError is no Exception: whatever start() raises, release the request.": partial(
+            Service, guards=Exception
+        ),
+        "Release after any OSError of send: a TimeoutError is one, too.": partial(
+            Service, catches=ConnectionResetError
+        ),
+        "An error of one client does not end the step: the others get their tokens in it.": partial(
+            Service, goes_on=False
+        ),
+        "Release in the same step: after the last token, and after any OSError of send.": partial(
+            Service, at_once=False
+        ),
+        "open passes the error on to its caller.": partial(Service, passes_on=False),
+        "The engine takes the request before its client gets the head of the answer: "
+        "a refused request gets an error instead.": partial(Service, head_first=True),
+    },
+)

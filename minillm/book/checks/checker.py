@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +15,7 @@ from minillm.book.checks.origin import refuse_reference
 from minillm.book.checks.seal import Seal
 
 PARTS = ("example", "edges", "random")
+_DECIMAL = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
 _last: list[LastCall] = []
 
 
@@ -120,7 +123,7 @@ class Checker:
             try:
                 self._run(wrong, part, seed)
             except CheckFailed as known:
-                if _without_names(known, wrong, title) == said:
+                if _same_words(_without_names(known, wrong, title), said):
                     return hint
         return None
 
@@ -144,6 +147,12 @@ def _mark(value: Any) -> Any:
 def _without_names(failed: CheckFailed, student: object, title: str) -> str:
     """A message in which the answer has no name of its own, so that two answers can be compared."""
     return failed.facts.removeprefix(title).replace(getattr(student, "__qualname__", type(student).__name__), "_")
+
+
+def _same_words(left: str, right: str) -> bool:
+    """Whether two messages are one, up to what rounding changes in their numbers."""
+    texts, numbers = zip(*((_DECIMAL.split(text), map(float, _DECIMAL.findall(text))) for text in (left, right)))
+    return texts[0] == texts[1] and all(math.isclose(*pair, rel_tol=1e-3, abs_tol=1e-4) for pair in zip(*numbers))
 
 
 def _cannot_go_on(error: Exception) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,8 @@ from minillm.book.checks.snapshot import detached
 from minillm.book.checks.wording import is_array
 
 Arguments = tuple
-Cases = Iterable[Arguments] | Mapping[str, Arguments] | Callable[[Draw], Iterable[Arguments]]
+Table = Iterable[Arguments] | Mapping[str, Arguments]
+Cases = Table | Callable[[Draw], Table]
 _OTHER_CASES = 20  # how many random ones are looked at where fixed ones may have been learnt by heart
 
 
@@ -76,6 +78,10 @@ class FunctionChecker(Checker):
                  every seed, with its hint. So it is written once, here, and not in tests/mutants.
                  Write the reference with switches, and a mistake is `functools.partial(reference, dead=False)`.
                  A right but slow function belongs here too, under the hint of the `Timed` case that it fails.
+    adapt:       from an answer to the function of the arguments that is judged, where the answer is another one: a
+                 generator that is read to its end, a worker on many ranks. The reference and the misconceptions are
+                 answers, too.
+    named:       from the arguments of a case that raises to the numbers that the message of the error has to name.
     explain:     (got, expected, *arguments) -> a hint, or None: for hints with numbers in them.
     observe:     (result, *arguments) -> what is compared, where it is not the result: what it costs, if any best answer
                  is right; or the log of an argument. The arguments are those of this call.
@@ -103,6 +109,8 @@ class FunctionChecker(Checker):
         kinds: bool = True,
         seconds: float = 10,
         timed: tuple[Timed, ...] = (),
+        named: Callable[..., Iterable[int]] | None = None,
+        adapt: Callable[[Any], Callable[..., Any]] = lambda answer: answer,
         explain: Callable[..., str | None] | None = None,
         observe: Callable[..., Any] | None = None,
         form: Callable[..., None] | None = None,
@@ -113,7 +121,8 @@ class FunctionChecker(Checker):
         allow: tuple[str, ...] = (),
     ) -> None:
         super().__init__(name, hint=hint, misconceptions=misconceptions, forbid=forbid, allow=allow)
-        self.reference, self.returns, self.raises, self.timed = reference, returns, raises, timed
+        self.reference, self.returns, self.timed = reference, returns, timed
+        self.raises, self.named, self.adapt = raises, named, adapt
         self.cases: dict[str, Cases] = {"example": examples, "edges": edges, "random": self._random}
         self.make, self.trials = random, trials
         self.observe, self.explain, self.form, self.also = observe, explain, form, also
@@ -123,8 +132,9 @@ class FunctionChecker(Checker):
 
     def _judge_part(self, part: str, case: Case) -> None:
         cases = self.cases[part]
+        cases = cases(case) if callable(cases) else cases
         noted = isinstance(cases, Mapping)
-        for one in cases.items() if noted else cases(case) if callable(cases) else cases:
+        for one in cases.items() if noted else cases:
             note, given = one if noted else ("", one)
             self._judge_case(case, given, note)
         for timed in self.timed:
@@ -143,9 +153,11 @@ class FunctionChecker(Checker):
         case.diagnose = functools.partial(self._hint, given, note, expected)
         try:
             slow = self.timed[0].hint if self.timed else "Does a loop never end?"
-            student = _patient(case, "a small case", slow, self.seconds)
+            student = self._patient(case, "a small case", slow, self.seconds)
             if isinstance(expected, Raised):
-                case.raises(expected.kind, student, *mine)
+                error = case.raises(expected.kind, student, *mine)
+                if self.named:
+                    _names(case, error, self.named(*given))
                 return
             got = case.run(student, *mine)
             if self.form:
@@ -160,9 +172,9 @@ class FunctionChecker(Checker):
         given = timed.given(case)
         expected = timed.expected(*given) if timed.expected else self._right(given)
         if timed.lines:
-            got = bounded(case, timed.lines, timed.hint, case.student, *given)
+            got = bounded(case, timed.lines, timed.hint, self.adapt(case.student), *given)
         else:
-            got = case.run(_patient(case, timed.what, timed.hint, timed.seconds), *given)
+            got = case.run(self._patient(case, timed.what, timed.hint, timed.seconds), *given)
         if self.form:
             self.form(case, got, *given)
         self._compare(case, self._observed(got, given), expected, given)  # misconceptions are slow here
@@ -184,6 +196,17 @@ class FunctionChecker(Checker):
         for name, one, right in zip(names, got, expected):
             case.close(one, right, name, hint=hint, **how)
         return None
+
+    def _patient(self, case: Case, what: str, hint: str, seconds: float) -> Callable[..., Any]:
+        """The student's function, which is stopped after some seconds of computing."""
+        answer = self.adapt(case.student)
+
+        def patient(*args: Any) -> Any:
+            with within(case, what, hint, seconds):
+                return answer(*args)
+
+        patient.__qualname__ = getattr(case.student, "__qualname__", type(case.student).__name__)
+        return patient
 
     def _right(self, given: Arguments) -> Any:
         """What the reference says; `Raised` where it raises what the statement asks for."""
@@ -248,7 +271,7 @@ class FunctionChecker(Checker):
 
     def _outcome(self, function: Callable[..., Any], given: Arguments) -> Any:
         mine = detached(given)
-        return self._observed(function(*mine), mine)
+        return self._observed(self.adapt(function)(*mine), mine)
 
     def _outcome_or_raised(self, function: Callable[..., Any], given: Arguments) -> Any:
         try:
@@ -262,15 +285,13 @@ class FunctionChecker(Checker):
         return self.observe(got, *given) if self.observe else got
 
 
-def _patient(case: Case, what: str, hint: str, seconds: float) -> Callable[..., Any]:
-    """The student's function, which is stopped after some seconds of computing."""
-
-    def patient(*args: Any) -> Any:
-        with within(case, what, hint, seconds):
-            return case.student(*args)
-
-    patient.__qualname__ = getattr(case.student, "__qualname__", type(case.student).__name__)
-    return patient
+def _names(case: Case, error: Exception, numbers: Iterable[int]) -> None:
+    """The message of an error has these numbers in it."""
+    wanted = [str(number) for number in numbers]
+    case.true(
+        set(wanted) <= set(re.findall(r"\d+", str(error))),
+        f"the message of the {type(error).__name__} is {str(error)!r}; it must name {' and '.join(wanted)}",
+    )
 
 
 def _precision(got: Any, expected: Any, atol: float, rtol: float) -> str | None:
