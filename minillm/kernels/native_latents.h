@@ -51,7 +51,7 @@ static void attend_part(const Latents *p, const PartMemory *m, const int32_t *ta
         const T *latents = latent_at(p, table, key);
         for (long r = 0; r < here; r += ROWS)
             multiply_rows(here - r < ROWS ? here - r : ROWS, panels, panels, PAIR * LANES, latents + r * dim, dim, m->queries, dim,
-                          m->scores + (key + r - from) * row, row, 1, 0);
+                          m->scores + (key + r - from) * row, row, 1, (Ahead){});
         key += here;
     }
     for (int n = 0; n < panels; n++) {

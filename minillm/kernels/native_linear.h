@@ -119,8 +119,11 @@ enum {
 };
 // Not a function: gcc removes calls of one that only prefetches, as if it did nothing.
 #define prefetch(place) __builtin_prefetch(place, 0, 3)
-// Of weights, into the second cache: in the first they would take the room of what is read now, and be gone before their turn.
-#define prefetch_weights(place) __builtin_prefetch(place, 0, 2)
+// Weights go into the second-level cache: in the first they would take the room of what is read now, and be gone before their turn.
+#ifndef LOCALITY
+#define LOCALITY 2  // chapter 14 compiles it with 3, the first-level cache
+#endif
+#define prefetch_weights(place) __builtin_prefetch(place, 0, LOCALITY)
 
 typedef struct { long of[PANELS]; } Ahead;  // for each panel: which weights are prefetched, in bytes from those that are read
 
