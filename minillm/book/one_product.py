@@ -26,7 +26,7 @@ void linear(const T *x, const T *weights, const T *bias, T *out, long rows, long
     Target target = {bias, NULL, out, out_features};
     float sums[CHUNK * WIDTH] __attribute__((aligned(64)));
     long panels = (out_features + LANES - 1) / LANES;
-    begin_tiles();
+    begin_tiles(1);
     for (long row = 0; row < rows; row += CHUNK)
         for (long first = 0, stop; first < panels; first = stop) {
             long count = rows - row < CHUNK ? rows - row : CHUNK;
