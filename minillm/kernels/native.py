@@ -23,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -30,7 +31,7 @@ import torch
 from torch import Tensor
 
 from minillm.kernels import huge_pages
-from minillm.kernels.native_build import cache_folder, compile_shared, cpu_name, is_ours, unit_flags
+from minillm.kernels.native_build import cache_folder, compile_shared, cpu_name, first_error, is_ours, unit_flags
 from minillm.kernels.native_structs import (
     KV_FLAGS,
     LANES,
@@ -57,7 +58,8 @@ DTYPES = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
 @cache
 def library(dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None) -> ctypes.CDLL | None:
     """The kernels for `dtype`, and for KV pages of `kv_dtype` where those hold codes, compiled at the first call on
-    this machine (about 4 s) and kept; None where there are none."""
+    this machine (about 4 s) and kept; None where there are none. Warns with the compiler's first error if it refuses
+    them."""
     release_team_at_fork()  # torch's loops, too, would hang in a forked child
     if os.environ.get("MINILLM_NATIVE") == "0" or dtype not in DTYPES or not sys.platform.startswith("linux"):
         return None
@@ -67,6 +69,7 @@ def library(dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = N
     flags = (*FLAGS, *unit_flags(), *DTYPES[dtype], *KV_FLAGS.get(kv_dtype, ()))
     sources = b"".join(path.read_bytes() for path in (SOURCE, *sorted(SOURCE.parent.glob("native_*.h"))))
     key = hashlib.sha256(sources + repr((compiler, flags, cpu_name())).encode()).hexdigest()[:16]
+    refused = None
     for folder in (cache_folder(), Path(tempfile.gettempdir()) / f"minillm-{os.getuid()}"):
         path = folder / f"native-{key}.so"
         try:
@@ -75,8 +78,17 @@ def library(dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = N
             if not path.exists():
                 compile_shared(compiler, flags, SOURCE, path)
             return _declare(ctypes.CDLL(str(path)))
-        except (OSError, subprocess.CalledProcessError):
-            continue  # a folder that we cannot write to, or a compiler without OpenMP: the twins serve
+        except OSError:
+            continue  # a folder that we cannot write to, or a compiler that left us a broken file
+        except subprocess.CalledProcessError as error:  # perhaps it has no OpenMP
+            refused = error
+    if refused is not None:
+        warnings.warn(
+            f"{compiler} does not compile minillm's kernels: {first_error(refused)}; PyTorch's slower operations serve "
+            "instead. Set CC to another compiler, or MINILLM_NATIVE=0 to do without them",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return None
 
 

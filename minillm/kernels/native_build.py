@@ -24,6 +24,12 @@ def compile_shared(compiler: str, flags: tuple[str, ...], source: Path, path: Pa
         raise
 
 
+def first_error(refused: subprocess.CalledProcessError) -> str:
+    """What a compiler said first of the errors it found."""
+    lines = (refused.stderr or b"").decode(errors="replace").splitlines()
+    return next((line for line in lines if "error" in line), lines[0] if lines else str(refused))
+
+
 def cache_folder() -> Path:
     """Where what was compiled is kept."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "minillm"
