@@ -35,8 +35,11 @@ static inline int is_read(const Past *past, long key) {
     return key >= past->first && key < past->last && (beyond < 0 || beyond >= past->hole);
 }
 
-// Whether a row may see the key. Of others no value and no scale is read: 0 times what is stored there may be no number.
-static inline int is_seen(const Past *past, long key) { return key < past->last && (key >= past->from || key < past->sinks); }
+// Whether a row may see the key. Of others no value and no scale is read: 0 times what is stored there may be no number. `start`
+// may be -1.
+static inline int is_seen(const Past *past, long key) {
+    return key < past->last && (key >= past->from || (key >= 0 && key < past->sinks));
+}
 
 enum {
     TILE = 64,  // queries that keys and values are taken from their pages for at once
