@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from . import kernel_cases, kv_cases, quantized_cases
+from . import kernel_cases, kv_cases, latent_cases, quantized_cases
 
 DTYPE, NAME = torch.bfloat16, "bfloat16"
 META = torch.device("meta")  # shapes without memory
@@ -29,6 +29,10 @@ KERNELS = {  # family -> (cases, share of the limit, seconds beside it, why)
         "the limit counts 8-bit operations at twice the rate"),
     "kv8": (kv_cases.kv8_cases, (0.55, 0.95), (2e-6, 15e-6),
         "as over 16 bits, with the conversion beside the loads"),
+    "kv4": (kv_cases.kv4_cases, (0.35, 0.90), (2e-6, 15e-6),
+        "two codes of each byte are taken apart: more arithmetic for half of the bytes of 8 bits"),
+    "latents": (latent_cases.latent_cases, (0.30, 0.90), (2e-6, 15e-6),
+        "with 16 heads a copy decides, as in decode; with 128 the products, at a tile without TMA"),
 }
 PEERS = (  # result, case, peer, its seconds over ours, why
     ("prefill", "causal attention 16384", "SDPA flash", (0.9, 1.7),
