@@ -133,7 +133,7 @@ int latent_attention(const Latents *p, const Sequences *seqs, const T *q, const 
                 }
             }
             T *to = out + item * p->value_dim;
-            for (long d = 0; d < p->value_dim; d++) to[d] = store(mean[d] / all);
+            for (long d = 0; d < p->value_dim; d++) to[d] = before < end ? store(mean[d] / all) : 0;  // no positions: a row that fills up
         }
     }
     return failed != 0;

@@ -26,6 +26,11 @@ class NativeLatentAttention(LatentAttention):
     def __init__(self, cache: LatentKVCache, layer_windows: Sequence[int | None], num_heads: int, value_dim: int):
         if (why := self.why_not(cache, value_dim)) is not None:
             raise ValueError(f"attention_backend='native' has no kernels for {why}; use attention_backend='torch'")
+        if any(window is not None for window in layer_windows):
+            raise ValueError(
+                f"attention_backend='native' reads all latents of a text, not layer_windows={list(layer_windows)}; "
+                "use attention_backend='torch'"
+            )
         super().__init__(cache, layer_windows, num_heads)
         self.pages = [native.Latents.of(latents, value_dim) for latents in cache.keys]
         self._kept: tuple[ForwardBatch, native.Sequences] | None = None

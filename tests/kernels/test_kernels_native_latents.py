@@ -96,6 +96,23 @@ def test_a_token_has_the_same_bits_in_any_company(dtype):
         assert torch.equal(found[0], together[row])
 
 
+@every_dtype
+def test_a_row_without_positions_is_zero_and_others_do_not_see_it(dtype):
+    torch.manual_seed(3)
+    batch = step([40, 1, 17], [1, 1, 1], 16)
+    batch.seq_lens[1], batch.slot_mapping[1] = 0, 0  # fills up the batch, and writes to the null block
+    cache, q, k = made(batch, 5, 24, 8, 16, dtype)
+    found = NativeLatentAttention(cache, [None], 5, 24).attend(q, k, k[..., :24], 0, batch)
+    right = torch_latent_decode(q.double(), cache.keys[0].double().nan_to_num(0), batch.seq_lens, batch.block_table, 24)
+    assert not found[1].any() and (found.double() - right).norm() < ERROR[dtype] * right.norm()
+
+
+def test_windows_are_refused():
+    cache = LatentKVCache(2, 1, 32, 4, 16, torch.float32)
+    with pytest.raises(ValueError, match=r"layer_windows=\[None, 9\]; use attention_backend='torch'"):
+        NativeLatentAttention(cache, [None, 9], 5, 24)
+
+
 def test_its_twin_is_the_attention_of_torch():
     torch.manual_seed(2)
     batch = step([40, 17, 9], [1, 1, 4], 16)
