@@ -11,7 +11,8 @@
 //     ...
 //
 // With 16 registers (AVX2) a group is one panel: six rows of it fill them. One row would leave most of them empty, and every
-// addition waiting for the one before it, so one row takes PANELS groups at once, two or three rows take two.
+// addition waiting for the one before it, so one row takes PANELS groups at once, two or three rows take two (two rows of pairs
+// that are multiplied in turns: see below).
 //
 // A sum begins with the first input and takes one after the other (in the CPU's matrix unit, tile after tile: native_amx.h),
 // whatever the tile and whichever rows share it: a row's result never depends on its company.
@@ -20,67 +21,109 @@
 #if defined(__AMX_BF16__) && !defined(NO_MATRIX_UNIT)
 #define IN_TILES
 #endif
-enum { PAIR = 2 };
+enum { PAIR = 2, TURNS = 1 };
 typedef __m512 accumulator;
-typedef __m512i factors, broadcast;
+typedef __m512i factors, operand, broadcast;
 static inline factors load_factors(const T *weights) { return _mm512_loadu_si512(weights); }
 static inline void store_factors(T *weights, factors w) { _mm512_storeu_si512(weights, w); }
-static inline broadcast load_broadcast(const T *x) {
+static inline operand operand_of(factors w, int turn) { return (void)turn, w; }
+static inline broadcast load_broadcast(const T *x, int turn) {
     int32_t pair;
     memcpy(&pair, x, 4);
-    return _mm512_set1_epi32(pair);
+    return (void)turn, _mm512_set1_epi32(pair);
 }
-static inline accumulator multiply_add(accumulator sum, broadcast x, factors w) {
+static inline accumulator multiply_add(accumulator sum, broadcast x, operand w) {
     return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w);
 }
 static inline lanes as_lanes(accumulator sum) { return (lanes)sum; }
 #elif defined(__AVX512F__)
-enum { PAIR = 1 };
-typedef lanes accumulator, factors, broadcast;
+enum { PAIR = 1, TURNS = 1 };
+typedef lanes accumulator, factors, operand, broadcast;
 static inline lanes as_lanes(accumulator sum) { return sum; }
-static inline factors as_factors(lanes x) { return x; }
+static inline operand as_operand(lanes x) { return x; }
 static inline factors load_factors(const T *weights) { return load_lanes(weights); }
 static inline void store_factors(T *weights, factors w) { store_lanes(weights, w); }
-static inline broadcast load_broadcast(const T *x) { return load(*x) - (lanes){}; }
-static inline accumulator multiply_add(accumulator sum, broadcast x, factors w) { return sum + x * w; }
+static inline operand operand_of(factors w, int turn) { return (void)turn, w; }
+static inline broadcast load_broadcast(const T *x, int turn) { return (void)turn, load(*x) - (lanes){}; }
+static inline accumulator multiply_add(accumulator sum, broadcast x, operand w) { return sum + x * w; }
 #else  // LANES floats are PARTS vectors of the CPU's own width: gcc 12 takes every addition of wider ones through memory
 #ifdef __AVX__
-enum { PAIR = 1, PARTS = 2 };
+enum { PARTS = 2 };
 #else
-enum { PAIR = 1, PARTS = 4 };
+enum { PARTS = 4 };
 #endif
 typedef float part __attribute__((vector_size(4 * LANES / PARTS), aligned(4)));
-typedef struct { part of[PARTS]; } accumulator, factors;
+typedef int32_t int_part __attribute__((vector_size(4 * LANES / PARTS), aligned(4)));
+typedef struct { part of[PARTS]; } accumulator, operand;
 typedef part broadcast;
 static inline lanes as_lanes(accumulator sum) {
     lanes x;
     memcpy(&x, &sum, sizeof x);
     return x;
 }
-static inline factors as_factors(lanes x) {
-    factors w;
+static inline operand as_operand(lanes x) {
+    operand w;
     memcpy(&w, &x, sizeof w);
     return w;
 }
-static inline factors load_factors(const T *weights) {
-    factors w;
-    for (int q = 0; q < PARTS; q++, weights += LANES / PARTS) {
+static inline accumulator multiply_add(accumulator sum, broadcast x, operand w) {
+#if defined(__AVX2__) && defined(__FMA__)  // into the register of the sum: gcc 12 takes x's, moves, and keeps sums in memory
+    for (int q = 0; q < PARTS; q++) __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum.of[q]) : "x"(x), "x"(w.of[q]));
+#else
+    for (int q = 0; q < PARTS; q++) sum.of[q] += x * w.of[q];
+#endif
+    return sum;
+}
+static inline operand load_operand(const T *numbers) {  // LANES of them, as floats
+    operand w;
+    for (int q = 0; q < PARTS; q++, numbers += LANES / PARTS) {
 #ifdef BF16
         typedef uint16_t narrow __attribute__((vector_size(2 * LANES / PARTS), aligned(2)));
         typedef int32_t wide __attribute__((vector_size(4 * LANES / PARTS)));
-        w.of[q] = (part)(__builtin_convertvector(*(const narrow *)weights, wide) << 16);
+        w.of[q] = (part)(__builtin_convertvector(*(const narrow *)numbers, wide) << 16);
 #else
-        w.of[q] = *(const part *)weights;
+        w.of[q] = *(const part *)numbers;
 #endif
     }
     return w;
 }
-static inline void store_factors(T *weights, factors w) { store_lanes(weights, as_lanes(w)); }
-static inline broadcast load_broadcast(const T *x) { return load(*x) - (part){}; }
-static inline accumulator multiply_add(accumulator sum, broadcast x, factors w) {
-    for (int q = 0; q < PARTS; q++) sum.of[q] += x * w.of[q];
-    return sum;
+#ifdef BF16
+#define IN_TURNS
+// Nothing multiplies bfloat16 here. Two inputs of an output share 32 bits, so that both become floats by one instruction each, for
+// many outputs at once: shifted to the upper half, or with the lower half cleared. They are multiplied one after the other.
+enum { PAIR = 2, TURNS = 2 };
+typedef struct { int_part of[PARTS]; } factors;
+static inline part in_turn(int_part both, int turn) { return (part)(turn ? both & -65536 : both << 16); }
+static inline factors load_factors(const T *weights) { return *(const factors *)weights; }
+static inline void store_factors(T *weights, factors w) { *(factors *)weights = w; }
+static inline operand operand_of(factors both, int turn) {
+    operand w;
+    for (int q = 0; q < PARTS; q++) w.of[q] = in_turn(both.of[q], turn);
+    return w;
 }
+static inline factors join(operand first, operand second) {  // numbers that bfloat16 has
+    factors both;
+    for (int q = 0; q < PARTS; q++)
+        both.of[q] = ((int_part)first.of[q] >> 16 & 0xffff) | ((int_part)second.of[q] & -65536);
+    return both;
+}
+static inline broadcast load_broadcast(const T *x, int turn) {
+    int32_t both;
+    memcpy(&both, x, 4);
+    int_part all = both - (int_part){};
+#ifdef __x86_64__
+    __asm__("" : "+x"(all));  // gcc would shift the number first, and then take it from one kind of register to the other
+#endif
+    return in_turn(all, turn);
+}
+#else
+enum { PAIR = 1, TURNS = 1 };
+typedef operand factors;
+static inline factors load_factors(const T *weights) { return load_operand(weights); }
+static inline void store_factors(T *weights, factors w) { store_lanes(weights, as_lanes(w)); }
+static inline operand operand_of(factors w, int turn) { return (void)turn, w; }
+static inline broadcast load_broadcast(const T *x, int turn) { return (void)turn, load(*x) - (part){}; }
+#endif
 #endif
 
 // PANELS: of a tile, at most. AT_ONCE: of a tile of so many rows. Chapter 14 compiles it with PANELS 1.
@@ -95,13 +138,14 @@ enum { GROUP = PANELS };
 #ifndef PANELS
 #define PANELS 4
 #endif
-#define AT_ONCE(rows) (PANELS == 1 || rows > 3 ? 1 : rows > 1 ? 2 : PANELS)
+#define AT_ONCE(rows) (PANELS == 1 || rows > 4 - TURNS ? 1 : rows > 1 ? 2 : PANELS)
 enum { GROUP = 1 };
 #define IN_REGISTER(x)
 #endif
 enum { WIDTH = PANELS * LANES };
 
 int weight_pair(void) { return PAIR; }
+int code_pair(void) { return PAIR / TURNS; }  // of inputs that low-bit weights become at once
 int weight_panels(void) { return GROUP; }
 
 // Weights are prefetched: the CPU's own reading ahead is made for loops that do nothing else. While few rows are multiplied, what
@@ -136,19 +180,22 @@ static inline __attribute__((always_inline)) void multiply_tile(const int rows, 
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++)
             sum[r][p] = begins ? (accumulator){} : *(accumulator *)(sums + r * sums_stride + p * LANES);
-    for (long i = 0; i < in; i += PAIR) {
-        factors w[PANELS];
-        for (int p = 0; p < panels; p++) {
-            const T *place = weights + i * step + p * apart;
-            prefetch_weights((const char *)place + ahead.of[p]);
-            w[p] = load_factors(place);
+    for (long i = 0; i < in; i += PAIR)
+        for (int turn = 0; turn < TURNS; turn++) {
+            operand w[PANELS];
+            long at = i;
+            if (turn) __asm__("" : "+r"(at));  // gcc would keep what the turn before has loaded, and sums in memory
+            for (int p = 0; p < panels; p++) {
+                const T *place = weights + at * step + p * apart;
+                if (turn == 0) prefetch_weights((const char *)place + ahead.of[p]);
+                w[p] = operand_of(load_factors(place), turn);
+            }
+            for (int r = 0; r < rows; r++) {
+                broadcast one = load_broadcast(x + r * x_stride + at, turn);
+                IN_REGISTER(one);
+                for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], one, w[p]);
+            }
         }
-        for (int r = 0; r < rows; r++) {
-            broadcast one = load_broadcast(x + r * x_stride + i);
-            IN_REGISTER(one);
-            for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], one, w[p]);
-        }
-    }
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++) *(accumulator *)(sums + r * sums_stride + p * LANES) = sum[r][p];
 }

@@ -18,13 +18,13 @@ static inline floats floats_of(lanes x) { return x; }
 #else
 enum { RUN = 1, STRIP = 4 };
 typedef accumulator floats;  // in vectors of the CPU's own width: see native_linear.h
-static inline floats load_floats(const T *p) { return load_factors(p); }
+static inline floats load_floats(const T *p) { return load_operand(p); }
 static inline floats add_product(floats sum, floats x, floats w) {
     for (int q = 0; q < PARTS; q++) sum.of[q] += x.of[q] * w.of[q];
     return sum;
 }
 static inline lanes lanes_of(floats x) { return as_lanes(x); }
-static inline floats floats_of(lanes x) { return as_factors(x); }
+static inline floats floats_of(lanes x) { return as_operand(x); }
 #endif
 
 // The adapters of all batch slots, for one part of a matrix's outputs; strides in numbers. See `native_structs.Adapters`.

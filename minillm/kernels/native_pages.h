@@ -69,23 +69,34 @@ static inline const C *value_block(const Past *past, long block) {
         }                                                                                                           \
     } while (0)
 
-// Two inputs as `multiply_tile` takes them where it multiplies in pairs, else the first alone. Codes are whole as bfloat16.
+// Two inputs as `multiply_tile` takes them where it has pairs, else the first alone. Codes are whole as bfloat16.
 static inline factors join_pair(lanes one, lanes next) {
-#ifdef IN_PAIRS
+#if defined(IN_TURNS)
+    return join(as_operand(one), as_operand(next));
+#elif defined(IN_PAIRS)
     return (factors)(((ints)one >> 16 & 0xffff) | ((ints)next & -65536));
 #else
     (void)next;
-    return as_factors(one);
+    return as_operand(one);
 #endif
 }
 
 static inline factors join_numbers(const C *one, const C *next) {  // the same of pages that hold T; NULL: zeros
-#ifdef IN_PAIRS
+#if defined(IN_TURNS)
+    factors both;
+    for (int q = 0; q < PARTS; q++) {
+        typedef uint16_t narrow __attribute__((vector_size(2 * LANES / PARTS), aligned(2)));
+        int_part low = one ? __builtin_convertvector(((const narrow *)one)[q], int_part) : (int_part){};
+        int_part high = next ? __builtin_convertvector(((const narrow *)next)[q], int_part) : (int_part){};
+        both.of[q] = low | high << 16;
+    }
+    return both;
+#elif defined(IN_PAIRS)
     ints low = one ? widen_halves((const T *)one) : (ints){}, high = next ? widen_halves((const T *)next) : (ints){};
     return (factors)(low | high << 16);
 #else
     (void)next;
-    return as_factors(one ? load_lanes((const T *)one) : (lanes){});
+    return as_operand(one ? load_lanes((const T *)one) : (lanes){});
 #endif
 }
 
@@ -100,6 +111,24 @@ static inline factors load_keys(const C *at, long d, long dim, long size) {
 static inline factors load_values(const C *one, const C *next, long d) {
     if (!SCALED) return join_numbers(one ? one + d : NULL, next ? next + d : NULL);
     return join_pair(one ? value_lanes(one, d) : (lanes){}, PAIR > 1 && next ? value_lanes(next, d) : (lanes){});
+}
+
+// The same of dimension d + turn, and of value at[turn], where one is multiplied after the other.
+static inline operand keys_in_turn(const C *at, long d, int turn, long dim, long size) {
+#ifdef IN_TURNS
+    return (void)dim, SCALED ? as_operand(key_lanes(at, d + turn, size)) : load_operand((const T *)(at + (d + turn) * size));
+#else
+    return (void)turn, load_keys(at, d, dim, size);
+#endif
+}
+
+static inline operand values_in_turn(const C *const *at, int turn, long d) {
+#ifdef IN_TURNS
+    if (!at[turn]) return (operand){};
+    return SCALED ? as_operand(value_lanes(at[turn], d)) : load_operand((const T *)(at[turn] + d));
+#else
+    return (void)turn, load_values(at[0], at[1], d);
+#endif
 }
 
 // The same for `count` dimensions, to memory.
@@ -165,12 +194,14 @@ enum { IN_PART = PANELS > 3 ? PANELS : 3 };
 static inline __attribute__((always_inline)) void score_in_place(const int rows, const int panels, const C *const *at, long size,
                                                                  const T *q, long dim, float *scores, long stride) {
     accumulator sum[ROWS][IN_PART] = {};
-    for (long d = 0; d < dim; d += PAIR) {
-        factors w[IN_PART];
-        for (int p = 0; p < panels; p++) w[p] = load_keys(at[p], d, dim, size);
-        for (int r = 0; r < rows; r++)
-            for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], load_broadcast(q + r * dim + d), w[p]);
-    }
+    for (long d = 0; d < dim; d += PAIR)
+        for (int turn = 0; turn < TURNS && d + turn < dim; turn++) {
+            operand w[IN_PART];
+            for (int p = 0; p < panels; p++) w[p] = keys_in_turn(at[p], d, turn, dim, size);
+            for (int r = 0; r < rows; r++)
+                for (int p = 0; p < panels; p++)
+                    sum[r][p] = multiply_add(sum[r][p], load_broadcast(q + r * dim + d, turn), w[p]);
+        }
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++) *(accumulator *)(scores + r * stride + p * LANES) = sum[r][p];
 }
@@ -182,12 +213,14 @@ static inline __attribute__((always_inline)) void add_in_place(const int rows, c
     accumulator sum[ROWS][IN_PART];
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++) sum[r][p] = begins ? (accumulator){} : *(accumulator *)(sums + r * stride + p * LANES);
-    for (long k = 0; k < count; k += PAIR) {
-        factors w[IN_PART];
-        for (int p = 0; p < panels; p++) w[p] = load_values(at[k], at[k + 1], from + p * LANES);
-        for (int r = 0; r < rows; r++)
-            for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], load_broadcast(weights + r * apart + k), w[p]);
-    }
+    for (long k = 0; k < count; k += PAIR)
+        for (int turn = 0; turn < TURNS; turn++) {
+            operand w[IN_PART];
+            for (int p = 0; p < panels; p++) w[p] = values_in_turn(at + k, turn, from + p * LANES);
+            for (int r = 0; r < rows; r++)
+                for (int p = 0; p < panels; p++)
+                    sum[r][p] = multiply_add(sum[r][p], load_broadcast(weights + r * apart + k, turn), w[p]);
+        }
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++) *(accumulator *)(sums + r * stride + p * LANES) = sum[r][p];
 }

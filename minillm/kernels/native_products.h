@@ -52,7 +52,7 @@ static void multiply_block(const Matrix *m, const Rows *taken, long row, long ro
     } else if (rows <= FEW_CODES) {
         multiply_few_codes(rows, m->kind, m, of, x, x_sums, sums);
 #endif
-    } else if (ALL_DECODED || (all_rows >= DECODE_FROM && m->group >= SPAN)) {  // short groups are scaled too often
+    } else if (ALL_DECODED || (all_rows >= DECODE_FROM && m->group >= DECODED_GROUP)) {
         multiply_decoded(m, of, x, rows, x_sums, sums);
     } else {
         for (long r = 0; r < rows; r += ROWS) {

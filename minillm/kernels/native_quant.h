@@ -22,8 +22,19 @@
 #else
 #define DECODED_AT_ONCE(kind, rows) (PANELS > 1 && rows == 1 ? 2 : 1)
 #endif
-#ifndef DECODE_FROM
-#define DECODE_FROM 33  // rows from which panels are decoded first, and once
+#ifndef DECODE_FROM  // rows from which panels are decoded first, and once: decoding takes long without AVX-512
+#ifdef __AVX512F__
+#define DECODE_FROM 33
+#else
+#define DECODE_FROM 4
+#endif
+#endif
+#ifndef DECODED_GROUP  // inputs of a group at least, for shorter ones are scaled too often
+#ifdef __AVX512F__
+#define DECODED_GROUP SPAN
+#else
+#define DECODED_GROUP 32
+#endif
 #endif
 #ifdef IN_TILES  // more rows than FEW_CODES are multiplied in the matrix unit
 enum { ALL_DECODED = 1 };
@@ -50,9 +61,26 @@ static _Thread_local Workspace for_rows;
 
 static inline long step_bytes(const int kind) { return kind == NIBBLES ? 64 : 128; }
 
+enum { CODE_PAIR = PAIR / TURNS };
+
+#ifndef IN_PAIRS
+#ifdef __AVX512F__
+typedef lanes some;
+typedef ints some_ints;
+#else
+typedef part some;
+typedef int_part some_ints;
+#endif
+static inline some value_of_bytes(const int kind, some_ints byte) {
+    // The bits of an e4m3 number, moved to where a float has them: 2^120 times too small, for the exponents differ.
+    some small = (some)(((byte & 0x7f) << 20) | (byte & INT32_MIN));
+    return kind == FLOATS ? small * 0x1p120f : __builtin_convertvector(byte, some);
+}
+#endif
+
 // Factors c and c + 1 of a step, for `multiply_add`.
 #ifdef IN_PAIRS
-static inline void decode(const int kind, const uint8_t *codes, int c, const uint8_t *table, factors *w) {
+static inline void decode(const int kind, const uint8_t *codes, int c, const uint8_t *table, operand *w) {
     if (kind == NIBBLES) {
         // A look-up takes 5 bits of each half word. The fifth belongs to the next code, so the table lies there twice.
         __m512i words = _mm512_loadu_si512(codes), values = _mm512_loadu_si512(table);
@@ -73,38 +101,62 @@ static inline void decode(const int kind, const uint8_t *codes, int c, const uin
         w[1] = _mm512_unpackhi_epi8(low, high);
     }
 }
-#else
-static inline lanes look_up(const float *table, ints index) {
-#if defined(__AVX512F__)
-    return (lanes)_mm512_permutexvar_ps((__m512i)index, _mm512_loadu_ps(table));  // takes 4 bits of each index
-#elif defined(__AVX2__)
-    union { ints all; __m256i half[2]; } places = {index};
-    union { __m256 half[2]; lanes all; } values;
-    for (int h = 0; h < 2; h++) {  // takes 3 bits of each index; the fourth, as a sign, chooses the half of the table
-        __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), places.half[h]);
-        __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), places.half[h]);
-        values.half[h] = _mm256_blendv_ps(low, high, (__m256)_mm256_slli_epi32(places.half[h], 28));
+#elif defined(__AVX512F__)
+static inline void decode(const int kind, const uint8_t *codes, int c, const uint8_t *table, operand *w) {
+    for (int k = 0; k < 2; k++) {
+        ints index = *(const ints *)codes >> (2 * c + 16 * k);
+        if (kind == NIBBLES) w[k] = (lanes)_mm512_permutexvar_ps((__m512i)index, _mm512_loadu_ps(table));  // takes 4 bits of each
+        else w[k] = value_of_bytes(kind, widen_bytes((const int8_t *)codes + (c + k) * LANES));
     }
-    return values.all;
+}
+#else  // part by part, as native_linear.h does
+static inline part look_up(const float *table, int_part index) {
+#ifdef __AVX2__
+    // Takes 3 bits of each index; the fourth, as a sign, chooses the half of the table.
+    __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), (__m256i)index);
+    __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), (__m256i)index);
+    return (part)_mm256_blendv_ps(low, high, (__m256)_mm256_slli_epi32((__m256i)index, 28));
 #else
-    lanes values;
-    for (int l = 0; l < LANES; l++) values[l] = table[index[l] & 15];
+    part values;
+    for (int l = 0; l < LANES / PARTS; l++) values[l] = table[index[l] & 15];
     return values;
 #endif
 }
 
-static inline void decode(const int kind, const uint8_t *codes, int c, const uint8_t *table, factors *w) {
-    for (int k = 0; k < 2; k++) {
-        if (kind == NIBBLES) w[k] = as_factors(look_up((const float *)table, *(const ints *)codes >> (2 * c + 16 * k)));
-        if (kind == BYTES || kind == FLOATS) {
-            ints byte = widen_bytes((const int8_t *)codes + (c + k) * LANES);
-            // The bits of an e4m3 number, moved to where a float has them: 2^120 times too small, for the exponents differ.
-            lanes small = (lanes)(((byte & 0x7f) << 20) | (byte & INT32_MIN));
-            w[k] = as_factors(kind == FLOATS ? small * 0x1p120f : __builtin_convertvector(byte, lanes));
+static inline int_part widen_some(const int8_t *bytes) {
+#ifdef __AVX2__
+    return (int_part)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)bytes));
+#else
+    int_part wide;
+    for (int l = 0; l < LANES / PARTS; l++) wide[l] = bytes[l];
+    return wide;
+#endif
+}
+
+static inline void decode(const int kind, const uint8_t *codes, int c, const uint8_t *table, operand *w) {
+    for (int k = 0; k < 2; k++)
+        for (int q = 0; q < PARTS; q++) {
+            long first = q * LANES / PARTS;
+            if (kind == NIBBLES)
+                w[k].of[q] = look_up((const float *)table, *(const int_part *)(codes + 4 * first) >> (2 * c + 16 * k));
+            else w[k].of[q] = value_of_bytes(kind, widen_some((const int8_t *)codes + (c + k) * LANES + first));
         }
-    }
 }
 #endif
+
+// What factor c + k is multiplied with.
+static inline broadcast input_of_code(const T *x, int c, int k) {
+    return TURNS > 1 ? load_broadcast(x + c, k) : load_broadcast(x + (c + k) * PAIR, 0);
+}
+
+// Two decoded factors as native_linear.h has weights, `step` numbers from one input to the next.
+static inline void store_two(T *values, const operand *w, long step) {
+#ifdef IN_TURNS
+    (void)step, store_factors(values, join(w[0], w[1]));
+#else
+    for (int k = 0; k < 2; k++) store_factors(values + k * PAIR * step, w[k]);
+#endif
+}
 
 // Where the codes of panel n begin, one of a group.
 static inline const uint8_t *codes_of_panel(const Matrix *m, long n) {
@@ -171,12 +223,12 @@ static inline __attribute__((always_inline)) void multiply_codes(const int rows,
             for (long b = 0; b < GROUP * step_bytes(kind) && (p0 == 0 || GROUP == 1); b += 64)  // of the group
                 for (int p = 0; p < (GROUP > 1 ? 1 : panels); p++) prefetch_weights(codes + p * apart + b + AHEAD);
 #pragma GCC unroll 1
-            for (int c = 0; c < STEP / PAIR; c += 2) {
-                factors w[PANELS][2];
+            for (int c = 0; c < STEP / CODE_PAIR; c += 2) {
+                operand w[PANELS][2];
                 for (int p = 0; p < panels; p++) decode(kind, codes + p * apart, c, m->table, w[p]);
                 for (int k = 0; k < 2; k++)
                     for (int r = 0; r < rows; r++) {
-                        broadcast one = load_broadcast(x + r * m->in + i + (c + k) * PAIR);
+                        broadcast one = input_of_code(x + r * m->in + i, c, k);
                         IN_REGISTER(one);
                         for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], one, w[p][k]);
                     }
@@ -209,12 +261,12 @@ static inline __attribute__((always_inline)) void multiply_codes_by_tiles(const 
             for (long stop = i + TILE_INPUTS < end ? i + TILE_INPUTS : end; i < stop; i += STEP, codes += step) {
                 for (long b = 0; b < GROUP * step_bytes(kind) && p0 == 0; b += 64) prefetch_weights(codes + b + AHEAD);
 #pragma GCC unroll 2
-                for (int c = 0; c < STEP / PAIR; c += 2) {
-                    factors w[PANELS][2];
+                for (int c = 0; c < STEP / CODE_PAIR; c += 2) {
+                    operand w[PANELS][2];
                     for (int p = 0; p < panels; p++) decode(kind, codes + p * apart, c, m->table, w[p]);
                     for (int k = 0; k < 2; k++)
                         for (int r = 0; r < rows; r++) {
-                            ints pair = (ints)load_broadcast(x + r * m->in + i + (c + k) * PAIR);
+                            ints pair = (ints)input_of_code(x + r * m->in + i, c, k);
                             lanes even = (lanes)(pair << 16), odd = (lanes)(pair & upper);
                             for (int p = 0; p < panels; p++) {
                                 half[r][p].even = fused(even, (lanes)((ints)w[p][k] << 16), half[r][p].even);
@@ -269,10 +321,10 @@ static inline __attribute__((always_inline)) void decode_span_of(const int kind,
                                                                  long apart, T *values, long step, long in, long ahead) {
     for (long i = 0; i < in; i += STEP, codes += apart) {
         for (long b = 0; b < step_bytes(kind); b += 64) prefetch_weights(codes + b + ahead);
-        for (int c = 0; c < STEP / PAIR; c += 2) {
-            factors w[2];
+        for (int c = 0; c < STEP / CODE_PAIR; c += 2) {
+            operand w[2];
             decode(kind, codes, c, table, w);
-            for (int k = 0; k < 2; k++) store_factors(values + (i + (c + k) * PAIR) * step, w[k]);
+            store_two(values + (i + c * CODE_PAIR) * step, w, step);
         }
     }
 }

@@ -100,7 +100,7 @@ def pack(
             f"groups{' with zeros' if zeros is not None else ''}"
         )
     kind = W8A8 if activations == "int8" else NIBBLES if bits <= 4 else BYTES if _is_integer(table) else FLOATS
-    in_pairs = native.library(dtype).weight_pair() == 2
+    in_pairs = native.library(dtype).code_pair() == 2
     padded = F.pad(codes, (0, -in_features % STEP, 0, -out_features % LANES))
     steps = padded.view(-1, LANES, padded.shape[1] // STEP, STEP)  # [panels, LANES, steps, STEP]
     packed = _PACK[kind](steps, table, in_pairs)

@@ -27,6 +27,16 @@ static inline ints load_four(const uint8_t *x) {
 static inline ints dot(ints sum, ints four, const int8_t *codes) {  // four inputs of LANES outputs
 #ifdef __AVX512VNNI__
     return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)four, _mm512_loadu_si512(codes));
+#elif defined(__AVX2__)  // bytes 0 and 2 of each word as numbers of 16 bits, then 1 and 3
+    union { ints all; __m256i half[2]; } x = {four}, made = {sum};
+    for (int h = 0; h < 2; h++) {
+        __m256i words = _mm256_loadu_si256((const __m256i *)codes + h);
+        __m256i even = _mm256_madd_epi16(_mm256_and_si256(x.half[h], _mm256_set1_epi16(0xff)),
+                                         _mm256_srai_epi16(_mm256_slli_epi16(words, 8), 8));
+        __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x.half[h], 8), _mm256_srai_epi16(words, 8));
+        made.half[h] = _mm256_add_epi32(made.half[h], _mm256_add_epi32(even, odd));
+    }
+    return made.all;
 #else
     ints words = *(const ints *)codes;
     for (int k = 0; k < 4; k++) sum += (four >> 8 * k & 0xff) * (words << (24 - 8 * k) >> 24);

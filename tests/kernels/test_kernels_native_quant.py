@@ -224,7 +224,7 @@ def test_other_cpus_compute_the_same(flags, monkeypatch):
     if None in built.values():
         pytest.skip(f"the compiler here does not know {' '.join(flags)}")
     monkeypatch.setattr(native, "library", lambda dtype=torch.float32, kv_dtype=None: built[dtype])
-    assert native.library(torch.bfloat16).weight_pair() == 1
+    assert native.library(torch.bfloat16).code_pair() == 1
     test_integer_activations_equal_integers_bit_for_bit((33, 64), torch.bfloat16)
     for format in ("int3", "int4", "fp4", "int8", "fp8"):
         test_a_row_does_not_depend_on_its_company(format, torch.bfloat16)
