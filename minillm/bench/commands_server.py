@@ -26,6 +26,13 @@ def bench_server(
     llama_server: Annotated[
         str | None, typer.Option(metavar="PROGRAM", help="llama.cpp's llama-server, built for this machine: it too.")
     ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Only this one: transformers, 'transformers, continuous batching', llama.cpp. May be repeated.",
+        ),
+    ] = None,
     requests: Annotated[int, typer.Option(min=1, max=16, help="At once.")] = 16,
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 64,
     output_tokens: Annotated[int, typer.Option(min=2)] = 64,
@@ -54,7 +61,7 @@ def bench_server(
             repeats=repeats,
             parts=parts,
         )
-        programs = Programs(transformers, llama_server)
+        programs = Programs(transformers, llama_server, tuple(peer or ()))
         rounds = {"http": 2 * (repeats + 1), "ttft": repeats + 1, "streams": 1, "overload": 3}
         rounds["peers"] = 2 * (repeats + 1) * (1 + len(programs.peers)) if programs.peers else 0
         with progress("measuring", sum(rounds[part] for part in workload.parts)) as advance:

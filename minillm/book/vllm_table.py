@@ -77,7 +77,7 @@ _THERE: dict[str, dict[str, str]] = {
         "attention_backend": "differs: auto, torch, native and triton",
         "kv_cache_dtype": "differs: auto, int8, fp8 and int4",
         "quantization": "differs: quantizes a plain checkpoint by name; one that comes quantized says so itself",
-        "speculative_config": "differs: ngram, draft_model and eagle",
+        "speculative_config": "differs: ngram, draft_model, eagle and eagle3",
         "distributed_executor_backend": "differs: mp, also for one process, and ray",
         "load_format": "differs: auto, safetensors, gguf and dummy; the files themselves say which they are",
         "runner convert": "differs: one LLM generates and embeds",

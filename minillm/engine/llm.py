@@ -58,8 +58,8 @@ class LLM(Chatting, BeamSearching, Pooling, Adapting, Upkeep):
     bits, "int4" in 4. `kv_retention={"sinks": 4, "window": 1020}` keeps no more of a text than those tokens, so that it
     may grow past what the model was made for; nothing of it enters the prefix cache (`minillm.kv_cache.retention`).
 
-    `speculative_config={"method": "ngram"}`, or "draft_model" or "eagle" with a "model", drafts several tokens a step
-    and verifies them all: fewer steps, and the text stays as it was (`minillm.speculative.config`).
+    `speculative_config={"method": "ngram"}`, or "draft_model", "eagle" or "eagle3" with a "model", drafts several
+    tokens a step and verifies them all: fewer steps, and the text stays as it was (`minillm.speculative.config`).
     Only with a draft model or a draft head a request without a seed is drawn anew, from the same distribution.
 
     `host_kv_bytes` of host memory take swapped requests and prefixes that the device has no room for; `disk_kv_bytes`

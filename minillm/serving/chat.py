@@ -18,6 +18,8 @@ from minillm.serving.tools import Reader, WithTools, whole_calls
 class ChatRequest(Shared, WithTools):
     """What POST /v1/chat/completions takes."""
 
+    is_short: ClassVar[bool] = False  # a template is a program
+
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = False

@@ -14,6 +14,7 @@ from minillm.serving.fields import Shared, Usage
 from minillm.serving.service import Asking
 
 DEFAULT_MAX_TOKENS = 16
+SHORT = 1024  # characters, or token ids, that are made ready in less than 0.5 ms
 TokenId = Annotated[int, Field(ge=0)]
 
 
@@ -37,6 +38,14 @@ class CompletionRequest(Shared):
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether its request is made ready in less time than a hand-over to another thread and back takes."""
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        lists = (self.bad_words, self.logit_bias, self.allowed_token_ids, self.stop_token_ids)
+        is_plain = not (self.response_format or self.structured_outputs or any(lists))
+        return is_one and is_plain and len(self.prompt) <= SHORT
 
     @property
     def only_scores(self) -> bool:

@@ -1,6 +1,6 @@
 """Service: between HTTP and the engine. Who asks, what is admitted, what is under way. Built in chapter 23.
 
-body -> Service.call -> Gate: a place -> requests, made in a thread -> Gate: their tokens -> Reading -> Call
+body -> Service.call -> Gate: a place -> requests, long ones made in a thread -> Gate: their tokens -> Reading -> Call
 Call: pieces while they come, or all outputs; leaving it gives everything back
 """
 
@@ -52,6 +52,9 @@ class Body(Protocol):
     user: str | None
     request_id: str | None
 
+    @property
+    def is_short(self) -> bool: ...
+
     def requests(self, llm: LLM, asking: Asking) -> list[Request]: ...
 
 
@@ -64,6 +67,7 @@ class Service:
         self.created = int(time.time())
         self.gate = Gate(config.max_queued_requests, config.max_queued_tokens)
         self.turnstile = Turnstile()
+        self._has_made = False  # requests, of any length
         self.room = EngineRoom(self)
         self.calls: set[Call] = set()  # under way
         self.adapters = ServedAdapters(self.llm, self.name, config.load_adapters)
@@ -78,8 +82,7 @@ class Service:
         self.gate.enter(num_prompts)
         num_tokens = 0
         try:
-            requests = await asyncio.to_thread(self._make, body, self._asking(body, client))
-            await self.turnstile.enter()
+            requests = await self._made(body, self._asking(body, client))
             most = sum(request.num_prompt_tokens + request.params.n * request.max_tokens for request in requests)
             self.gate.check_open()
             self.gate.take_tokens(most)
@@ -104,8 +107,25 @@ class Service:
         for call in tuple(self.calls):
             call.reading.abort()
 
+    async def _made(self, body: Body, asking: Asking) -> list[Request]:
+        """In a thread beside the loop, because tokenizing takes time; a short one at once where no thread has the
+        tokenizer: the hand-over to a thread and back takes longer. The first one takes a thread in any case, since
+        much is set up for it."""
+        is_short = self._has_made and asking.lora_request is None and body.is_short
+        if is_short:
+            await self.turnstile.enter()
+            if (lock := self.llm.inputs.lock).acquire(blocking=False):
+                try:
+                    return self._make(body, asking)
+                finally:
+                    lock.release()
+        requests = await asyncio.to_thread(self._make, body, asking)
+        self._has_made = True
+        if not is_short:
+            await self.turnstile.enter()
+        return requests
+
     def _make(self, body: Body, asking: Asking) -> list[Request]:
-        """In a thread beside the loop: tokenizing takes time."""
         self.llm.engine.check_open()
         try:
             requests = body.requests(self.llm, asking)

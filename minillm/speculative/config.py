@@ -87,7 +87,7 @@ class SpeculativeConfig:
         if self.method == "ngram" and self.model is not None:
             raise ValueError(
                 f"speculative_config: model={self.model!r} has nothing to do with method='ngram'; "
-                "use method='draft_model' or 'eagle', or leave it out"
+                "use method='draft_model', 'eagle' or 'eagle3', or leave it out"
             )
         if self.method != "draft_model" and self.quantization is not None:
             why = "needs a model to quantize" if self.method == "ngram" else "of a draft head is not supported"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -80,6 +81,15 @@ def test_a_field_that_a_peer_does_not_know_is_left_out(checkpoint):
     assert set(body) == {"model", "prompt", "max_tokens", "temperature", "stream"} and isinstance(body["prompt"], str)
 
 
+def test_the_peers_are_those_that_have_a_program_or_those_of_them_that_are_asked_for():
+    continuous = "transformers, continuous batching"
+    assert Programs("python").peers == ["transformers", continuous]
+    assert Programs("python", "server").peers == ["transformers", continuous, "llama.cpp"]
+    assert Programs("python", "server", ("llama.cpp", continuous)).peers == [continuous, "llama.cpp"]
+    with pytest.raises(ValueError, match="give --transformers"):
+        Programs(None, sys.executable, (continuous,)).check()
+
+
 def test_the_percentile_of_buckets_is_the_upper_limit_of_the_right_one():
     buckets = {0.001: 90.0, 0.01: 98.0, 0.1: 99.0, float("inf"): 100.0}
     assert [percentile_of_buckets(buckets, q) for q in (50, 90, 91, 99, 99.5)] == [
@@ -98,6 +108,8 @@ def test_the_percentile_of_buckets_is_the_upper_limit_of_the_right_one():
         (["--shape", "huge"], "shape='huge' is unknown"),
         (["--transformers", "/no/python"], "transformers='/no/python' is no program"),
         (["--llama-server", "/no/server"], "llama_server='/no/server' is no program"),
+        (["--peer", "ollama"], "peer='ollama' is unknown; choose of 'transformers', "),
+        (["--peer", "llama.cpp"], "peer='llama.cpp' has no program to run it; give --llama-server"),
     ],
 )
 def test_a_wrong_option_is_refused_in_one_line(options, told):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import MISSING, fields
 
 import pytest
@@ -11,7 +12,9 @@ from minillm import LLM, BeamSearchParams, PoolingParams, SamplingParams, Struct
 from minillm.book.vllm_table import ROWS, Row, show_vllm_table
 from minillm.engine.config import EngineConfig
 from minillm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from minillm.engine.policies import POLICIES
 from minillm.engine.vllm_names import merged
+from minillm.speculative.config import METHODS
 
 # What a class cannot be made without.
 PARAMETERS = {
@@ -101,6 +104,12 @@ def test_outputs_have_the_fields_that_the_table_names(owner):
         value = getattr(output, row.name)
         assert value is None or not row.told.startswith("always None"), row
     assert {one.name for one in fields(output)} <= {row.name for row in there}
+
+
+@pytest.mark.parametrize("name, allowed", [("speculative_config", METHODS), ("scheduling_policy", POLICIES)])
+def test_a_row_that_lists_what_is_allowed_lists_all_of_it(name, allowed):
+    [row] = [row for row in ROWS if (row.owner, row.name) == ("LLM and EngineArgs", name)]
+    assert set(allowed) <= set(re.findall(r"\w+", row.told))
 
 
 def test_the_table_is_shown_whole_or_in_part():

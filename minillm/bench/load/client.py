@@ -24,7 +24,9 @@ from .events import read_answer
 from .intervals import Histogram
 from .outcome import Outcome
 
-LAG_EVERY, PROGRESS_EVERY = 0.005, 0.2  # seconds
+# Seconds. A look at the own loop takes a core from the server where both share two: with one look in 5 ms each of the
+# two threads of a prefill of 145 ms waited 7 ms for its core, with one in 50 ms 2 ms.
+LAG_EVERY, PROGRESS_EVERY = 0.05, 0.2
 ERROR_BYTES = 2000  # of a refusal that are read
 
 

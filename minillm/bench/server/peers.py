@@ -38,22 +38,33 @@ class Server:
 
 @dataclass(frozen=True)
 class Programs:
-    """What runs the peers; None leaves one out."""
+    """What runs the peers; None leaves one out. `only` names the peers that are measured; empty, all that can be."""
 
     transformers: str | None = None  # a Python interpreter with transformers[serving]
     llama_server: str | None = None  # llama.cpp's own server
+    only: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raises ValueError for a program that is not there."""
+        """Raises ValueError for a program that is not there, and for a peer that none of them runs."""
         for name, program, hint in (
             ("transformers", self.transformers, "an interpreter with transformers[serving]"),
             ("llama_server", self.llama_server, "llama.cpp's llama-server, built for this machine"),
         ):
             if program is not None and shutil.which(program) is None:
                 raise ValueError(f"{name}={program!r} is no program; give the path of {hint}")
+        for name in self.only:
+            if name not in PEERS:
+                raise ValueError(f"peer={name!r} is unknown; choose of {', '.join(map(repr, PEERS))}")
+            if name not in self._there:
+                option = "--llama-server" if name == PEERS[2] else "--transformers"
+                raise ValueError(f"peer={name!r} has no program to run it; give {option}, or leave it out")
 
     @property
     def peers(self) -> list[str]:
+        return [name for name in self._there if not self.only or name in self.only]
+
+    @property
+    def _there(self) -> list[str]:
         found = list(PEERS[:2]) if self.transformers else []
         return found + ([PEERS[2]] if self.llama_server else [])
 
