@@ -156,14 +156,13 @@ class ClassChecker(Checker):
         done: list[Call] = []
         self._compare_shown(case, mine, right, done, f"in a new {self.what}", None)
         calls = story.told(right)
-        with contextlib.suppress(StopIteration):
-            call = next(calls)
-            while True:
-                done.append(detached(call))
-                case.diagnose = functools.partial(self._why, story.given, done)
-                with story.around(case, mine, right, call):
-                    result = self._call(case, mine, right, done)
-                call = calls.send(result)
+        call = next(calls, None)
+        while call is not None:
+            done.append(detached(call))
+            case.diagnose = functools.partial(self._why, story.given, done)
+            with story.around(case, mine, right, call):
+                result = self._call(case, mine, right, done)
+            call = _next(calls, result)
         case.diagnose = lambda outcome: None
 
     def _made(self, given: tuple) -> Any:
@@ -228,6 +227,14 @@ class ClassChecker(Checker):
         for call in calls:
             self._outcome(one, call)
         return one
+
+
+def _next(calls: Generator[Call, Any, None], result: Any) -> Call | None:
+    """The next call of a story, None at its end. A StopIteration that an answer raises does not end the story."""
+    try:
+        return calls.send(result)
+    except StopIteration:
+        return None
 
 
 def _named_like(make: Callable[..., Any], answer: Any) -> Callable[..., Any]:

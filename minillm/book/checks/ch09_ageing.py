@@ -47,6 +47,13 @@ def _are_pairs(case: Case, got: list, *given: Any) -> None:
             case.true(type(value) in (int, float), f"{name} must be a float; got {kind_of(value)}")
 
 
+def _again(case: Case, got: list, requests: list[Request], *knobs: float) -> None:
+    """The key of a request is the same whenever it is computed."""
+    hint = "The key must not depend on the time at which it is computed, nor on earlier calls."
+    again = case.run(case.student, *requests[0], *knobs)
+    case.equal(again, got[0], "the pair (key, safe) of the first request, computed once more,", hint=hint)
+
+
 def _places(got: list[tuple[float, float]], *given: Any) -> tuple[list[int], list[float]]:
     """Of each request how many keys are smaller, and its safe seconds."""
     keys = [key for key, _ in got]
@@ -92,6 +99,7 @@ check_ageing_key = FunctionChecker(
     aged,
     adapt=_of_all,
     form=_are_pairs,
+    also=_again,
     observe=_places,
     returns=("the list of how many keys are smaller, for each request,", "the list of safe seconds of the requests"),
     examples=[
@@ -100,6 +108,7 @@ check_ageing_key = FunctionChecker(
     ],
     edges={
         "three requests have the same value": ([(40, 15, 4.0, 0), (40, 15, 2.0, 1), (40, 15, 0.0, 2)], *_KNOBS),
+        "the values differ by 0.004": ([(40, 15, 4.0, 0), (40, 15, 4.0004, 0)], *_KNOBS),
         "both requests are the cheapest": ([(12, 2, 5.0, 0), (12, 2, 5.0, 3)], *_KNOBS),
         "ageing is 0: waiting earns nothing, so neither arrival nor priority counts": (
             [(12, 2, 50.0, 4), (40, 15, 0.0, 0)], 0.0, 2.0, 20,

@@ -24,6 +24,7 @@ LISTED = (
 BASES = ("minillm.engine.policies.KeepsNoAccount",)  # what a student's queue may derive from
 WAITING = "the list of those that wait, by __iter__,"
 IN_PLACE = "order sorts the list in place, and returns nothing."
+IN_TURN = "order sorts by what the statement names, smallest first; requests that are equal in it keep their order."
 
 
 class Listed:
@@ -165,7 +166,7 @@ def _served(summary: tuple) -> str:
 def why(got: Any, expected: Any, before: Queue, call: tuple) -> str | None:
     """What waits, for a wrong choice."""
     if call[0] == "order":
-        return IN_PLACE
+        return IN_TURN if isinstance(got, tuple) and got[1:] == (True,) else IN_PLACE
     if call[0] in ("peek", "pop"):
         return f"There are: {before.queue.told()}."
     return None

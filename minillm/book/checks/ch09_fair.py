@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from minillm.book.checks import Draw
+from minillm.book.checks import Case, Draw
 from minillm.book.checks.beside import ClassChecker, Story
 from minillm.book.checks.ch09_desk import BASES, POLICIES, WAITING, desk, turns, why
 from minillm.engine.request import Request
@@ -105,6 +105,20 @@ def _random(draw: Draw) -> Story:
     return turns(draw, ({"a": 2.0, "b": 4.0}, draw.randint(2, 10) / 2), "abcd", charges=True)
 
 
+def _two_queues(case: Case) -> None:
+    """Two queues that are used in turns, with the caller's own dictionary of shares."""
+    shares = {"ann": 4.0}
+    first, second = (case.run(desk(case.student), shares, 2.0, lend=True) for _ in range(2))
+    case.run(first.add, "b1", 8, 4, 0.0, "bob")
+    case.run(first.pop)
+    case.run(first.charge, "b1", 8)
+    case.equal(shares, {"ann": 4.0}, "the dict `shares`, after bob was charged,", hint="Do not change `shares`.")
+    case.run(second.add, "a1", 8, 4, 0.0, "ann")
+    counters = dict(second.queue.queue.counters)
+    hint = "Two queues share nothing: counters and lists belong to the object, not to the class."
+    case.equal(counters, {"ann": 0.0}, "the dict of counters of a second queue", hint=hint)
+
+
 check_fair_queue = ClassChecker(
     "fair_queue",
     FairShares,
@@ -168,6 +182,7 @@ check_fair_queue = ClassChecker(
     },
     random=_random,
     trials=18,
+    also={"edges": _two_queues},
     atol=1e-5,
     rtol=1e-5,
     explain=why,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from minillm.book.checks import Draw
+from minillm.book.checks import Case, Draw
 from minillm.book.checks.beside import ClassChecker, Story
 from minillm.book.checks.ch09_desk import BASES, IN_PLACE, POLICIES, WAITING, desk, turns, why
 from minillm.book.checks.ch09_oracle import NothingToDo
@@ -107,6 +107,17 @@ def _random(draw: Draw) -> Story:
     return turns(draw, (patience,), "x")
 
 
+def _two_queues(case: Case) -> None:
+    """Two queues that are used in turns, with requests of the same names."""
+    queues = [case.run(desk(case.student), 1) for _ in range(2)]
+    for queue in queues:
+        case.run(queue.add, "long", 50)
+        case.run(queue.add, "short", 10)
+    case.run(queues[0].pop)
+    hint = "Two queues share nothing: lists and counts belong to the object, not to the class."
+    case.equal(case.run(queues[1].peek), "short", "peek() of a second queue, after pop() of the first", hint=hint)
+
+
 check_patient_queue = ClassChecker(
     "patient_queue",
     Patient,
@@ -152,6 +163,7 @@ check_patient_queue = ClassChecker(
     },
     random=_random,
     trials=18,
+    also={"edges": _two_queues},
     explain=why,
     forbid=POLICIES,
     allow=BASES,

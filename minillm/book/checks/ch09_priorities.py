@@ -33,7 +33,7 @@ def _random_batch(draw: Draw) -> tuple:
     for name in names:
         own = draw.randint(0, 3)
         shared = prefix if draw.rng.random() < 0.5 else []
-        running.append((name, draw.randint(0, few), float(draw.randint(0, 3)), [*shared, *range(number, number + own)]))
+        running.append((name, draw.randint(0, few), draw.randint(0, 12) / 4, [*shared, *range(number, number + own)]))
         number += own
     num_free = draw.randint(0, 4)
     max_num_seqs = max(1, len(running) + draw.rng.choice((0, 0, 1, 4)))

@@ -43,6 +43,9 @@ def _column_edges(draw: Draw) -> list[tuple]:
         (torch.full((3, 1), 5001.9), 4, 3),  # and a low that is rounded by more than 1
         (draw.randn(6, 6), 3, 2),  # as many inputs as outputs
         (torch.tensor([[0.0], [0.5], [1.5], [2.5], [3.0]]), 2, 5),  # ties
+        (torch.tensor([[0.0], [20.5], [143.5], [287.0]]), 3, 4),  # ties, and 1 / 41 is rounded
+        (torch.tensor([[0.0], [0.499995], [2.499995], [3.0]]), 2, 4),  # close to a tie, and none
+        (torch.tensor([[-0.8048265], [0.7919921], [1.1108161]]), 2, 3),  # a tie in float32 only
         (torch.tensor([[0.10001, -3.3], [0.1, 7.7], [0.7, 0.0]]), 3, 3),  # below the rounded low
         (torch.tensor([[1000.2], [1000.25], [1000.2]]), 2, 3),  # all of it above the rounded low
         (torch.tensor([[1000.3], [1000.4], [1000.5]]), 2, 3),  # and below it
@@ -136,7 +139,7 @@ def _words_edges(case: Case) -> None:
         told = f"{some.shape[1]} codes a row of the first of two packers, unpacked after others were packed"
         case.equal(case.run(packer.unpack, packed, some.shape[1]), some, told, hint="Two objects share nothing.")
     case.equal(case.run(other.pack, codes[1]), Words(5).pack(codes[1]), "the words of the second packer")
-    for wrong in ([[8]], [[1, -1]]):
+    for wrong in ([[8]], [[1, -1]], [[1, 2], [7, 8]]):
         case.raises(ValueError, packer.pack, torch.tensor(wrong), hint="Three bits hold 0 to 7.")
     for words, count in ((1, 11), (3, 21), (1, 0), (0, 1)):
         hint = f"{count} codes of 3 bits take {-(-count * 3 // 32)} words a row."
@@ -167,6 +170,10 @@ def _streams(case: Case, bits: int, codes: Tensor) -> None:
         noisy[:, -1] |= 2**left - 1  # what is left over may hold anything
     back = case.run(packer.unpack, noisy, count)
     case.equal(back, codes.contiguous(), f"the codes that unpack returns {told}", dtypes=True)
+    others = case.randint(0, 2**bits, rows, count)
+    back = case.run(packer.unpack, Words(bits).pack(others), count)
+    told = f"the codes of words that this object has not packed {told}"
+    case.equal(back, others, told, hint="`unpack` reads the codes out of the words.", dtypes=True)
 
 
 # --- 4: mxfp4

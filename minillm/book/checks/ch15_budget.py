@@ -58,7 +58,7 @@ def _sums(choice: list[int], matrices: Matrices, budget: int) -> tuple[int, int]
 
 def _is_choice(case: Case, got: Any, matrices: Matrices, budget: int) -> None:
     case.true(
-        isinstance(got, list) and len(got) == len(matrices),
+        type(got) is list and len(got) == len(matrices),
         f"the result is {got!r}, not a list with a place for each matrix",
     )
     for place, options in zip(got, matrices):

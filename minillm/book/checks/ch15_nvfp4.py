@@ -59,16 +59,34 @@ def _edges(draw: Draw) -> list[tuple]:
     first = torch.cat([torch.tensor([2688.0]), torch.zeros(15)])
     ones = torch.cat([torch.tensor([6.0]), ties, -ties, torch.tensor([-6.0])])
     blocks = [first, ones, 1.0625 * ones, 1.4 * ones, -0.0 * ones, 2.0**-11 * ones, 2.0**-9 * ones]
+    minus_zeros = torch.cat([torch.tensor([6.0, -0.0, -0.1, 0.0]), torch.zeros(12)])
     return [
         (torch.cat(blocks)[None],),  # scales of 448, 1, two between codes of e4m3, 0, one that rounds to 0, the least
         (torch.cat(blocks)[None] * 2.0**-30,),
         (torch.stack([torch.cat([first, ones]), torch.cat([ones, 2 * ones])]),),  # one tensor scale for all rows
+        (torch.cat([first, minus_zeros])[None],),
+        (_close_calls(),),
         (torch.zeros(2, 32),),
         (-torch.zeros(1, 16),),
         (torch.cat([-first[:1], first[1:] + 0.01])[None],),  # the largest is negative
         (draw.randn(48, 3).T,),
         (1e30 * draw.randn(2, 16),),
     ]
+
+
+def _close_calls() -> Tensor:
+    """Next to ties, where float32 is not exact enough: of weights between two values of the table, and of block scales
+    between two numbers of e4m3. The tensor's scale is no power of two."""
+    table = torch.tensor(_VALUES, dtype=torch.float64)
+    ties, scale = (table[1:] + table[:-1]) / 2, (torch.tensor(5.0).double() / 2688).float().double()
+    blocks = [torch.cat([torch.tensor([5.0]), torch.zeros(15)])]
+    for place in range(8, 16):
+        weights = (torch.cat([table[-1:], ties]) * scale * place / 8).float()
+        up = torch.nextafter(weights[1:], torch.tensor(torch.inf))
+        between = (6 * scale * (place + 0.5) / 8).float()
+        tops = torch.stack([between, torch.nextafter(between, torch.tensor(0.0))])
+        blocks += [torch.cat([weights, up, torch.zeros(1)]), *(torch.cat([top[None], torch.zeros(15)]) for top in tops)]
+    return torch.cat(blocks)[None]
 
 
 def _random(draw: Draw) -> tuple:
