@@ -114,6 +114,8 @@ def _grid_edges(case: Case) -> None:
     half = torch.tensor([[[1.0, 1.25, 3.0], [1000.0, 1001.0, 1004.0]]], dtype=torch.float16)
     _judge_grid(case, half, "float16 vectors")
     _judge_grid(case, case.randn(2, 2, 9).bfloat16(), "bfloat16 vectors")
+    wide = torch.tensor([[[0.0, 1.0, 2.0, 5.0]]], dtype=torch.float64) + 2.0**24  # float32 has no 2^24 + 1
+    _judge_grid(case, wide, "a float64 vector")
     _judge_grid(case, torch.arange(0, 255.5, 0.5)[None, None], "0, 0.5, 1, 1.5, … with step 1")
     _judge_grid(case, torch.cat([case.randn(1, 2, 8), case.randn(1, 2, 8) * 100]), "a small token before a large one")
 
@@ -220,13 +222,15 @@ def _span_edges(case: Case) -> None:
     _judge_policy(case, 4, 100, [(0, 4)], [([5, 6, 7], 10)], [11])  # a window longer than the text
     _judge_policy(case, 4, 4, [(0, 1)], [([5, 6, 7, 8, 9, 10], 17)], [17])  # pages for positions to come
     _judge_policy(case, 16, 5, [(0, 3), (40, 42)], [([1] * 40, 600)], [600])  # a long text
-    policy = case.run(case.student, 4, 4, [(0, 1)])
+    pinned = [(0, 1)]
+    policy = case.run(case.student, 4, 4, pinned, lend=True)
     case.run(case.student, 2, 9, [])
+    pinned.append((4, 5))  # it is the caller's list
     case.equal(
         case.run(policy.free_pages, [5, 6, 7], 12),
         [1],
         "free_pages([5, 6, 7], 12) of a policy that was made before another one",
-        hint="Two objects share nothing.",
+        hint="Two objects share nothing, and `pinned` is the caller's list, which may change later: copy it.",
     )
 
 

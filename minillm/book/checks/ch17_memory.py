@@ -48,7 +48,7 @@ def _time(plan: list[str], prefixes: list, device: int, host: int, disk: int, co
 
 def _is_plan(case: Case, plan: Any, prefixes: list, *rooms_and_costs: Any) -> None:
     case.true(
-        isinstance(plan, list)
+        type(plan) is list
         and len(plan) == len(prefixes)
         and all(type(tier) is str and tier in TIERS for tier in plan),
         f"the plan must be a list of {len(prefixes)} of {', '.join(map(repr, TIERS))}; it is {plan!r}",
@@ -76,6 +76,12 @@ _TWELVE = Timed(
     "Remember the best for each (device left, host left, disk left); try no state twice.",
     part="random",
 )
+_ROOMY = Timed(
+    "a plan for 12 prefixes and tiers of up to 20 blocks",
+    lambda draw: (_random_place(draw, 12)[0], 20, 12, 8, {"host": 3, "disk": 5, "compute": draw.randint(7, 11)}),
+    _TWELVE.hint,
+    part="random",
+)
 check_place = FunctionChecker(
     "place",
     best_plan,
@@ -101,7 +107,7 @@ check_place = FunctionChecker(
     ],
     random=_random_place,
     trials=26,
-    timed=(_TWELVE, _TWELVE, _TWELVE, _TWELVE),
+    timed=(_TWELVE, _TWELVE, _TWELVE, _ROOMY),
     explain=_better,
     hint="Total time = the sum of num_blocks * uses * cost of the tier; the device costs 0.",
     misconceptions={
@@ -156,9 +162,11 @@ def _story(budget: int, recent: int, steps: list[list[float]]) -> Story:
 
 def _random_steps(draw: Draw) -> Story:
     budget = draw.randint(1, 7)
-    steps = [  # eighths: sums are exact
-        [draw.randint(0, 8) / 8 for _ in range(min(number, budget) + 1)] for number in range(draw.randint(1, 30))
-    ]
+    steps = []
+    for number in range(draw.randint(1, 30)):
+        right = min(number, budget) + 1
+        sizes = (right, draw.randint(0, budget + 3)) if draw.rng.random() < 0.2 else (right,)  # the other is refused
+        steps += [[draw.randint(0, 9) / 8 for _ in range(size)] for size in sizes[::-1]]  # eighths: sums are exact
     return _story(budget, draw.randint(1, budget + 1), steps)
 
 
@@ -187,6 +195,8 @@ check_heavy_hitters = ClassChecker(
         _story(3, 1, [[1.0], [1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.5, 0.25, 0.25], [0.0, 0.25, 0.5, 0.25]]),
         _story(2, 1, [[0.3], [0.0, 0.3 - 1e-9], [0.0, 0.0, 0.1]]),  # nearly equal, and not equal
         _story(3, 1, [[1.0], [], [1.0], [0.5, 0.25, 0.25], [0.5, 0.5]]),  # three are refused
+        # Two are refused, whose weights would keep position 0.
+        _story(2, 1, [[0.25], [0.25, 0.75], [1.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]]),
     ],
     also={"edges": _two_objects},
     random=_random_steps,

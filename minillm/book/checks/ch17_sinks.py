@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from minillm.book.checks import Draw, FunctionChecker
+from minillm.book.checks import Draw, FunctionChecker, Timed
 
 PACKAGE = "minillm.kv_cache.quantized."
 
@@ -48,6 +48,12 @@ def _packed_edges(draw: Draw) -> Iterator[tuple]:
     yield torch.tensor([[0.0, 0.0, 1.0, -2.0]]), 2  # a group of zeros beside another
     yield torch.tensor([[100.0, 1.0, 0.5, -0.25]]), 2  # one group is loud
     yield torch.tensor([[1e-30, -3e-30]]), 2
+    yield torch.tensor([[1e-45, -1e-45, 1.0, 2.0]]), 2  # a scale too small for float32
+    yield torch.tensor([[287.0, 20.5, 61.5, -143.5]]), 4  # ties, and 1 / 41 is rounded
+    yield torch.tensor([[3.0, -1.0, 0.5, 7.0, 2.0, -6.5]]), 3  # a group of an odd size ends where the half does
+    yield torch.tensor([[3.0, -1.0]]), 1
+    yield draw.randn(3, 8).bfloat16(), 4
+    yield draw.randn(3, 8).double(), 4
     yield torch.tensor([[-14.0, 3.0, 2.0, 1.0]], dtype=torch.float16), 4
     yield draw.randn(0, 8), 4
     yield torch.cat([draw.randn(1, 8), 50 * draw.randn(1, 8)]), 4
@@ -96,6 +102,7 @@ def merged(
     weighs: bool = True,
     renormalise: bool = False,
     counts: bool = True,
+    whole_parts: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp of all parts and the sink. The keywords are mistakes."""
     lses = torch.stack([lse for _, lse in parts])  # [parts, heads]
@@ -107,7 +114,9 @@ def merged(
         shares = torch.full_like(shares, 1 / (len(parts) + 1))
     outs = torch.stack([out for out, _ in parts])
     if ignores_empty:
-        outs = torch.where(lses[..., None] == -torch.inf, torch.zeros_like(outs), outs)
+        empty = lses == -torch.inf
+        empty = empty.all(-1, keepdim=True) if whole_parts else empty
+        outs = torch.where(empty[..., None], torch.zeros_like(outs), outs)
     return (shares[..., None] * outs).sum(0), total if counts else keys
 
 
@@ -123,6 +132,10 @@ def _merged_edges(draw: Draw) -> Iterator[tuple]:
     yield [(out, lse - 300), (out + 1, lse - 301)], torch.full((2,), -299.0)  # and here underflow
     yield [(out, lse)], torch.full((2,), 500.0)  # the sink takes all
     yield [(out, lse)], torch.full((2,), -500.0)  # the sink takes nothing
+    some = lse.clone()
+    some[1], nothing = -torch.inf, out.clone()
+    nothing[1] = torch.nan
+    yield [(nothing, some), (out + 1, lse)], torch.zeros(2)  # no keys for one of its heads
     empty = torch.full((1, 2), torch.nan), torch.full((1,), -torch.inf)
     yield [empty, empty], torch.tensor([1.5])  # no keys at all
 
@@ -164,7 +177,11 @@ check_merge_with_sink = FunctionChecker(
         "The share of a part is exp(its lse) over the sum of all; the shares are not equal.": partial(
             merged, weighs=False
         ),
+        "A part may have keys for one head and none for another: leave it out of these heads only.": partial(
+            merged, whole_parts=True
+        ),
     },
+    forbid=tuple(f"minillm.kernels.paged_decode.{name}" for name in ("merge_splits", "torch_merge_splits")),
 )
 
 
@@ -186,12 +203,13 @@ def chunked(
     drops_rest: bool = False,
     transposed: bool = False,
     shared: bool = False,
+    added: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Outputs of all tokens and the state after every chunk. The keywords are mistakes."""
     outs, states = [], []
     for start in range(0, len(q) - (chunk - 1 if drops_rest else 0), chunk):
         here = slice(start, start + chunk)
-        qs, ks, vs, logs = q[here], k[here], v[here], decay[here].log().cumsum(0)  # [tokens of the chunk, ...]
+        qs, ks, vs, logs = q[here], k[here], v[here], (decay[here] + added).log().cumsum(0)  # [tokens of the chunk, ...]
         since = (logs[:, None] - logs[None]).clamp(max=0).exp()  # from token j to token i: [i, j, keys]
         if ratio:
             product = decay[here].cumprod(0)
@@ -205,6 +223,19 @@ def chunked(
         state = (logs[-1].exp()[:, None] * state if carries else 0) + (to_end * ks).T @ vs
         states.append(state.T if transposed else state)
     return torch.cat(outs), torch.stack(states)
+
+
+def one_by_one(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, state: Tensor, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """The recurrence: right, and a loop over all tokens."""
+    outs, states = [], []
+    for place in range(len(q)):
+        state = decay[place, :, None] * state + k[place, :, None] * v[place]
+        outs.append(q[place] @ state)
+        if (place + 1) % chunk == 0 or place + 1 == len(q):
+            states.append(state)
+    return torch.stack(outs), torch.stack(states)
 
 
 def _chunked_case(draw: Draw, tokens: int, keys: int, values: int, chunk: int, low: float = 0.5) -> tuple:
@@ -223,6 +254,8 @@ def _chunked_edges(draw: Draw) -> Iterator[tuple]:
     yield q, k, v, decay, torch.zeros(3, 2), 5  # nothing before
     fast = torch.full((96, 2), 0.05)  # 0.05^48 underflows
     yield *_chunked_case(draw, 96, 2, 2, 48)[:3], fast, draw.randn(2, 2), 48
+    q, k, v, decay, state, _ = _chunked_case(draw, 12, 3, 2, 4)
+    yield q, k, 1e6 * v, torch.full_like(decay, 1e-5), 1e6 * state, 4  # little is left of much
 
 
 def _chunked_random(draw: Draw) -> tuple:
@@ -230,6 +263,12 @@ def _chunked_random(draw: Draw) -> tuple:
     return _chunked_case(draw, *sizes)
 
 
+_LOOP = Timed(
+    "2,000 tokens in chunks of 100",
+    lambda draw: _chunked_case(draw, 2000, 3, 2, 100),
+    "Loop over the chunks, not over their tokens: matrix products compute a whole chunk at a time.",
+    lines=4000,
+)
 check_gated_chunks = FunctionChecker(
     "gated_chunks",
     chunked,
@@ -250,6 +289,7 @@ check_gated_chunks = FunctionChecker(
     returns=("outs", "states"),
     atol=1e-4,
     rtol=1e-3,
+    timed=(_LOOP,),
     misconceptions={
         "A token's own key and value are in the state that its query reads.": partial(chunked, before=True),
         "The state from before the chunk has decayed by the time a later token of the chunk reads it.": partial(
@@ -261,6 +301,10 @@ check_gated_chunks = FunctionChecker(
         ),
         "Every key dimension has a decay of its own.": partial(chunked, shared=True),
         "The last chunk may be shorter: it counts too.": partial(chunked, drops_rest=True),
+        "Nothing may be added to a decay before its logarithm: much of a large number decays.": partial(
+            chunked, added=1e-6
+        ),
+        _LOOP.hint: one_by_one,
         "A state is [key dimensions, value dimensions]: the outer product of k and v, in that order.": partial(
             chunked, transposed=True
         ),

@@ -65,7 +65,8 @@ check_best_length = FunctionChecker(
         _given([0.0, 1.0, 1.0], 0.0, [8.0] * 4, 1),  # as good as none: the shortest
         _given([1.0, 1.0, 1.0], 0.0, [8.0, 16.0, 24.0, 32.0], 1),  # all equal
         _given([0.1], 0.0, [10.0, 11.0 - 2e-11], 1),  # equal to nine decimal places
-        _given([0.1], 0.0, [10.0, 11.0 - 2e-8], 1),  # and not equal in the eighth
+        _given([0.1], 0.0, [10.0, 11.0 - 7.7e-10], 1),  # less than 1e-9 apart, and not equal when rounded
+        _given([0.1], 0.0, [10.0, 11.0 - 2e-8], 1),  # not equal in the eighth
         _given([0.5, 1.0, 1.0, 1.0, 1.0], 1.0, [4.0] * 6, 1),  # a hard first place
         _given([0.9] * 5, 0.5, [10.0, *[19.0] * 5], 1),  # more expensive at first, then it pays
         _given([0.8] * 4, 0.2, [10.0, 20.0, 30.0, 40.0, 50.0], 64),  # a full machine
@@ -73,11 +74,14 @@ check_best_length = FunctionChecker(
     ],
     random=_random_lengths,
     explain=_times,
-    atol=1e-9,
-    rtol=1e-9,
+    atol=1e-12,
+    rtol=1e-12,
     hint="Divide a step's time by the tokens it generates. In a step, a request has one more token than it drafted.",
     misconceptions={
         "Times that are equal after round(ms, 9) are equal.": partial(best_length, decimals=15),
+        "Round both times and compare; times less than 1e-9 apart may be unequal when rounded.": partial(
+            best_length, decimals=99, better=lambda ms, best: ms < best - 1e-9
+        ),
         "Of equally good lengths the shortest.": partial(best_length, better=lambda ms, best: ms <= best),
         "Nine decimal places decide, not fewer.": partial(best_length, decimals=6),
         "The times may rise and then fall again: try every length.": partial(best_length, patient=False),

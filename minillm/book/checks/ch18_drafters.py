@@ -7,6 +7,7 @@ from functools import partial
 from minillm.book.checks import Case, Checker
 from minillm.book.checks.ch18_oracle import (
     VOCABULARY,
+    OnlyRead,
     ToyModel,
     Votes,
     honest_draft,
@@ -55,6 +56,9 @@ def _votes_edges(case: Case) -> None:
     _votes(case, 1, 4, [[6, 6, 6, 6, 6, 6]], 9)
     _votes(case, 1, 2, [[3, 1, 2, 3, 1, 4, 3, 1]], 5)
     _votes(case, 1, 1, [[1, 2] * 7 + [1, 3] * 4 + [1]], 1)  # seven votes against four
+    _votes(case, 2, 2, [[1, 12, 7, 11, 2]], 1)  # (1, 12) is not (11, 2)
+    _votes(case, 1, 1, [[300, 44, 65_836, 9, 50_256, 300]], 2)  # large token ids
+    _callers_lists(case)
     student = case.run(case.student, 1, 2)
     case.run(student.extend, [1, 2, 3, 1, 2, 3, 1])
     first = [case.run(student.propose, 4) for _ in range(3)]
@@ -88,6 +92,17 @@ def _votes_random(case: Case) -> None:
     )
 
 
+def _callers_lists(case: Case) -> None:
+    """The lists given to extend are the caller's, who may change them afterwards."""
+    student, first = case.run(case.student, 1, 2), [1, 2, 3]
+    case.run(student.extend, first, lend=True)
+    case.run(student.extend, [1], lend=True)
+    hint = "The list given to `extend` is the caller's: append its tokens to a list of your own."
+    case.equal(first, [1, 2, 3], "the list of an earlier call of extend", hint=hint)
+    first[:] = [9, 9]
+    case.equal(case.run(student.propose, 2), [2, 3], "the draft after the caller has changed its list", hint=hint)
+
+
 def _votes(case: Case, min_n: int, max_n: int, parts: list[list[int]], count: int) -> None:
     student, oracle = case.run(case.student, min_n, max_n), Votes(min_n, max_n)
     for part in parts or [[]]:
@@ -115,8 +130,8 @@ def _drafter_edges(case: Case) -> None:
     # Not all draft tokens were verified, and they are right.
     _follows(case, [5, 6], [(6, 2, 1, 0), (6, 2, 1, 0), (2, 0, 1, 0), (0, 0, 1, 0), (3, 3, 1)])
 
-    one, two = ToyModel(), ToyModel()
-    first, second = case.run(case.student, one, may_change=True), case.run(case.student, two, may_change=True)
+    _behind_a_wrong_token(case)
+    first, second = (case.run(case.student, OnlyRead(ToyModel()), may_change=True) for _ in range(2))
     for drafter, text in ((first, [1, 2, 3]), (second, [1, 2, 3, 4]), (first, [1, 2, 3, 9])):
         case.equal(
             case.run(drafter.propose, list(text), 2),
@@ -144,15 +159,34 @@ def _drafter_random(case: Case) -> None:
         _follows(case, text, steps)
 
 
+def _behind_a_wrong_token(case: Case) -> None:
+    """A rejected draft token leaves KV slots behind it that were computed after it."""
+    model, text = ToyModel(), [1, 2, 3]
+    student = case.run(case.student, OnlyRead(model), may_change=True)
+    _, last, _ = case.run(student.propose, list(text), 3)
+    text.append((honest_draft(text, 1)[0] + 1) % VOCABULARY)  # the target rejects all three
+    case.run(student.propose, list(text), 1)
+    text += [last, 0]  # now the text has, by chance, the token that KV slot 4 was left with
+    model.reads.clear()
+    case.run(student.propose, list(text), 1)
+    case.equal(
+        [start for start, _ in model.reads],
+        [4],
+        f"the list of KV slots at which the calls of read start, for the text {text},",
+        hint=f"KV slot 4 holds {last}, which was read after a draft token that was rejected. Its keys and values belong "
+        "to another text: read it again.",
+    )
+
+
 def _follows(case: Case, text: list[int], steps: list[tuple[int, ...]]) -> None:
     """Steps of (tokens asked for, of them accepted, tokens that the target adds[,
     how far these are from what the model says])."""
     model, text = ToyModel(), list(text)
-    student = case.run(case.student, model, may_change=True)
+    student = case.run(case.student, OnlyRead(model), may_change=True)
     known: list[int] = []  # what an attentive drafter has in its slots
     for number, (count, accepted, added, *off) in enumerate(steps, 1):
         model.reads.clear()
-        got = case.run(student.propose, list(text), count)
+        got = case.run(student.propose, text, count, lend=True)  # one list, which grows
         right = honest_draft(text, count)
         told = f"in call {number}, for a text of {len(text)} tokens and count={count}"
         case.is_a(got, list, f"what propose returns {told}", of=int)

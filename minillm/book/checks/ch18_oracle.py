@@ -175,6 +175,16 @@ class ToyModel:
         return [says(self.slots[: place + 1]) for place in range(start, end)]
 
 
+class OnlyRead:
+    """A model of which a drafter sees the method `read`, and nothing else."""
+
+    def __init__(self, model: ToyModel) -> None:
+        self.read = lambda token_ids, start: model.read(token_ids, start)
+
+    def __repr__(self) -> str:
+        return "<a model with the method read>"
+
+
 def says(text: Sequence[int]) -> int:
     """What a ToyModel predicts after a text: depends on every token and its position."""
     return sum((7 * place + 3) * (token + 1) for place, token in enumerate(text)) * 31 // 8 % VOCABULARY
