@@ -66,6 +66,35 @@ def test_the_book_s_own_class_passes():
         check_stack.judge(Stack, part)
 
 
+def test_a_stop_iteration_of_the_answer_s_ends_no_story():
+    class Stops(Stack):
+        asked = 0
+
+        def __init__(self, room):
+            super().__init__(room)
+            del self.held
+
+        def push(self, *values):
+            pass
+
+        @property
+        def held(self):
+            self.asked += 1
+            if self.asked > 2:
+                raise StopIteration
+            return []
+
+        @held.setter
+        def held(self, value):
+            pass
+
+        @held.deleter
+        def held(self):
+            self.asked = 0
+
+    assert "StopIteration" in said(Stops)
+
+
 def test_a_class_that_is_wrong_in_a_known_way_reads_so():
     assert "The newest leaves first." in said(check_stack.misconceptions["The newest leaves first."])
     assert "The newest leaves first." in said(check_stack.misconceptions["The newest leaves first."], "random")

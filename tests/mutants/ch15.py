@@ -26,6 +26,11 @@ MUTANTS = {
             expect="quantize_columns: ",
         ),
         Mutant(
+            "a little more than a half",
+            replace=("torch.floor(places + 0.5)", "torch.round(places + 1e-5)"),
+            expect="quantize_columns: edges",
+        ),
+        Mutant(
             "rows of a square matrix",
             replace=(
                 "    codes, steps, lows = [], [], []\n",
@@ -94,6 +99,43 @@ class BitWords:
             expect="bit_words: edges",
         ),
         Mutant(
+            "looks at the first row only",
+            replace=("int(codes.max()) < 2**self.bits", "int(codes[0].max()) < 2**self.bits"),
+            expect="expected it to raise ValueError",
+        ),
+        Mutant(
+            "remembers all that was packed",
+            source="""
+class BitWords:
+    packed = []
+
+    def __init__(self, bits):
+        self.bits = bits
+
+    def pack(self, codes):
+        if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < 2**self.bits:
+            raise ValueError("too large")
+        num_words = -(-codes.shape[1] * self.bits // 32)
+        ones = codes[:, :, None] >> torch.arange(self.bits - 1, -1, -1) & 1
+        stream = torch.nn.functional.pad(ones.flatten(1), (0, num_words * 32 - codes.shape[1] * self.bits))
+        words = (stream.view(len(codes), num_words, 32) << torch.arange(31, -1, -1)).sum(-1).to(torch.int32)
+        self.packed.append((self.bits, words, codes.clone()))
+        return words
+
+    def unpack(self, words, count):
+        if words.shape[1] != -(-count * self.bits // 32):
+            raise ValueError("words")
+        words, left = words.clone(), words.shape[1] * 32 - count * self.bits
+        if left and len(words):
+            words[:, -1] = words[:, -1] >> left << left
+        for bits, known, codes in self.packed[::-1]:
+            if bits == self.bits and codes.shape == (len(words), count) and torch.equal(known, words):
+                return codes
+        return torch.zeros(len(words), count, dtype=torch.int64)
+""",
+            expect="that this object has not packed",
+        ),
+        Mutant(
             "returns what was packed last",
             source="""
 class BitWords:
@@ -113,10 +155,18 @@ class BitWords:
             raise ValueError("words")
         return self.last
 """,
-            expect="two packers",
+            expect="that this object has not packed",
         ),
     ],
     "choose_options": [
+        Mutant(
+            "a list of its own kind",
+            replace=(
+                "    return list(best[spent][1])",
+                "    return type('Places', (list,), {})(best[spent][1])",
+            ),
+            expect="not a list",
+        ),
         Mutant(
             "all combinations",
             source="""
@@ -207,6 +257,12 @@ def choose_options(matrices, budget):
             "the scale of the first row",
             replace=("(blocks.abs().max() / 2688)", "(blocks[0].abs().max() / 2688)"),
             expect="to_nvfp4: ",
+        ),
+        Mutant("codes in float32", replace=("x.double().reshape", "x.reshape"), expect="in float64 (m / 6) / g is"),
+        Mutant(
+            "block scales of the exact tensor scale",
+            replace=("/ 6 / whole.double())", "/ 6 / (blocks.abs().max() / 2688).clamp(min=1e-40))"),
+            expect="in float64 (m / 6) / g is",
         ),
         Mutant(
             "the exact tensor scale",

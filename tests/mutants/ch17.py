@@ -12,6 +12,11 @@ MUTANTS = {
         Mutant("signed codes", replace=("torch.uint8", "torch.int8"), expect="token_grid: "),
         Mutant("in the dtype that came", replace=("    x = x.float()\n", ""), expect="token_grid: "),
         Mutant(
+            "float64 is enough",
+            replace=("    x = x.float()\n", "    x = x if x.dtype == torch.float64 else x.float()\n"),
+            expect="whatever the dtype of x",
+        ),
+        Mutant(
             "an epsilon",
             replace=("torch.where(steps == 0, torch.ones_like(steps), steps)", "steps + 1e-3"),
             expect="the steps of",
@@ -95,6 +100,7 @@ MUTANTS = {
             ),
             expect="Two objects share nothing",
         ),
+        Mutant("keeps the caller's list", replace=("list(pinned)", "pinned"), expect="copy it"),
         Mutant(
             "the last 200 positions",
             replace=("for p in range(query + 1) if", "for p in range(max(0, query - 200), query + 1) if"),
@@ -102,6 +108,19 @@ MUTANTS = {
         ),
     ],
     "place": [
+        Mutant(
+            "a table for twelve blocks",
+            replace=(
+                "states = {(device_blocks, host_blocks, disk_blocks): (0, ())}",
+                "states = {(min(device_blocks, 12), min(host_blocks, 12), min(disk_blocks, 12)): (0, ())}",
+            ),
+            expect="the total time of the plan is wrong",
+        ),
+        Mutant(
+            "a list of its own kind",
+            replace=("return list(min(", "return type('Plan', (list,), {})(min("),
+            expect="the plan must be a list",
+        ),
         Mutant(
             "blocks do not count",
             replace=("time + num_blocks * uses * cost", "time + uses * cost"),
@@ -215,6 +234,22 @@ MUTANTS = {
             expect="change nothing",
         ),
         Mutant(
+            "adds the weights before it refuses them",
+            replace=(
+                "        if len(weights) != len(self.kept) + 1:\n",
+                "        if len(weights) != len(self.kept) + 1:\n            for i, weight in enumerate(weights[: len(self.kept)]):\n                self.scores[i] += weight\n",
+            ),
+            expect="Sums now",
+        ),
+        Mutant(
+            "StopIteration after the first look",
+            replace=(
+                "        self.kept, self.scores, self.count = [], [], 0\n",
+                "        self.scores, self.count, self.looks = [], 0, iter([[]])\n\n    @property\n    def kept(self):\n        return next(self.looks)\n\n    def fill(self):\n        self.kept = []\n",
+            ),
+            expect="StopIteration",
+        ),
+        Mutant(
             "scores in float32",
             replace=(
                 "[score + weight for score, weight in zip(self.scores, weights)]",
@@ -224,6 +259,24 @@ MUTANTS = {
         ),
     ],
     "pack_keys": [
+        Mutant(
+            "looks for zeros, not for a scale of 0",
+            replace=("torch.where(scales == 0,", "torch.where((grouped == 0).all(-1),"),
+            expect="so the scale of that group is 1",
+        ),
+        Mutant(
+            "groups of an even size only",
+            replace=(
+                "    grouped = x.float().unflatten(-1, (-1, group))\n",
+                "    grouped = x.float().unflatten(-1, (-1, group // 2 * 2 or 2))\n",
+            ),
+            expect="pack_keys: edges",
+        ),
+        Mutant(
+            "bfloat16 is enough",
+            replace=("x.float().unflatten", "(x if x.dtype == torch.bfloat16 else x.float()).unflatten"),
+            expect="pack_keys: edges",
+        ),
         Mutant(
             "neighbours in a byte",
             replace=(".to(torch.uint8).chunk(2, -1)", ".to(torch.uint8).unflatten(-1, (-1, 2)).unbind(-1)"),
@@ -242,6 +295,20 @@ MUTANTS = {
         ),
     ],
     "merge_with_sink": [
+        Mutant(
+            "the package's merge",
+            source="""
+def merge_with_sink(parts, sink):
+    from minillm.kernels.paged_decode import torch_merge_splits
+
+    lses = torch.stack([*(lse for _, lse in parts), sink], -1)
+    outs = [torch.where(lse[:, None] == -torch.inf, 0.0, out) for out, lse in parts]
+    outs = torch.stack([*outs, torch.zeros_like(outs[0])], 1)
+    out = torch_merge_splits(outs[None], lses[None] * 1.4426950408889634, torch.empty(1, *outs[:, 0].shape))
+    return out[0], lses.logsumexp(-1)
+""",
+            expect="torch_merge_splits",
+        ),
         Mutant(
             "the sink in each part",
             replace=("torch.cat([lses, sink[None]])", "torch.cat([torch.logaddexp(lses, sink[None]), sink[None]])"),

@@ -39,6 +39,11 @@ def best_length(chances, draft_ms, step_ms, batch):
             expect="ms_per_token",
         ),
         Mutant(
+            "rounds the time to nine places",
+            replace=("    return best\n", "    return best[0], round(best[1], 9)\n"),
+            expect="ms_per_token",
+        ),
+        Mutant(
             "a time in float32",
             replace=("    return best\n", "    return best[0], np.float32(best[1])\n"),
             expect="ms_per_token",
@@ -158,7 +163,58 @@ class NgramVotes:
                 "            self.text.append(token)\n",
                 "            self.text.append(token)\n            if len(self.votes) > 3000:\n                self.votes.pop(next(iter(self.votes)))\n",
             ),
-            expect="that the text of 60,000 began with",
+            expect="the beginning of the draft after 6,000 tokens",
+        ),
+        Mutant(
+            "keeps the caller's list",
+            replace=(
+                "        for token in token_ids:\n",
+                "        if not self.text:\n            self.text, token_ids = token_ids, token_ids[:]\n            self.text.clear()\n        for token in token_ids:\n",
+            ),
+            expect="The list given to `extend` is the caller's",
+        ),
+        Mutant(
+            "n-grams as text",
+            source="""
+class NgramVotes:
+    def __init__(self, min_n, max_n):
+        self.sizes, self.text, self.votes = range(max_n, min_n - 1, -1), [], defaultdict(Counter)
+
+    def grams(self, tokens):
+        return [(n, "".join(map(str, tokens[-n:]))) for n in self.sizes if n <= len(tokens)]
+
+    def extend(self, token_ids):
+        for token in token_ids:
+            for gram in self.grams(self.text):
+                self.votes[gram][token] += 1
+            self.text.append(token)
+
+    def propose(self, count):
+        guesses, end = [], self.text[-self.sizes[0] :]
+        while len(guesses) < count:
+            known = next((gram for gram in self.grams(end + guesses) if gram in self.votes), None)
+            if known is None:
+                break
+            token, most = self.votes[known].most_common(1)[0]
+            if 2 * most <= self.votes[known].total():
+                break
+            guesses.append(token)
+        return guesses
+""",
+            expect="[1, 12, 7, 11, 2]",
+        ),
+        Mutant(
+            "tokens of one byte",
+            replace=("        for token in token_ids:\n", "        for token in (one % 256 for one in token_ids):\n"),
+            expect="65836",
+        ),
+        Mutant(
+            "no drafts for a long text",
+            replace=(
+                "        while len(guesses) < count:\n",
+                "        while len(guesses) < count and (len(self.text) < 999 or count < 4):\n",
+            ),
+            expect="the beginning of the draft after 6,000 tokens",
         ),
         Mutant(
             "a draft of floats",
@@ -245,6 +301,27 @@ class RepairedDrafter:
             "does not read the last token",
             replace=("min(len(self.slots), len(token_ids) - 1)", "min(len(self.slots), len(token_ids))"),
             expect="repair_drafter: ",
+        ),
+        Mutant(
+            "looks into the model",
+            replace=("        same = 0\n", "        same, self.slots = 0, self.model.slots\n"),
+            expect="has no attribute 'slots'",
+        ),
+        Mutant(
+            "keeps the caller's list",
+            replace=(
+                "        self.slots = token_ids + guesses[:-1]\n",
+                "        self.slots = token_ids + guesses[:-1] if count > 1 else token_ids\n",
+            ),
+            expect="Which step should have read it?",
+        ),
+        Mutant(
+            "trusts what lies behind a wrong token",
+            replace=(
+                "        self.slots = token_ids + guesses[:-1]\n",
+                "        now = token_ids + guesses[:-1]\n        self.slots = now + self.slots[len(now) :]\n",
+            ),
+            expect="belong to another text",
         ),
         Mutant(
             "catches up one by one",

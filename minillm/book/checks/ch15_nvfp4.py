@@ -104,8 +104,8 @@ def _first_block(got: tuple, expected: tuple, x: Tensor) -> str | None:
         most = x[row, 16 * place : 16 * place + 16].double().abs().max()
         exact, right = float(most / 6 / expected[2].double()), float(expected[1][row, place].float())
         return (
-            f"Row {row}, block {place}: its largest magnitude is {most:.8g}, and in float64 (m / 6) / g is {exact:.10g}; "
-            f"the nearest e4m3 number is {right:g}."
+            f"Row {row}, block {place}: its largest magnitude is {most:.8g}; in float64 (m / 6) / g is {exact:.10g}, "
+            f"and the nearest e4m3 number is {right:g}."
         )
     wrong = (got[0] != expected[0]).view(len(x), -1, 8).any(-1)
     row, place = wrong.nonzero().tolist()[0]

@@ -30,6 +30,7 @@ def columns(
     gaps: int = -1,
     shared: bool = False,
     padded: bool = False,
+    divide: Callable[[Tensor, Tensor], Tensor] = torch.div,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, steps and lows, group by group."""
     most, codes, steps, lows = 2**bits - 1, [], [], []
@@ -46,7 +47,7 @@ def columns(
         if rounded:
             low, step = low.half().to(dtype), step.half().to(dtype)
         used = (steps[-1] > 0) | (not zeros)
-        places = nearest((part.to(dtype) - low) / torch.where(used, step.clamp(min=2.0**-24), 1.0))
+        places = nearest(divide(part.to(dtype) - low, torch.where(used, step.clamp(min=2.0**-24), 1.0)))
         places = torch.where(used, places, 0.0)[:size].float()
         codes.append((places.clamp(0, most) if ends else places.long() % 256).to(torch.uint8))
     return torch.cat(codes), torch.stack(steps), torch.stack(lows)

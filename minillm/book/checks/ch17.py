@@ -1,6 +1,6 @@
 """Checks of chapter 17: a grid for each token, pinned spans, a plan for tiers, heavy hitters. Built in chapter 17.
 
-`ch17_memory` has the last two, `ch17_sinks` 4-bit keys, softmaxes with a sink, and gated linear attention.
+`ch17_memory` has the last two, `ch17_sinks` 4-bit keys and softmaxes with a sink, `ch17_chunks` gated linear attention.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from minillm.book.checks import Case, Checker
+from minillm.book.checks.ch17_chunks import check_gated_chunks
 from minillm.book.checks.ch17_memory import check_heavy_hitters, check_place
-from minillm.book.checks.ch17_sinks import check_gated_chunks, check_merge_with_sink, check_pack_keys
+from minillm.book.checks.ch17_sinks import check_merge_with_sink, check_pack_keys
 
 __all__ = [
     "check_gated_chunks",
@@ -84,7 +85,7 @@ def _judge_grid(case: Case, x: Tensor, what: str) -> None:
     case.is_a(got, tuple, "the result")
     case.true(len(got) == 3, f"the result has {len(got)} elements, not codes, steps and lows")
     for name, one, other in zip(("codes", "steps", "lows"), got, right):
-        case.is_a(one, other.dtype, name)
+        case.is_a(one, other.dtype, name, hint="Compute in float32, whatever the dtype of x; only the codes are uint8.")
         case.equal(list(one.shape), list(other.shape), f"the shape of the {name} of {what}")
     case.close(got[2], right[2], f"the lows of {what}", atol=0, rtol=1e-6)
     case.close(got[1], right[1], f"the steps of {what}", atol=0, rtol=1e-5)

@@ -48,9 +48,7 @@ def _time(plan: list[str], prefixes: list, device: int, host: int, disk: int, co
 
 def _is_plan(case: Case, plan: Any, prefixes: list, *rooms_and_costs: Any) -> None:
     case.true(
-        type(plan) is list
-        and len(plan) == len(prefixes)
-        and all(type(tier) is str and tier in TIERS for tier in plan),
+        type(plan) is list and len(plan) == len(prefixes) and all(type(tier) is str and tier in TIERS for tier in plan),
         f"the plan must be a list of {len(prefixes)} of {', '.join(map(repr, TIERS))}; it is {plan!r}",
     )
     for tier, room in zip(TIERS, rooms_and_costs[:3]):
@@ -182,7 +180,18 @@ check_heavy_hitters = ClassChecker(
     what="object",
     shows=("kept",),
     examples=[
-        _story(3, 1, [[1.0], [0.75, 0.25], [0.5, 0.25, 0.25], [0.5, 0.125, 0.25, 0.125], [0.25, 0.5, 0.125, 0.125]])
+        _story(  # each mistake evicts another position
+            4,
+            1,
+            [
+                [1.0],
+                [0.75, 0.25],
+                [0.5, 0.25, 0.25],
+                [0.25, 0.5, 0.125, 0.125],
+                [0.5, 0.0625, 0.25, 0.125, 0.0625],
+                [0.25, 0.25, 0.25, 0.125, 0.125],
+            ],
+        )
     ],
     edges=[
         _story(1, 1, [[1.0], [0.9, 0.1], [0.9, 0.1]]),  # only the newest

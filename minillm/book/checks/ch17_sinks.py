@@ -1,5 +1,4 @@
-"""Checks of chapter 17: 4-bit keys in groups, parts of a softmax merged with a sink, gated linear attention in chunks.
-Built in chapter 17."""
+"""Checks of chapter 17: 4-bit keys in groups, parts of a softmax merged with a sink. Built in chapter 17."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from minillm.book.checks import Draw, FunctionChecker, Timed
+from minillm.book.checks import Draw, FunctionChecker
 
 PACKAGE = "minillm.kv_cache.quantized."
 
@@ -28,6 +27,7 @@ def packed(
     halves: bool = True,
     swapped: bool = False,
     one: float = 1.0,
+    divide: Callable[[Tensor, Tensor], Tensor] = torch.div,
 ) -> tuple[Tensor, Tensor]:
     """Bytes and scales. The keywords are mistakes."""
     grouped = x.float().unflatten(-1, (-1, group))  # [tokens, groups, group]
@@ -35,7 +35,7 @@ def packed(
     if whole:
         scales = scales.amax(-1, keepdim=True).expand_as(scales)
     scales = torch.where(scales == 0, torch.full_like(scales, one), scales)
-    codes = nearest(grouped / scales[..., None]).nan_to_num(0).clamp(-largest, largest).flatten(-2) + offset
+    codes = nearest(divide(grouped, scales[..., None])).nan_to_num(0).clamp(-largest, largest).flatten(-2) + offset
     codes = codes.to(torch.int64) & 15
     first, second = codes.chunk(2, -1) if halves else (codes[..., ::2], codes[..., 1::2])
     low, high = (second, first) if swapped else (first, second)
@@ -66,6 +66,12 @@ def _packed_random(draw: Draw) -> tuple:
     return draw.randn(*shape) * 10.0 ** draw.randint(-2, 3), group
 
 
+def _no_scale(got: object, expected: tuple, x: Tensor, group: int) -> str | None:
+    largest = x.float().unflatten(-1, (-1, group)).abs().amax(-1)
+    small = largest[(largest > 0) & (largest / 7 == 0)].tolist()
+    return f"A seventh of {small[0]:.3g} is 0 in float32, so the scale of that group is 1." if small else None
+
+
 check_pack_keys = FunctionChecker(
     "pack_keys",
     packed,
@@ -74,10 +80,14 @@ check_pack_keys = FunctionChecker(
     edges=_packed_edges,
     random=_packed_random,
     returns=("packed", "scales"),
+    explain=_no_scale,
     rtol=1e-6,
     misconceptions={
         "The largest code is 7: with -8 a code would have no opposite.": partial(packed, largest=8.0),
         "Where a group's scale would be 0 it is 1, so that no number is divided by 0.": partial(packed, one=0.0),
+        "Divide by the scale: 1 / scale is rounded, and a tie is lost.": partial(
+            packed, divide=lambda numbers, scales: numbers * (1 / scales)
+        ),
         "To the nearest code: a conversion to an integer truncates.": partial(packed, nearest=torch.trunc),
         "Ties go to the even code, as torch.round does.": partial(packed, nearest=lambda x: torch.floor(x + 0.5)),
         "Every group has a scale of its own.": partial(packed, whole=True),
@@ -171,142 +181,15 @@ check_merge_with_sink = FunctionChecker(
         ),
         "The log-sum-exp that is returned counts the sink too.": partial(merged, counts=False),
         "exp of a large log-sum-exp overflows: subtract the largest first.": partial(merged, stable=False),
+        "A part may have keys for one head and none for another: leave it out for these heads only.": partial(
+            merged, whole_parts=True
+        ),
         "A part without keys has no output, NaN perhaps, and 0 times NaN is NaN: leave it out.": partial(
             merged, ignores_empty=False
         ),
         "The share of a part is exp(its lse) over the sum of all; the shares are not equal.": partial(
             merged, weighs=False
         ),
-        "A part may have keys for one head and none for another: leave it out of these heads only.": partial(
-            merged, whole_parts=True
-        ),
     },
     forbid=tuple(f"minillm.kernels.paged_decode.{name}" for name in ("merge_splits", "torch_merge_splits")),
-)
-
-
-# Gated linear attention in chunks
-
-
-def chunked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    state: Tensor,
-    chunk: int,
-    *,
-    before: bool = False,
-    forgets_late: bool = False,
-    carries: bool = True,
-    ratio: bool = False,
-    drops_rest: bool = False,
-    transposed: bool = False,
-    shared: bool = False,
-    added: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """Outputs of all tokens and the state after every chunk. The keywords are mistakes."""
-    outs, states = [], []
-    for start in range(0, len(q) - (chunk - 1 if drops_rest else 0), chunk):
-        here = slice(start, start + chunk)
-        qs, ks, vs, logs = q[here], k[here], v[here], (decay[here] + added).log().cumsum(0)  # [tokens of the chunk, ...]
-        since = (logs[:, None] - logs[None]).clamp(max=0).exp()  # from token j to token i: [i, j, keys]
-        if ratio:
-            product = decay[here].cumprod(0)
-            since = product[:, None] / product[None]
-        if shared:
-            since = since.mean(-1, keepdim=True).expand_as(since)
-        scores = torch.einsum("ik,jk,ijk->ij", qs, ks, since).tril(-1 if before else 0)
-        from_start = torch.ones_like(logs) if forgets_late else logs.exp()
-        outs.append(scores @ vs + (qs * from_start) @ state)
-        to_end = (logs[-1] - logs).exp()
-        state = (logs[-1].exp()[:, None] * state if carries else 0) + (to_end * ks).T @ vs
-        states.append(state.T if transposed else state)
-    return torch.cat(outs), torch.stack(states)
-
-
-def one_by_one(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, state: Tensor, chunk: int
-) -> tuple[Tensor, Tensor]:
-    """The recurrence: right, and a loop over all tokens."""
-    outs, states = [], []
-    for place in range(len(q)):
-        state = decay[place, :, None] * state + k[place, :, None] * v[place]
-        outs.append(q[place] @ state)
-        if (place + 1) % chunk == 0 or place + 1 == len(q):
-            states.append(state)
-    return torch.stack(outs), torch.stack(states)
-
-
-def _chunked_case(draw: Draw, tokens: int, keys: int, values: int, chunk: int, low: float = 0.5) -> tuple:
-    q, k, v = draw.randn(tokens, keys), draw.randn(tokens, keys), draw.randn(tokens, values)
-    decay = low + (1 - low) * torch.sigmoid(draw.randn(tokens, keys))
-    return q, k, v, decay, draw.randn(keys, values), chunk
-
-
-def _chunked_edges(draw: Draw) -> Iterator[tuple]:
-    yield _chunked_case(draw, 1, 2, 3, 4)  # one token
-    yield _chunked_case(draw, 5, 3, 2, 1)  # chunks of one token: the recurrence itself
-    yield _chunked_case(draw, 7, 2, 2, 7)  # one chunk
-    yield _chunked_case(draw, 10, 2, 3, 4)  # the last chunk is shorter
-    q, k, v, decay, state, _ = _chunked_case(draw, 12, 3, 2, 4)
-    yield q, k, v, torch.ones(12, 3), state, 4  # nothing decays: plain linear attention
-    yield q, k, v, decay, torch.zeros(3, 2), 5  # nothing before
-    fast = torch.full((96, 2), 0.05)  # 0.05^48 underflows
-    yield *_chunked_case(draw, 96, 2, 2, 48)[:3], fast, draw.randn(2, 2), 48
-    q, k, v, decay, state, _ = _chunked_case(draw, 12, 3, 2, 4)
-    yield q, k, 1e6 * v, torch.full_like(decay, 1e-5), 1e6 * state, 4  # little is left of much
-
-
-def _chunked_random(draw: Draw) -> tuple:
-    sizes = draw.randint(2, 40), draw.randint(2, 6), draw.randint(2, 6), draw.randint(2, 12)
-    return _chunked_case(draw, *sizes)
-
-
-_LOOP = Timed(
-    "2,000 tokens in chunks of 100",
-    lambda draw: _chunked_case(draw, 2000, 3, 2, 100),
-    "Loop over the chunks, not over their tokens: matrix products compute a whole chunk at a time.",
-    lines=4000,
-)
-check_gated_chunks = FunctionChecker(
-    "gated_chunks",
-    chunked,
-    hint="Within a chunk a product of q and k decays, in every key dimension, by what lies between the two tokens.",
-    examples=[
-        (
-            torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 2.0]]),
-            torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]),
-            torch.tensor([[1.0], [2.0], [4.0]]),
-            torch.tensor([[0.5, 1.0], [0.5, 0.25], [1.0, 0.5]]),
-            torch.tensor([[8.0], [0.0]]),
-            2,
-        )
-    ],
-    edges=_chunked_edges,
-    random=_chunked_random,
-    trials=25,
-    returns=("outs", "states"),
-    atol=1e-4,
-    rtol=1e-3,
-    timed=(_LOOP,),
-    misconceptions={
-        "A token's own key and value are in the state that its query reads.": partial(chunked, before=True),
-        "The state from before the chunk has decayed by the time a later token of the chunk reads it.": partial(
-            chunked, forgets_late=True
-        ),
-        "A chunk begins with the state that the one before it left.": partial(chunked, carries=False),
-        "A product of many decays becomes 0, and 0 / 0 is NaN: subtract logarithms instead.": partial(
-            chunked, ratio=True
-        ),
-        "Every key dimension has a decay of its own.": partial(chunked, shared=True),
-        "The last chunk may be shorter: it counts too.": partial(chunked, drops_rest=True),
-        "Nothing may be added to a decay before its logarithm: much of a large number decays.": partial(
-            chunked, added=1e-6
-        ),
-        _LOOP.hint: one_by_one,
-        "A state is [key dimensions, value dimensions]: the outer product of k and v, in that order.": partial(
-            chunked, transposed=True
-        ),
-    },
 )

@@ -65,8 +65,8 @@ check_best_length = FunctionChecker(
         _given([0.0, 1.0, 1.0], 0.0, [8.0] * 4, 1),  # as good as none: the shortest
         _given([1.0, 1.0, 1.0], 0.0, [8.0, 16.0, 24.0, 32.0], 1),  # all equal
         _given([0.1], 0.0, [10.0, 11.0 - 2e-11], 1),  # equal to nine decimal places
-        _given([0.1], 0.0, [10.0, 11.0 - 7.7e-10], 1),  # less than 1e-9 apart, and not equal when rounded
         _given([0.1], 0.0, [10.0, 11.0 - 2e-8], 1),  # not equal in the eighth
+        _given([0.1], 0.0, [10.0, 11.0 - 7.7e-10], 1),  # less than 1e-9 apart, and not equal when rounded
         _given([0.5, 1.0, 1.0, 1.0, 1.0], 1.0, [4.0] * 6, 1),  # a hard first place
         _given([0.9] * 5, 0.5, [10.0, *[19.0] * 5], 1),  # more expensive at first, then it pays
         _given([0.8] * 4, 0.2, [10.0, 20.0, 30.0, 40.0, 50.0], 64),  # a full machine

@@ -76,7 +76,10 @@ def _votes_random(case: Case) -> None:
         words, min_n = case.rng.choice((2, 3, 6)), case.randint(1, 4)
         parts = [[case.randint(0, words) for _ in range(case.randint(0, 9))] for _ in range(case.randint(1, 6))]
         _votes(case, min_n, min_n + case.randint(0, 3), parts, case.randint(0, 7))
-    text = [101, 102, 103, 104] + [case.randint(0, 40) for _ in range(60_000)]
+    text = [case.randint(0, 40) for _ in range(60_000)]
+    known, drafts = [101, 102, 103, 104], []
+    for place in (0, *range(5_998, 50_000, 6_000)):
+        text[place : place + 4] = known
     student = case.run(case.student, 2, 4)
     with within(
         case,
@@ -85,7 +88,9 @@ def _votes_random(case: Case) -> None:
     ):
         for start in range(0, len(text), 10):
             student.extend(text[start : start + 10])
-            student.propose(4)
+            drafts.append(student.propose(4))
+    for step in range(599, 5_000, 600):
+        case.equal(drafts[step][:2], known[2:], f"the beginning of the draft after {10 * step + 10:,} tokens")
     case.run(student.extend, [101, 102])
     case.equal(
         case.run(student.propose, 2), [103, 104], "the draft after the tokens that the text of 60,000 began with"
@@ -173,8 +178,8 @@ def _behind_a_wrong_token(case: Case) -> None:
         [start for start, _ in model.reads],
         [4],
         f"the list of KV slots at which the calls of read start, for the text {text},",
-        hint=f"KV slot 4 holds {last}, which was read after a draft token that was rejected. Its keys and values belong "
-        "to another text: read it again.",
+        hint=f"KV slot 4 holds {last}, which was read after a draft token that was rejected. Its keys and values "
+        "belong to another text: read it again.",
     )
 
 
