@@ -242,11 +242,19 @@ MUTANTS = {
             expect="Sums now",
         ),
         Mutant(
-            "StopIteration after the first look",
-            replace=(
-                "        self.kept, self.scores, self.count = [], [], 0\n",
-                "        self.scores, self.count, self.looks = [], 0, iter([[]])\n\n    @property\n    def kept(self):\n        return next(self.looks)\n\n    def fill(self):\n        self.kept = []\n",
-            ),
+            "does nothing, and raises StopIteration at the second look",
+            source="""
+class HeavyHitters:
+    def __init__(self, budget, recent):
+        self.looks = iter([[]])
+
+    @property
+    def kept(self):
+        return next(self.looks)
+
+    def step(self, weights):
+        return None
+""",
             expect="StopIteration",
         ),
         Mutant(
