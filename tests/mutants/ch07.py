@@ -17,14 +17,6 @@ def vote(answers, logprobs):
 """,
             expect="An answer has no business with what judges it",
         ),
-        Mutant(
-            "the package's vote, looked up by its name",
-            source="""
-def vote(answers, logprobs):
-    return __import__("minillm.sampling.voting", fromlist=["_"]).self_consistency(answers, logprobs)
-""",
-            expect="That is the part to write yourself",
-        ),
         Mutant("trips over an empty ballot", replace=(", default=None", ""), expect="raised ValueError"),
         Mutant(
             "returns a list",
