@@ -386,6 +386,11 @@ def peak_memory(requests):
 """,
             expect="in one pass over them",
         ),
+        Mutant(
+            "multiplies in floats",
+            replace=("total_held + number * left", "int(total_held + float(number) * left)"),
+            expect="enough_memory: edges: the peak is wrong",
+        ),
         Mutant("returns a float", replace=("return peak", "return float(peak)"), expect="a float, not an int"),
         Mutant(
             "sorts its argument",
