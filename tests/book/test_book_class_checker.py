@@ -291,6 +291,36 @@ def test_a_constructor_may_have_to_refuse():
         check.judge(Stack, "example")
 
 
+def test_a_stop_iteration_of_the_answer_ends_no_story():
+    """`next(...)` that finds nothing raises it, as does the story's own generator at its end."""
+
+    class Stops(Stack):
+        asked = 0
+
+        @property
+        def held(self):
+            self.asked += 1
+            if self.asked > 3:
+                raise StopIteration
+            return vars(self)["held"]
+
+        @held.setter
+        def held(self, values):
+            vars(self)["held"] = values
+
+    class Unwritten(Stack):
+        @property
+        def held(self):
+            raise NotImplementedError
+
+        @held.setter
+        def held(self, values):
+            pass
+
+    assert "raised StopIteration" in said(Stops)
+    assert "held in a new stack is not written yet" in said(Unwritten)
+
+
 def test_two_messages_are_one_up_to_rounding():
     """A misconception that computes in another precision is recognised."""
 

@@ -128,6 +128,12 @@ def test_a_detour_over_float32_is_recognised():
     assert "another dtype" in str(said) and "float64" in str(said)
 
 
+def test_a_small_number_that_is_a_little_wrong_is_no_detour_over_float32():
+    half = FunctionChecker("half", lambda x: (x, x / 2), examples=[(0.004,)], random=lambda draw: (0.004,))
+    assert "pass through float32" in refused(half, lambda x: (x, x / 2 * (1 + 1e-7))).hint
+    assert "pass through float32" not in refused(half, lambda x: (x, x / 2 + 5e-6)).hint
+
+
 @pytest.mark.parametrize(
     "value, spoil",
     [

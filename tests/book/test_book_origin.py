@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
 import types
 
 import pytest
@@ -137,6 +139,15 @@ def two_steps_away(path):
     return calls_the_package(path)
 
 
+def by_its_name(path):
+    return importlib.import_module("minillm.book.paths").chapter_number(path)
+
+
+def by_two_names(path):
+    name = "chapter_number"
+    return getattr(sys.modules["minillm.book.paths"], name)(path)
+
+
 class Helper:
     def number(self, path):
         return two_steps_away(path)
@@ -163,6 +174,8 @@ helper = Helper()
         lambda p: Helper().number(p),
         lambda p: helper.number(p),
         lambda p: decorated(p),
+        lambda p: by_its_name(p),
+        lambda p: by_two_names(p),
         type("Student", (), {"step": lambda self, p: two_steps_away(p)}),
         functools.partial(two_steps_away, "03_x"),
     ],
@@ -227,6 +240,34 @@ def test_an_array_at_any_address_is_refused(cheat):
     assert reads_memory(INTERFACE).size == 1  # so much can be read
     checker = Checker("memory")
     assert "An answer has no business with what judges it" in refusal(checker, cheat)
+
+
+the_check = Checker("the_check")
+the_check.part("example")(lambda case: case.true(True, ""))
+
+
+def by_a_search(x):
+    return next(module for name, module in list(sys.modules.items()) if name.endswith("ch07"))
+
+
+def by_an_import_inside(x):
+    import sys as renamed
+
+    return renamed.modules[x]
+
+
+def by_the_notebook(x):
+    return globals()["the_check"].parts
+
+
+@pytest.mark.parametrize("cheat", [by_a_search, by_an_import_inside, by_the_notebook])
+def test_the_judge_is_not_found_by_a_search(cheat):
+    assert "An answer has no business with what judges it" in refusal(Checker("found"), cheat)
+
+
+@pytest.mark.parametrize("honest", [lambda model: list(model.modules()), lambda x: globals()["double"](x)])
+def test_modules_of_a_model_and_own_globals_are_fine(honest):
+    assert spying(honest) is None
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,14 @@ def pack_short_first(sequences, num_computed):
     ],
     "fit_regimes": [
         Mutant(
+            "counts errors as equal that agree to nine digits",
+            replace=(
+                "if error <= best_error + 1e-12:",
+                "if error < best_error or math.isclose(error, best_error, abs_tol=1e-12):",
+            ),
+            expect="Errors count as equal only if they differ by less than 1e-12",
+        ),
+        Mutant(
             "rounding decides a tie",
             replace=("error <= best_error + 1e-12", "error <= best_error"),
             expect="the largest k",
@@ -107,7 +115,38 @@ def plan_batches(lengths, max_prompts, bend):
             replace=("batch if weights + batch * cache", "batch if batch * cache"),
             expect="ridge_batch: edges",
         ),
+        Mutant(
+            "searches only among batches that memory bounds",
+            replace=(
+                "    return batch if weights + batch * cache <= gpu",
+                "    most = (gpu['memory'] - weights) // max(1, cache)\n    return batch if batch <= most and weights <= gpu",
+            ),
+            expect="ridge_batch: edges",
+        ),
+        Mutant(
+            "searches up to a million million",
+            source="""
+def ridge_batch(model, gpu, context):
+    weights = model["params"] * model["weight_bytes"]
+    cache = 2 * model["layers"] * model["kv_heads"] * model["head_dim"] * model["kv_bytes"] * context
+    flops = 2 * model["params"] + 4 * model["layers"] * model["heads"] * model["head_dim"] * context
+    low, high = 0, 10**12
+    while high - low > 1:
+        middle = (low + high) // 2
+        computes = middle * flops * gpu["bandwidth"] >= (weights + middle * cache) * gpu["flops"]
+        low, high = (low, middle) if computes else (middle, high)
+    return high if high < 10**12 and weights + high * cache <= gpu["memory"] else None
+""",
+            expect="ridge_batch: edges",
+        ),
         Mutant("divides by nothing", replace=("if gain <= 0:", "if gain < 0:"), expect="raised ZeroDivisionError"),
         Mutant("returns a float", replace=("return batch if", "return float(batch) if"), expect="a float, not an int"),
+    ],
+    "expert_bend": [
+        Mutant(
+            "refuses only a top_k of 0",
+            replace=("if not 1 <= top_k <= num_experts:", "if not top_k or top_k > num_experts:"),
+            expect="raise ValueError",
+        ),
     ],
 }

@@ -222,6 +222,51 @@ def admit(waiting, budget, free_slots, min_chunk):
             expect="else the shortest prompt",
         ),
         Mutant(
+            "the fewest tokens left to compute",
+            replace=(
+                "return min(self.waiting, key=lambda request: request.num_prompt_tokens)",
+                "left = lambda one: one.num_tokens - self.kv_cache.get_computed_blocks(one).num_tokens\n        return min(self.waiting, key=left)",
+            ),
+            expect="scheduler: edges: the list of (request, tokens)",
+        ),
+        Mutant(
+            "a row that holds its request",
+            replace=(
+                "output.rows.append(ScheduledRequest(request.request_id, start, count, blocks, samples))",
+                "values = {'request_id': request.request_id, 'start': start, 'num_tokens': count, 'block_ids': blocks}\n        output.rows.append(__import__('types').SimpleNamespace(**values, samples=samples, request=request))",
+            ),
+            expect="must be a ScheduledRequest; got a SimpleNamespace",
+        ),
+        Mutant(
+            "a request among the draft tokens of a row",
+            replace=("start, count, blocks, samples))", "start, count, blocks, samples, (request,)))"),
+            expect="A step is plain data",
+        ),
+        Mutant(
+            "a step that holds the requests",
+            replace=(
+                "        output = SchedulerOutput()\n",
+                "        output = SchedulerOutput()\n        output.requests = self.requests\n",
+            ),
+            expect="A step is plain data",
+        ),
+        Mutant(
+            "rows as a tuple",
+            replace=(
+                "        return output",
+                "        output.rows = (*output.rows,)\n        return output",
+            ),
+            expect="A list of ScheduledRequest",
+        ),
+        Mutant(
+            "the engine's scheduler, looked up by its name",
+            replace=(
+                "        output = SchedulerOutput()\n",
+                "        output = __import__('minillm.engine.scheduler', fromlist=['_']).Scheduler and SchedulerOutput()\n",
+            ),
+            expect="That is the part to write yourself",
+        ),
+        Mutant(
             "ties to the last",
             replace=("return min(self.waiting, key", "return min(self.waiting[::-1], key"),
             expect="ties to the one nearest to the front",
@@ -340,6 +385,11 @@ def peak_memory(requests):
     return max((sum(held + last for held, left in requests if left >= last) for _, last in requests), default=0)
 """,
             expect="in one pass over them",
+        ),
+        Mutant(
+            "multiplies in floats",
+            replace=("total_held + number * left", "int(total_held + float(number) * left)"),
+            expect="enough_memory: edges: the peak is wrong",
         ),
         Mutant("returns a float", replace=("return peak", "return float(peak)"), expect="a float, not an int"),
         Mutant(

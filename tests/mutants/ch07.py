@@ -4,6 +4,19 @@ from minillm.book.proofs import Mutant
 
 MUTANTS = {
     "vote": [
+        Mutant(
+            "sums that are nearly equal are equal",
+            replace=("(votes[answer], totals[answer], -answer)", "(votes[answer], round(totals[answer], 6), -answer)"),
+            expect="vote: edges",
+        ),
+        Mutant(
+            "asks the judge",
+            source="""
+def vote(answers, logprobs):
+    return globals()["check_vote"].reference(answers, logprobs)
+""",
+            expect="An answer has no business with what judges it",
+        ),
         Mutant("trips over an empty ballot", replace=(", default=None", ""), expect="raised ValueError"),
         Mutant(
             "returns a list",
@@ -66,6 +79,22 @@ MUTANTS = {
         ),
     ],
     "cached_pool": [
+        Mutant(
+            "looks up with next(), which ends in StopIteration where there is nothing",
+            replace=(
+                "return self.block_of.get(block_hash)",
+                "return next(block for other, block in self.block_of.items() if other == block_hash)",
+            ),
+            expect="raised StopIteration",
+        ),
+        Mutant(
+            "ends every story",
+            replace=(
+                "        return list(self.queue)\n",
+                "        self.asked = getattr(self, 'asked', 0) + 1\n        if self.asked > 1:\n            raise StopIteration\n        return list(self.queue)\n",
+            ),
+            expect="free_order() after allocate(3) raised StopIteration",
+        ),
         Mutant(
             "a hit takes the front of the queue instead",
             replace=("self.queue.pop(block, None)", "self.ref_cnt[block] or self.queue.popitem(last=False)"),
@@ -175,6 +204,14 @@ class PrefixCache(BrokenCache):
             "the clock stands still for the ages",
             replace=("ageing * (clock - arrivals[i])", "ageing * arrivals[i]"),
             expect="serve_order",
+        ),
+        Mutant(
+            "a whole number for a score",
+            replace=(
+                "(cached(prompts[i]) + ageing * (clock - arrivals[i]), -",
+                "(int(cached(prompts[i]) + ageing * (clock - arrivals[i])), -",
+            ),
+            expect="do not round it",
         ),
         Mutant(
             "rows as lists",

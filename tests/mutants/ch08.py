@@ -4,6 +4,11 @@ from minillm.book.proofs import Mutant
 
 MUTANTS = {
     "goodput_window": [
+        Mutant(
+            "nearly meets a target",
+            replace=("numbers[name] <= most for", "numbers[name] <= most + 1e-6 for"),
+            expect="misses ttft",
+        ),
         Mutant("trips over a single token", replace=(" or [0.0]", ""), expect="raised"),
         Mutant(
             "divides by the time in use",
@@ -187,6 +192,16 @@ def even_chunks(prompt, streams, target, c0, c1, c2):
     raise ValueError("target")
 """,
             expect="even_chunks",
+        ),
+        Mutant(
+            "costs in floats",
+            replace=("n * (n + 1) // 2", "n * (n + 1) / 2"),
+            expect="even_chunks: edges",
+        ),
+        Mutant(
+            "refuses a target of 0",
+            replace=("if (first := greedy(target)) is None:", "if target <= 0 or (first := greedy(target)) is None:"),
+            expect="even_chunks: edges: even_chunks raised ValueError",
         ),
         Mutant(
             "a lowest limit that is nearly right",

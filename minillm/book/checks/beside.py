@@ -14,6 +14,7 @@ from typing import Any
 from minillm.book.checks.case import Case, Raised
 from minillm.book.checks.checker import PARTS, Checker
 from minillm.book.checks.draw import Draw
+from minillm.book.checks.failure import CheckFailed
 from minillm.book.checks.snapshot import detached
 from minillm.book.checks.wording import short
 
@@ -155,14 +156,12 @@ class ClassChecker(Checker):
         self._take_back(given)
         done: list[Call] = []
         self._compare_shown(case, mine, right, done, f"in a new {self.what}", None)
-        calls = story.told(right)
-        call = next(calls, None)
-        while call is not None:
+        calls, result = story.told(right), None
+        while (call := _next_of(calls, result)) is not None:
             done.append(detached(call))
             case.diagnose = functools.partial(self._why, story.given, done)
             with story.around(case, mine, right, call):
                 result = self._call(case, mine, right, done)
-            call = _next(calls, result)
         case.diagnose = lambda outcome: None
 
     def _made(self, given: tuple) -> Any:
@@ -198,8 +197,10 @@ class ClassChecker(Checker):
                 self._take_back(value)
 
     def _compare_shown(self, case: Case, mine: Any, right: Any, done: list[Call], when: str, hint: str | None) -> None:
+        right_shown = self._shown(right, done)
         for name, shown in self._shown(mine, done).items():
-            case.close(shown(), self._shown(right, done)[name](), f"{name} {when}", hint=hint, **self.near)
+            what = f"{name} {when}"
+            case.close(_seen(case, shown, what), right_shown[name](), what, hint=hint, **self.near)
 
     def _shown(self, one: Any, done: list[Call]) -> dict[str, Callable[[], Any]]:
         if isinstance(self.shows, Mapping):
@@ -229,12 +230,24 @@ class ClassChecker(Checker):
         return one
 
 
-def _next(calls: Generator[Call, Any, None], result: Any) -> Call | None:
-    """The next call of a story, None at its end. A StopIteration that an answer raises does not end the story."""
+def _next_of(calls: Generator[Call, Any, None], result: Any) -> Call | None:
+    """The next call of a story, whose generator is sent what the last one returned; None at its end."""
     try:
         return calls.send(result)
     except StopIteration:
         return None
+
+
+def _seen(case: Case, shown: Callable[[], Any], what: str) -> Any:
+    """What the student's object shows; what it raises instead is its failure, a StopIteration, too."""
+    try:
+        return shown()
+    except (CheckFailed, AttributeError):  # of a name that is missing the checker tells more
+        raise
+    except NotImplementedError as error:
+        case.fail(f"{what} is not written yet: it raises NotImplementedError", cause=error, hint="")
+    except Exception as error:
+        case.fail(f"{what} raised {type(error).__name__}: {error}".rstrip(": "), cause=error)
 
 
 def _named_like(make: Callable[..., Any], answer: Any) -> Callable[..., Any]:

@@ -148,6 +148,8 @@ check_fit_regimes = FunctionChecker(
         ([1, 2], [1.0, 1.0000004]),  # k = 1 has no error and k = 2 one of 8e-14, which counts as equal
         ([8, 16, 32], [0.8, 1.6, 3.2]),
         ([1, 2], [1.0, 1.0002]),  # k = 1 has no error, k = 2 one of 2e-8: that is no tie
+        # k = 1 has an error of 0.8171810343648, k = 2 one that is larger by 2e-11: no tie either
+        ([1, 2, 4, 8], [0.8, 2.6, 2.4, 2.925616875783]),
         ([2, 4, 8], [3.0, 2.0, 4.1]),
     ],
     random=_random_times,
@@ -250,6 +252,7 @@ check_ridge_batch = FunctionChecker(
         (_TINY, _SMALL | {"memory": _FILLED}, 2),
         (_TINY, _SMALL | {"memory": _FILLED - 1}, 2),
         (_TINY, _SMALL | {"memory": 199}, 0),  # not even the weights fit
+        (_TINY, _SMALL | {"memory": 200}, 0),  # the weights fill the memory, and caches of no tokens take nothing
         # 24 FLOP and 2 bytes for each request: at 12 FLOP/byte both take equally long, and the weights come on top.
         (_ONES, {"flops": 12, "bandwidth": 1, "memory": 10**9}, 1),
         (
@@ -278,10 +281,10 @@ check_ridge_batch = FunctionChecker(
     },
     timed=(
         Timed(
-            "a batch of many millions",
+            "a batch of more than 10**20",
             lambda draw: (
                 _ONES | {"params": 10**9},
-                {"flops": 2 * 10**9 * draw.randint(50, 99), "bandwidth": 10, "memory": 10**12},
+                {"flops": 10**20 * draw.randint(50, 99), "bandwidth": 10, "memory": 10**12},
                 0,
             ),
             hint=_TOO_MANY,

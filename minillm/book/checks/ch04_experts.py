@@ -81,6 +81,7 @@ check_expert_bend = FunctionChecker(
         "a ridge point far below the limit": (8, 1, 1.0, 4.1e12, 1e12, 10**12),
         "more chosen than there are": (4, 5, 2.0, *_H100, 10),
         "no expert chosen": (4, 0, 2.0, *_H100, 10),
+        "fewer than none chosen": (4, -1, 2.0, *_H100, 10),
         "many experts": (256, 8, 0.5625, 9e15, 7.7e12, 10**12),
     },
     random=_random_layer,

@@ -68,12 +68,14 @@ class Repaired:
         self, memory: int, seqs: int, budget: int, *, whole: Callable[[Job, int], bool] | None = None,
         over: bool = False, one_each: bool = False, every_piece: bool = False, keeps: bool = False,
         overtakes: bool = False, drops: bool = False, idle: bool = False, brim: int = 0, checks: bool = True,
+        holds: str = "num_tokens",
     ) -> None:  # fmt: skip
         self.memory, self.seqs, self.budget = memory, seqs, budget
         self.waiting, self.running = [], []
         self.fits = whole or (lambda job, left: job.num_tokens <= left or job.num_tokens > job.num_prompt_tokens)
         self.over, self.one_each, self.every_piece, self.keeps = over, one_each, every_piece, keeps
         self.overtakes, self.drops, self.idle, self.brim, self.checks = overtakes, drops, idle, brim, checks
+        self.holds = holds
 
     def add(self, job: Job) -> None:
         if self.checks and (
@@ -95,7 +97,7 @@ class Repaired:
         place = 0
         while place < len(self.waiting) and not gone and len(self.running) < self.seqs and (left > 0 or self.idle):
             job = self.waiting[place]
-            held = sum(one.num_tokens for one in [*self.running, job])
+            held = sum(getattr(one, self.holds) for one in self.running) + job.num_tokens
             if not self.fits(job, left) or held + self.brim > self.memory:
                 if not (self.overtakes or self.drops):
                     break
@@ -210,6 +212,9 @@ check_repair_scheduler = ClassChecker(
         "the budget is small, and four jobs share it": _served(
             [("A", 4, 12), ("B", 4, 12), ("C", 4, 12), ("D", 3, 5)], memory=21, seqs=4, budget=5
         ),
+        "A holds memory also for tokens that are not computed yet": _served(
+            [("A", 3, 1), ("B", 2, 1)], memory=4, seqs=3, budget=6
+        ),
         "three jobs have different sizes": _served(
             [("A", 7, 6), ("B", 3, 16), ("C", 8, 4)], memory=22, seqs=3, budget=8
         ),
@@ -243,6 +248,9 @@ check_repair_scheduler = ClassChecker(
         "No job is lost: one that does not fit stays in the queue.": partial(Repaired, drops=True),
         "No job joins where nothing is left of the budget.": partial(Repaired, idle=True),
         "Jobs that fill the memory exactly fit.": partial(Repaired, brim=1),
+        "A running job holds num_tokens of the memory, also those that are not computed yet.": partial(
+            Repaired, holds="num_computed_tokens"
+        ),
         "`add` stays as it is: it refuses a job that can never be served.": partial(Repaired, checks=False),
     },
     forbid=FORBIDDEN,

@@ -8,7 +8,7 @@ from typing import Any
 
 from minillm.book.checks import Case
 from minillm.engine.request import Request, RequestStatus
-from minillm.engine.step import SchedulerOutput
+from minillm.engine.step import ScheduledRequest, SchedulerOutput
 from minillm.kv_cache.manager import KVCacheManager
 
 
@@ -21,6 +21,7 @@ class World:
     requests: dict[str, Request] = field(default_factory=dict)
 
 
+_ROW = ScheduledRequest("A", 0, 1, (), 1)
 _FIELDS = {
     "request_id": "One row for each request, in the order in which they got tokens; a row names its request by its id.",
     "start": "A row starts at request.num_computed_tokens.",
@@ -35,6 +36,10 @@ def as_planned(
 ) -> None:  # fmt: skip
     """The student's step is the one that the statement's rules ask for: first the limits, then who, then the rows."""
     case.is_a(output, SchedulerOutput, f"what schedule() returned in {told}\n  it")
+    told_rows, plain = f"`rows` in {told}\n  it", "A step is plain data: ids and numbers, and no request."
+    case.is_a(output.rows, list, told_rows, of=ScheduledRequest, hint=f"A list of ScheduledRequest. {plain}")
+    case.equal([row[5:] for row in output.rows], [_ROW[5:]] * len(output.rows), f"the rest of {told_rows}", hint=plain)
+    case.equal(sorted(vars(output)), sorted(vars(SchedulerOutput())), f"the names in the {told}\n  list", hint=plain)
     case.equal(output.moves, SchedulerOutput().moves, f"moves in {told}\n  moves", hint="Leave moves as it is.")
     total, running = sum(row.num_tokens for row in output.rows), world.scheduler.running
     case.true(

@@ -62,6 +62,9 @@ def _scheduler_edges(case: Case) -> None:
     )
     shared = [Ask("A", 12, 3), Ask("B", 14, 3, arrives=2), Ask("C", 13, 3, arrives=2), Ask("D", 8, 2, arrives=4)]
     drive(case, shared, seqs=4, budget=16, cached=True, **plenty)  # prompts that the cache knows already
+    # X is cached but for one token, and Y is shorter: the prompt decides, not what is left of it.
+    late = [Ask("A", 12, 6), Ask("X", 13, 2, arrives=2), Ask("Y", 8, 2, arrives=2)]
+    drive(case, late, seqs=2, budget=16, cached=True, **plenty)
     _finish_twice(case)
 
 

@@ -1,7 +1,7 @@
 """Checks of chapter 07: a vote, the hash chain, a cached pool, a repaired cache, an order of service, a bill.
 Built in chapter 07.
 
-`ch07_pool` has the pool, `ch07_serving` the last two, `ch07_bill` the bill.
+`ch07_pool` has the pool, `ch07_repaired` the repaired cache, `ch07_serving` the order of service, `ch07_bill` the bill.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from functools import partial
 from minillm.book.checks import Case, Checker, Draw, FunctionChecker
 from minillm.book.checks.ch07_bill import check_agent_bill
 from minillm.book.checks.ch07_pool import check_cached_pool
-from minillm.book.checks.ch07_serving import check_repair_cache, check_serve_order, story_of
+from minillm.book.checks.ch07_repaired import check_repair_cache, story_of
+from minillm.book.checks.ch07_serving import check_serve_order
 
 __all__ = [
     "check_agent_bill",
@@ -73,6 +74,7 @@ check_vote = FunctionChecker(
         ([3, 4, 4], [-1.0, -30.0, -30.0]),
         ([9, 2, 2, 9], [-2.0, -1.0, -2.0, -1.0]),  # equal votes, equal totals
         ([-5, 3], [-2.0, -2.0]),
+        ([3, 5], [-2.0 - 2**-30, -2.0]),  # near is not equal
         ([1, 2, 1, 2], [-400.0, -900.0, -800.0, -300.0]),  # no probability is greater than 0 in floating point
     ],
     random=_random_samples,

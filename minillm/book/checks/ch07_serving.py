@@ -1,184 +1,13 @@
-"""Checks of chapter 07: a repaired prefix cache, and an order of service. Built in chapter 07."""
+"""Check of chapter 07: an order of service. Built in chapter 07."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import partial
 from itertools import permutations
 
-from minillm.book.checks import Case, Checker, Draw, FunctionChecker
-from minillm.book.chips import Html, table
-
-# 4 · a repaired prefix cache
-
-check_repair_cache = Checker(
-    "repair_cache",
-    hint="A name may be found only while its block holds exactly the text that the name says.",
-    forbid=("minillm.kv_cache.manager.KVCacheManager", "minillm.kv_cache.block_pool.BlockPool"),
-)
-_TABLE = (
-    "Hits come first, and each gets one more owner; then blocks from the front of the free list; "
-    "a table is released with its last block first. Of two copies the one named first keeps the name."
-)
-
-
-class Names:
-    """The repaired prefix cache; a block's name is the text up to its end."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self.pool, self.tables, self.texts = list(range(num_blocks)), {}, {}
-        self.owners, self.index = [0] * num_blocks, {}
-
-    def admit(self, request: str, text: str) -> int:
-        hits = []
-        while (key := text[: 4 * len(hits) + 4]) in self.index and len(key) < len(text):
-            hits.append(self.index[key])
-        self.pool = [block for block in self.pool if block not in hits]
-        fresh = [self.pool.pop(0) for _ in range(-(-len(text) // 4) - len(hits))]
-        self.index = {key: block for key, block in self.index.items() if block not in fresh}
-        self.tables[request], self.texts[request] = hits + fresh, text
-        for block in hits + fresh:
-            self.owners[block] += 1
-        return 4 * len(hits)
-
-    def computed(self, request: str, count: int) -> None:
-        for number, block in enumerate(self.tables[request][: count // 4], 1):
-            if block not in self.index.values():
-                self.index.setdefault(self.texts[request][: 4 * number], block)
-
-    def release(self, request: str) -> None:
-        for block in reversed(self.tables.pop(request)):
-            self.owners[block] -= 1
-            self.pool += [] if self.owners[block] else [block]
-
-
-def lives(case: Case, num_blocks: int, events: list[tuple]) -> None:
-    """Runs the events; after each admit, what is passed off as cached is compared with what was written there."""
-    cache, right, held, texts, cached = case.run(case.student, num_blocks), Names(num_blocks), {}, {}, {}
-    for number, (event, request, *rest) in enumerate(events, 1):
-        told = f"event {number}, {event} {request} {' '.join(map(repr, rest))}".rstrip()
-        if event == "computed":
-            rest = [max(rest[0], cached[request])]  # what was cached counts as computed
-            write(held, cache.tables[request], texts[request], rest[0])
-        got, expected = case.run(getattr(cache, event), request, *rest), getattr(right, event)(request, *rest)
-        if event != "admit":
-            continue
-        case.is_a(got, int, f"{told}: the number of cached characters")
-        texts[request], cached[request], blocks = rest[0], expected, cache.tables[request]
-        for index, block in enumerate(blocks[: got // 4]):
-            lies, wanted = held.get(block), rest[0][4 * index : 4 * index + 4]
-            case.true(
-                lies == wanted,
-                f"{told}: block {block} is said to hold {wanted!r}, but "
-                + (f"holds {lies!r}" if lies else "nothing was ever written into it"),
-                hint="Which request wrote into that block last? And when did the block get a wrong name, or keep one?",
-            )
-        hint = None
-        if got == len(rest[0]):
-            hint = "The last character is always computed, even if everything is cached."
-        elif got < expected:
-            hint = "A block that was computed and not allocated again must be found."
-        case.equal(got, expected, f"{told}: the number of cached characters", hint=hint)
-        case.equal(blocks, right.tables[request], f"{told}: its table", hint=_TABLE)
-
-
-def write(held: dict[int, str], blocks: list[int], text: str, count: int) -> None:
-    for index, block in enumerate(blocks[: -(-count // 4)]):
-        held[block] = text[4 * index : min(4 * index + 4, count)]
-
-
-STORY = [
-    ("admit", "Ana", "Ana: who am I?"),
-    ("computed", "Ana", 14),
-    ("release", "Ana"),
-    ("admit", "Bo", "Bo: my PIN: now 4711, ok"),
-    ("computed", "Bo", 24),
-    ("release", "Bo"),
-    ("admit", "Ana", "Ana: who am I? And where?"),
-    ("computed", "Ana", 25),
-    ("release", "Ana"),
-    ("admit", "Cy", "Cy and I went out"),
-    ("computed", "Cy", 4),
-    ("release", "Cy"),
-    ("admit", "Di", "Cy and I went out"),
-]
-
-
-def story_of(cache_class: Callable, num_blocks: int = 7) -> Html:
-    """Run a prefix cache through STORY beside a memory of characters, and show what it passes off as computed."""
-    rows, cache, held, texts = [], cache_class(num_blocks), {}, {}
-    for number, (event, request, *rest) in enumerate(STORY, 1):
-        text = cached = ""
-        if event == "admit":
-            texts[request], count = rest[0], cache.admit(request, *rest)
-            text = "|".join(rest[0][start : start + 4] for start in range(0, count, 4))
-            cached = "|".join(held.get(block, "····") for block in cache.tables[request][: count // 4])
-        elif event == "computed":
-            cache.computed(request, *rest)
-            write(held, cache.tables[request], texts[request], rest[0])
-        told = " ".join([event, request, *map(repr, rest)])
-        blocks = str(cache.tables[request]) if event != "release" else ""
-        rows.append([number, told, blocks, text, cached if event == "admit" else "", "WRONG" if cached != text else ""])
-        if event == "release":
-            cache.release(request)
-    return table(rows, ["", "event", "its blocks", "said to be cached", "what lies there", ""])
-
-
-@check_repair_cache.part("example")
-def _repair_example(case: Case) -> None:
-    lives(case, 7, STORY)
-
-
-def _events(text: str) -> list[tuple]:
-    """`A+0123 A=4 A-` for a request A with the text 0123 that is admitted, computed up to 4, and released."""
-    events = []
-    for word in text.split():
-        event, rest = {"+": "admit", "=": "computed", "-": "release"}[word[1]], word[2:].replace("_", " ")
-        events.append((event, word[0], *([int(rest)] if event == "computed" else [rest] if rest else [])))
-    return events
-
-
-@check_repair_cache.part("edges")
-def _repair_edges(case: Case) -> None:
-    a, b = "0123456789", "01234567xyz"
-    for num_blocks, text in (
-        (6, "A+01234567 A=8 A- B+01234567"),  # all of it is cached
-        (6, f"A+{a} B+{b} A=10 B=11 A- B- C+{a} C- D+something_else_here D- E+{b}"),
-        (9, f"A+{a} B+{a} B=10 A=10 B- C+{'p' * 12} C=12 D+{a} A- C- E+{'q' * 15} F+{a}"),
-        (4, f"A+{a} A=3 A=7 A=9 A- A+{a} A=10 B+0123"),
-        (9, f"A+{a} A=3 B+{a} A=7 C+{a}"),  # half a block
-        (5, f"A+{a} A=8 B+{b} A- C+zzzz C=4 B- D+{b}"),
-    ):
-        lives(case, num_blocks, _events(text))
-
-
-@check_repair_cache.part("random")
-def _repair_random(case: Case) -> None:
-    for _ in range(20):
-        free = num_blocks = case.randint(5, 11)
-        events, live = [], {}
-        texts = ["abcdabcdabcd", "abcdabcdxy", "pqrspqrs", "abcd", "pqrsabcdabcdabcd"]
-        for number in range(30):
-            text = case.rng.choice(texts)
-            # Hits need fewer; this many suffice whatever is shared.
-            if case.rng.random() < 0.45 and -(-len(text) // 4) <= free:
-                events.append(("admit", f"r{number}", text))
-                live[f"r{number}"] = (text, -(-len(text) // 4), 0)
-                free -= live[f"r{number}"][1]
-            elif live and case.rng.random() < 0.6:
-                name = case.rng.choice(sorted(live))
-                text, blocks, count = live[name]
-                live[name] = (text, blocks, case.randint(count, len(text) + 1))
-                events.append(("computed", name, live[name][2]))
-            elif live:
-                name = case.rng.choice(sorted(live))
-                events.append(("release", name))
-                free += live.pop(name)[1]
-        lives(case, num_blocks, events)
-
-
-# 5 · an order of service
+from minillm.book.checks import Case, Draw, FunctionChecker
 
 
 def serve(
@@ -201,10 +30,9 @@ def serve(
         waiting = [i for i in left if arrivals[i] <= clock or mistake == "not there yet"]
         if mistake == "too late":
             waiting = [i for i in left if arrivals[i] < clock] or waiting
-        scores = {
-            i: (matters * cached(prompts[i]) + ageing * (clock - arrivals[i]), ties * arrivals[i], ties * i)
-            for i in waiting
-        }
+        scores = {i: matters * cached(prompts[i]) + ageing * (clock - arrivals[i]) for i in waiting}
+        rounded = int if mistake == "whole score" else Fraction
+        scores = {i: (rounded(score), ties * arrivals[i], ties * i) for i, score in scores.items()}
         index = max(waiting, key=scores.get) if order is None else next(given)
         prompt, computed = prompts[index], len(prompts[index]) - cached(prompts[index])
         ends = range(block_size, len(prompt) + (block_size if mistake == "partial" else 1), block_size)
@@ -257,6 +85,8 @@ def _edges(draw: Draw) -> Iterable[tuple]:
     yield [[1, 1, 9], [2, 2, 9], [1, 1, 8], [3, 3, 9], [1, 1, 7]], [0, 1, 5, 6, 9], 2, 2, 0
     yield [[3, 3, 3], [4, 4, 4], [3, 3, 5]], [2, 1, 0], 1, 3, 0
     yield [[1] * 9, *([[1] * 8 + [2 + i] for i in range(6)]), [5, 5]], [0, *range(0, 12, 2), 1], 4, 4, 1
+    # At 16 the scores are 0.25 · 16 = 4 and 4 + 0.25: whole numbers would tie, and the earlier one would be served.
+    yield [[1, 1, 1, 1, 2], [3] * 11, [5], [1, 1, 1, 1, 4]], [0, 0, 0, 15], 2, 8, 0.25
     yield [[1, 1, 1, 9], [5, 5], [1, 1, 1, 8]], [0, 1, 4], 1, 8, 0  # the third arrives when the first has been served
     for _ in range(4):
         heads = ([1, 1, 1, 1], [1, 1, 2, 2], [3, 3], [3, 3, 1, 1], [])
@@ -276,6 +106,7 @@ def _random_prompts(draw: Draw) -> tuple:
 
 
 _SERVE_MISTAKES = {
+    "A score may be a fraction: do not round it.": "whole score",
     "The last token is always computed, and with it its block, also of a prompt that is cached.": "full hit",
     "The last block of a prompt becomes the least recent of its blocks, the first one the most recent.": "head first",
     "A block that is used again becomes the most recently used; yours keeps its old place.": "no touch",

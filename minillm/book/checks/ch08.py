@@ -37,7 +37,7 @@ def numbers_of(arrival: float, times: Sequence[float], itl: Callable = max) -> d
 def goodput(
     requests, targets, start, end, *, ended=lambda arrival, times: (times or [arrival])[-1],
     inside=lambda start, ended, end: start <= ended < end, meets=operator.le, every=all, itl=max, failed=True,
-    empty=False, known=_TARGETS, none=None,
+    empty=False, known=_TARGETS, none=None, zero=True,
 ) -> tuple[float, float | None]:  # fmt: skip
     if end <= start or set(targets) - known:
         raise ValueError("no such window, or no such target")
@@ -46,7 +46,8 @@ def goodput(
     good = 0
     for arrival, times in window:
         numbers = numbers_of(arrival, times, itl) if times else {}
-        good += every(meets(numbers[name], most) for name, most in targets.items()) if times else empty and not targets
+        asked = {name: most for name, most in targets.items() if most or zero}
+        good += every(meets(numbers[name], most) for name, most in asked.items()) if times else empty and not targets
     return good / (end - start), good / len(window) if window else none
 
 
@@ -92,6 +93,8 @@ check_goodput_window = FunctionChecker(
         *((_ONE, targets, 0.0, 4.0) for targets in ({"ttft": 1.0}, {"itl": 0.75}, {"tpot": 0.5}, {"e2e": 2.0})),
         *((_ONE, targets, 0.0, 4.0) for targets in ({"ttft": 0.75}, {"itl": 0.5}, {"tpot": 0.25}, {"e2e": 1.75})),
         (_ONE, {"tpot": 0.4}, 0.0, 4.0),
+        *((_ONE, {name: 0.0}, 0.0, 4.0) for name in ("ttft", "itl", "tpot", "e2e")),
+        (_ONE, {"ttft": 1.0 - 2**-20}, 0.0, 4.0),  # nearly is not met
         (_ONE, {"itl": 0.5, "ttft": 5.0}, 0.0, 4.0),
         (_ONE, {}, 2.0, 4.0),  # its last token came when the window begins
         (_ONE, {}, 0.0, 2.0),  # and when it ends
@@ -125,6 +128,9 @@ check_goodput_window = FunctionChecker(
         ),
         "start <= t < end: a request that ends exactly at `start` belongs to this window.": partial(
             goodput, inside=lambda start, ended, end: start < ended < end
+        ),
+        "A target of 0 is a target: ask whether the name is there, not whether its value is true.": partial(
+            goodput, zero=False
         ),
         "A value equal to the target meets it.": partial(goodput, meets=operator.lt),
         "A good request meets every target.": partial(goodput, every=lambda met: any([*met] or [True])),

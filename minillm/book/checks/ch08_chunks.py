@@ -110,6 +110,8 @@ check_even_chunks = FunctionChecker(
         (5, 2, 4, 2, 1, 0),  # a step of one token costs 2 + 3
         (12, 0, 12, 1, 1, 1),  # the first tokens fit; the last one alone costs 1 + 1 + 12
         (8, 0, 7, 0, 1, 0),
+        (5, 2, 0, 0, 0, 0),  # a step costs nothing, and may cost nothing
+        (3, 0, 2**60 + 2, 2**60, 1, 0),  # three tokens cost 1 too much, which a float of 53 bits loses
     ],
     random=_random_chunks,
     raises=(ValueError,),

@@ -152,9 +152,13 @@ def _spied(function: types.FunctionType) -> str | None:
                 return name
             if name.startswith(_JUDGES) or _judges(value):
                 return getattr(value, "__name__", name)
+            if value is sys.modules or (name == "modules" and ("sys" in named or any(one is sys for one in kept))):
+                return "sys.modules"
         for text in filter(lambda constant: isinstance(constant, str), code.co_consts):
             if text in _SPYING or (_JUDGES in text and text != function.__doc__):
                 return repr(text)
+            if _judges(function.__globals__.get(text)):  # globals()["check_vote"]
+                return text
     return spelled(_texts([*kept, *(code.co_consts for code in _codes(function.__code__))]))
 
 
@@ -218,10 +222,12 @@ def _judge_inside(values: list[object], own_module: str | None) -> str | None:
 
 
 def _mentioned(function: types.FunctionType, *, forbid: tuple[str, ...]) -> str | None:
-    """The first name in `forbid` that stands in this function, also as an attribute of a module or in an import."""
+    """The first name in `forbid` that stands in this function, also as an attribute of a module, in an import or in
+    a string."""
     for code in _codes(function.__code__):
         values = [function.__globals__.get(name) for name in code.co_names]
-        modules = [name for name in code.co_names if name.split(".")[0] == _PACKAGE]
+        texts = {text for text in code.co_consts if isinstance(text, str) and text != function.__doc__}
+        modules = [name for name in (*code.co_names, *texts) if name.split(".")[0] == _PACKAGE]
         reached = any(isinstance(v, types.ModuleType) and v.__name__.split(".")[0] == _PACKAGE for v in values)
         for dotted in forbid:
             module, _, name = dotted.rpartition(".")
@@ -229,7 +235,7 @@ def _mentioned(function: types.FunctionType, *, forbid: tuple[str, ...]) -> str 
                 getattr(v, "__module__", None) == module and getattr(v, "__name__", None) == name for v in values
             )
             imported = any(f"{module}.".startswith(f"{m}.") for m in modules)
-            if mentioned or (name in code.co_names and (reached or imported)):
+            if mentioned or dotted in texts or (name in {*code.co_names, *texts} and (reached or imported)):
                 return dotted
     return None
 
