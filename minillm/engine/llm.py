@@ -125,6 +125,15 @@ class LLM(Chatting, BeamSearching, Pooling, Adapting, Upkeep):
             path, config.generation_config, self.options.override_generation_config
         )
         self.model = self._load_model()
+        try:
+            self._build(path, default_params)
+        except BaseException:  # an interrupt too: no caller has this LLM to close it
+            self._end_workers()
+            raise
+
+    def _build(self, path: Path, default_params: SamplingParams) -> None:
+        """What an LLM has beside its model."""
+        config = self.config
         self.tokenizer = load_tokenizer(path if (given := self.options.tokenizer) is None else resolve_model(given))
         self.trace, self.counters = Trace(enabled=False), Counters()
         self._asleep: set[str] = set()  # parts that `sleep` has freed
