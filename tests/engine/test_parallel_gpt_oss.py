@@ -24,7 +24,7 @@ PARAMS = [
     SamplingParams(temperature=0.9, seed=4, top_k=7, max_tokens=12, ignore_eos=True),
     SamplingParams(temperature=1.0, seed=5, top_p=0.9, max_tokens=12, ignore_eos=True),
 ]
-TIGHT = dict(num_kv_blocks=14, block_size=4, max_num_batched_tokens=16, preemption_mode="swap", host_kv_bytes=10**6)
+TIGHT = dict(num_kv_blocks=17, block_size=4, max_num_batched_tokens=16, preemption_mode="swap", host_kv_bytes=10**6)
 DRAFTS = dict(speculative_config={"method": "ngram", "num_speculative_tokens": 3}, block_size=4)
 
 
