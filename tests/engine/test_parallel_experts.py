@@ -148,4 +148,4 @@ def test_expert_parallel_without_experts_or_ranks_is_refused(models):
     with pytest.raises(ValueError, match="spreads experts over tensor-parallel ranks, and tensor_parallel_size=1"):
         LLM(str(models["dots1"]), enable_expert_parallel=True)
     with pytest.raises(ValueError, match=r"mlp.experts.gate_up_proj holds all experts of a layer"):
-            cut_of("model.layers.1.mlp.experts.gate_up_proj", load_config(models["dots1"]), Layout(2, 1, 0))
+        cut_of("model.layers.1.mlp.experts.gate_up_proj", load_config(models["dots1"]), Layout(2, 1, 0))
