@@ -125,17 +125,17 @@ class LLM(Chatting, BeamSearching, Pooling, Adapting, Upkeep):
             path, config.generation_config, self.options.override_generation_config
         )
         self.model = self._load_model()
-        self.tokenizer = load_tokenizer(path if (given := self.options.tokenizer) is None else resolve_model(given))
-        self.trace, self.counters = Trace(enabled=False), Counters()
-        self._asleep: set[str] = set()  # parts that `sleep` has freed
-        model_len = max_model_len_of(config, self.model)
-        self.engine = build_engine(self.model, config, self.trace)
-        self.max_model_len = served_model_len(config, self.engine.kv_cache, model_len)
-        eos_token_ids = frozenset(self.model.config.eos_token_ids)
-        limits = (self.model.config.vocab_size, self.max_model_len, eos_token_ids)
-        self.inputs = InputProcessor(self.tokenizer, *limits, config.seed, self.engine.clock, default_params)
-        self.adapters = Adapters(self)
-        self.inputs.adapters = self.adapters.each
+        with self._workers_end_on_error():
+            self.tokenizer = load_tokenizer(path if (given := self.options.tokenizer) is None else resolve_model(given))
+            self.trace, self.counters = Trace(enabled=False), Counters()
+            self._asleep: set[str] = set()  # parts that `sleep` has freed
+            model_len = max_model_len_of(config, self.model)
+            self.engine = build_engine(self.model, config, self.trace)
+            self.max_model_len = served_model_len(config, self.engine.kv_cache, model_len)
+            limits = (self.model.config.vocab_size, self.max_model_len, frozenset(self.model.config.eos_token_ids))
+            self.inputs = InputProcessor(self.tokenizer, *limits, config.seed, self.engine.clock, default_params)
+            self.adapters = Adapters(self)
+            self.inputs.adapters = self.adapters.each
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:

@@ -18,11 +18,15 @@ from typing import Any, Self
 
 
 class FairLock:
-    """A reentrant lock for `with` statements; it goes to the thread that has waited longest."""
+    """A reentrant lock for `with` statements; it goes to the thread that has waited longest.
+
+    Ctrl-C may raise KeyboardInterrupt in the main thread at every call, so nothing here is half done where one is:
+    what belongs together has no call in its middle, and what was begun is undone.
+    """
 
     def __init__(self):
         self._process = os.getpid()
-        self._guard = threading.Lock()  # held for a moment, while one of these changes
+        self._guard = threading.RLock()  # held for a moment, while one of these changes
         self._owner: int | None = None
         self._depth = 0  # of the owner's `with` statements
         self._waiting: deque[tuple[int, threading.Lock]] = deque()  # each thread with the lock that it sleeps on
@@ -40,16 +44,24 @@ class FairLock:
             self._depth += 1
             return self
         sleep = threading.Lock()
-        with self._guard:
-            if self._owner is None:
-                self._owner = thread
-            else:
+        try:
+            with self._guard:
+                if self._owner is None:
+                    self._owner = thread
+                else:
+                    sleep.acquire()
+                    self._waiting.append((thread, sleep))
+            if self._owner != thread:
                 sleep.acquire()
-                self._waiting.append((thread, sleep))
-        if self._owner != thread:
-            self._wait(thread, sleep)
-        self._depth = 1
-        return self
+            self._depth = 1
+            return self
+        except BaseException:  # a KeyboardInterrupt: this thread no longer waits
+            with self._guard:
+                if (thread, sleep) in self._waiting:
+                    self._waiting.remove((thread, sleep))
+            if self._owner == thread:  # its turn had come already
+                self.__exit__()
+            raise
 
     def __exit__(self, *_) -> None:
         if self._depth > 1:
@@ -57,44 +69,44 @@ class FairLock:
             return
         try:
             while self._soon:
-                self._soon.popleft()()
+                self._call_first()
         finally:
-            self._hand_over()
+            with self._guard:
+                if self._waiting:
+                    self._owner, sleep = self._waiting[0]
+                    del self._waiting[0]
+                    sleep.release()
+                else:
+                    self._owner = None
             if self._soon:
                 self._call_if_free()
 
     def call_soon(self, action: Callable[[], None]) -> None:
-        """Call `action` in a turn: at once where no turn is taken, else at the end of the turn that is.
-        This never waits, so a finalizer may do it, which Python runs in any thread at any moment,
-        in the middle of a turn too."""
+        """Call `action` in a turn: at once where no turn is taken, else at the end of the turn that is; once more where
+        an interrupt ends it. This never waits for a turn, so a finalizer may do it, which Python runs in any thread at
+        any moment, in the middle of a turn too."""
         self._soon.append(action)
         self._call_if_free()
 
-    def _call_if_free(self) -> None:
-        if not self._guard.acquire(blocking=False):
-            return  # its holder ends a turn later
-        if free := self._owner is None:
-            self._owner, self._depth = threading.get_ident(), 1
-        self._guard.release()
-        if free:
-            self.__exit__()
-
-    def _wait(self, thread: int, sleep: threading.Lock) -> None:
+    def _call_first(self) -> None:
         try:
-            sleep.acquire()
-        except BaseException:  # a KeyboardInterrupt: this thread no longer waits
-            with self._guard:
-                if interrupted := (thread, sleep) in self._waiting:
-                    self._waiting.remove((thread, sleep))
-            if not interrupted:  # its turn had come already
-                self._hand_over()
+            self._soon[0]()
+        except Exception:
+            del self._soon[0]
             raise
+        del self._soon[0]
 
-    def _hand_over(self) -> None:
-        with self._guard:
-            self._owner, sleep = self._waiting.popleft() if self._waiting else (None, None)
-            if sleep is not None:
-                sleep.release()
+    def _call_if_free(self) -> None:
+        if self._guard._is_owned():  # by this thread, which a finalizer has interrupted; it ends a turn later
+            return
+        thread, free = threading.get_ident(), False
+        try:
+            with self._guard:
+                if self._owner is None:
+                    self._owner, self._depth, free = thread, 1, True
+        finally:
+            if free:
+                self.__exit__()
 
 
 def locked(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -87,6 +87,10 @@ class AdapterCache:
         with self._lock:
             self.pinned.add(key)
 
+    def unpin(self, key: str) -> None:
+        with self._lock:
+            self.pinned.discard(key)
+
     def slot(self, ref: AdapterRef, in_step: Collection[str] = ()) -> int:
         """Its batch slot; where it has none, that of the least recently used adapter that is not `in_step`."""
         if (slot := self.on_device.get(ref.key)) is None:

@@ -108,7 +108,7 @@ class Adapters:
         scheduler = self.llm.engine.scheduler
         scheduler.gate.pinned.discard(key)
         if key in self._of(scheduler.requests.values()):
-            cache.pinned.discard(key)
+            cache.unpin(key)
         else:
             cache.drop(key)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -273,6 +274,15 @@ class Upkeep:
             self._asleep.clear()
 
     shutdown = close
+
+    @contextmanager
+    def _workers_end_on_error(self) -> Iterator[None]:
+        """While an LLM is made: no caller has it yet to close it, and a notebook keeps what a traceback holds."""
+        try:
+            yield
+        except BaseException:  # an interrupt too
+            self._end_workers()
+            raise
 
     def _end_workers(self) -> None:
         if isinstance(self.model, RemoteModel):

@@ -43,8 +43,11 @@ class ClampedSwiGLU(SwiGLU):
 
 
 def apart(config: ModelConfig, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """One tensor of a gpt-oss checkpoint by our names. One of another shape stays as it is, to be named."""
-    if (match := STACKED.fullmatch(name)) is None or tensor.shape[:1] != (config.moe.num_experts,):
+    """One tensor of a gpt-oss checkpoint by our names. One of another shape stays as it is, to be named.
+
+    Of a rank's part of the checkpoint (chapter 21), experts are numbered from its first one on.
+    """
+    if (match := STACKED.fullmatch(name)) is None or tensor.shape[:1] != (config.moe.num_held,):
         yield name.replace(".mlp.router.", ".mlp.gate."), tensor
         return
     module, fused, bias = match.groups()

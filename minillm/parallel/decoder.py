@@ -84,6 +84,10 @@ class ParallelDecoder(Decoder):
 
     def prepare(self, cpu_offload_bytes: int = 0) -> ParallelDecoder:
         """As `Decoder.prepare`."""
+        if self.layout.tensor_rank:  # a bias belongs to a sum, which the ranks add up: the first one has it
+            for layer in self.layers:
+                if isinstance(layer.mlp, ParallelExperts):
+                    layer.mlp.drop_biases()
         super().prepare(cpu_offload_bytes)
         if self.layout.tensor_parallel_size > 1:
             for layer in self.layers:
@@ -91,7 +95,7 @@ class ParallelDecoder(Decoder):
         if self.layout.tensor_rank:  # a streamed matrix is not prepared, and has the bias that is the first rank's
             for layer in self.layers:
                 layer.self_attn.o_proj.bias = None
-                if not isinstance(layer.mlp, ParallelExperts):  # experts have no biases
+                if not isinstance(layer.mlp, ParallelExperts):  # which are never streamed
                     layer.mlp.down_proj.bias = None
         return self
 

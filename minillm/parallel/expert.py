@@ -11,6 +11,12 @@
 Each rank has tokens of its own, as with attention that is data parallel. A row's result has the same bits on every rank
 and the sum has the order of the token's choices, so that a rank's result is that of one process to the last bit. An
 expert with copies on several ranks takes its tokens in turns.
+
+A shared expert is whole on each rank here. All tokens use it, so the arithmetic of a rank would be the same if it were
+cut, but every token would have to reach every rank (`shared_expert_cost`): n - 1 rows there and n - 1 back, where a
+token of DeepSeek-V3 sends at most 8 rows to its routed experts. vLLM (0.32.0, `DeepseekV2MLP`, disable_tp) and SGLang
+(`deepseek_v2.py`, tp_size=1) keep it whole too. The cost is memory: 58 layers of 44 M weights in DeepSeek-V3.
+`ParallelExperts`, whose ranks all have the same tokens, cuts it.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ from torch import Tensor, nn
 
 from minillm.kernels.grouped_matmul import SortedRows, sort_by_expert
 from minillm.model.moe import ExpertProducts, MixtureOfExperts
+from minillm.model.moe_config import MoEConfig
 from minillm.parallel.communicator import Communicator
 from minillm.parallel.placement import Placement, even_placement
 
@@ -113,7 +120,8 @@ class ParallelExperts(MixtureOfExperts):
     """The experts of a layer between ranks that all have the same tokens, as with tensor parallel attention.
 
     A rank has a part of every expert (tensor parallel), or some experts whole (expert parallel), and a part of the
-    shared one. Either way it makes a part of each token's sum, and one all-reduce adds the parts up.
+    shared one. Either way it makes a part of each token's sum, and one all-reduce adds the parts up. Of experts with
+    biases, the first rank adds those behind a sum that is cut.
     """
 
     communicator: Communicator
@@ -126,6 +134,12 @@ class ParallelExperts(MixtureOfExperts):
         made.__dict__.update(mlp.__dict__)
         made.communicator = communicator
         return made
+
+    def drop_biases(self) -> None:
+        """Of sums of which this rank, which is not the first one, makes a part; whole experts keep theirs."""
+        for place, linear in self.linears().items():
+            if place.endswith("down_proj") and (self.moe.held is None or not place.startswith("experts.")):
+                linear.bias = None
 
     def forward(self, x: Tensor, token_slots: TokenSlots | None = None) -> Tensor:
         """[num_tokens, hidden_size] in and out, the same on each rank."""
@@ -144,6 +158,19 @@ class ParallelExperts(MixtureOfExperts):
             made = self.products(x[tokens], weights[mine][:, None], experts[mine][:, None] - first)
             out.index_add_(0, tokens, made)
         return out
+
+
+def shared_expert_cost(
+    moe: MoEConfig, hidden_size: int, itemsize: int, tokens: Sequence[int], rank: int, is_cut: bool
+) -> tuple[int, int]:
+    """The bytes that `rank` holds of a layer's shared expert, and those that it sends in a step, where rank r has
+    `tokens[r]` tokens of its own. Whole, it sends nothing. Cut by columns and rows, it sends its tokens to all other
+    ranks, and to each of them its part of the sums for their tokens."""
+    weights, row = 3 * hidden_size * moe.shared_intermediate_size * itemsize, hidden_size * itemsize
+    if not is_cut:
+        return weights, 0
+    others = len(tokens) - 1
+    return weights // len(tokens), row * (others * tokens[rank] + sum(tokens) - tokens[rank])
 
 
 def dispatch_bytes(rows_sent: int, rows_computed_for_others: int, hidden_size: int, itemsize: int, ranks: int) -> int:

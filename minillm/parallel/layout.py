@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from minillm.model import gpt_oss
 from minillm.model.config import ModelConfig
 from minillm.model.moe_config import MoEConfig
 
@@ -27,6 +28,7 @@ EXPERT = re.compile(r"\.experts\.(\d+)\.")
 FUSED_EXPERTS = re.compile(r"\.experts\.(gate_up_proj|gate_proj|up_proj|down_proj)(\.weight)?$")
 COLUMN_PARALLEL = ("gate_proj", "up_proj")  # beside q, k and v: the rows of the weight are cut
 ROW_PARALLEL = ("o_proj", "down_proj")  # the columns of the weight are cut, and the products are summed
+BLOCK = 32  # inputs of an expert of gpt-oss that share a scale in its files
 
 
 @dataclass(frozen=True)
@@ -111,11 +113,6 @@ def check_layout(
     tp, pp = tensor_parallel_size, pipeline_parallel_size
     if expert_parallel and config.moe is None:
         raise ValueError(f"enable_expert_parallel=True needs experts, and model_type={config.model_type!r} has none")
-    if tp > 1 and config.sink_logits:
-        raise ValueError(
-            f"tensor_parallel_size={tp} is not supported with model_type={config.model_type!r}: its sink logits and "
-            "the biases of its experts are not cut; use pipeline_parallel_size"
-        )
     for name, count in divided(config, expert_parallel).items():
         if count % tp:
             raise ValueError(
@@ -126,6 +123,12 @@ def check_layout(
         raise ValueError(
             f"tensor_parallel_size={tp} neither divides this model's num_key_value_heads={config.num_kv_heads} nor is "
             f"a multiple of it; use {allowed_sizes(config)}, or pipeline_parallel_size"
+        )
+    if not expert_parallel and _in_blocks(config) and tp > (most := config.moe.intermediate_size // BLOCK):
+        raise ValueError(
+            f"tensor_parallel_size={tp} leaves a rank no part of this model's experts, whose intermediate_size="
+            f"{config.moe.intermediate_size} has {most} blocks of {BLOCK}; use at most {most}, or "
+            "enable_expert_parallel=True"
         )
     if len(Layout(tp, 1, tp - 1).vocabulary(config.vocab_size)) == 0:
         raise ValueError(f"tensor_parallel_size={tp} leaves a rank no part of the vocabulary of {config.vocab_size}")
@@ -142,9 +145,10 @@ def divided(config: ModelConfig, expert_parallel: bool = False) -> dict[str, int
     if moe is None or len(moe.layers) < config.num_layers:
         sizes["intermediate_size"] = config.intermediate_size
     if moe is not None:
-        sizes |= (
-            {"num_experts": moe.num_experts} if expert_parallel else {"moe_intermediate_size": moe.intermediate_size}
-        )
+        if expert_parallel:
+            sizes["num_experts"] = moe.num_experts
+        elif not _in_blocks(config):
+            sizes["moe_intermediate_size"] = moe.intermediate_size
         sizes["shared_expert_intermediate_size"] = moe.shared_intermediate_size
     return sizes
 
@@ -172,24 +176,39 @@ def local_config(config: ModelConfig, layout: Layout) -> ModelConfig:
         num_layers=len(layers),
         layer_windows=config.layer_windows[layers.start : layers.stop],
         layer_ropes=config.layer_ropes[layers.start : layers.stop],
-        moe=config.moe and local_experts(config.moe, layout, layers),
+        moe=config.moe and local_experts(config, layout, layers),
     )
 
 
-def local_experts(moe: MoEConfig, layout: Layout, layers: range) -> MoEConfig:
+def local_experts(config: ModelConfig, layout: Layout, layers: range) -> MoEConfig:
     """The experts that a rank holds: a part of each, or with expert parallel, some of them."""
-    mine = layout.part(moe.num_experts)
+    moe, mine = config.moe, layout.part(config.moe.num_experts)
     return replace(
         moe,
         layers=tuple(layer - layers.start for layer in moe.layers if layer in layers),
-        intermediate_size=moe.intermediate_size if layout.expert_parallel else len(layout.part(moe.intermediate_size)),
+        intermediate_size=moe.intermediate_size if layout.expert_parallel else len(expert_part(config, layout)),
         shared_intermediate_size=len(layout.part(moe.shared_intermediate_size)),
         held=(mine.start, mine.stop) if layout.expert_parallel else None,
     )
 
 
+def expert_part(config: ModelConfig, layout: Layout) -> range:
+    """A rank's part of the intermediate size of each expert. That of gpt-oss is cut between blocks, which have a scale
+    each; the first ranks may have one block more."""
+    size, ranks, rank = config.moe.intermediate_size, layout.tensor_parallel_size, layout.tensor_rank
+    if not _in_blocks(config):
+        return layout.part(size)
+    each, more = divmod(size // BLOCK, ranks)
+    start = rank * each + min(rank, more)
+    return range(start * BLOCK, (start + each + (rank < more)) * BLOCK)
+
+
+def _in_blocks(config: ModelConfig) -> bool:
+    return config.activation == gpt_oss.CLAMPED and not config.moe.intermediate_size % BLOCK
+
+
 class Cut(NamedTuple):
-    """A rank's part of a tensor: its name on the rank, and which rows or columns it is; None for all of it."""
+    """A rank's part of a tensor: its name on the rank, and which part of dimension `dim` it is; None for all of it."""
 
     name: str
     dim: int = 0
@@ -199,8 +218,9 @@ class Cut(NamedTuple):
         """That part of a tensor, or of a tensor in a safetensors file, of which no more is read."""
         if self.ranges is None:
             return tensor[:]
-        parts = [tensor[:, one.start : one.stop] if self.dim else tensor[one.start : one.stop] for one in self.ranges]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        before = (slice(None),) * self.dim
+        parts = [tensor[(*before, slice(one.start, one.stop))] for one in self.ranges]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
 
 
 def cut_of(name: str, config: ModelConfig, layout: Layout) -> Cut | None:
@@ -215,6 +235,8 @@ def cut_of(name: str, config: ModelConfig, layout: Layout) -> Cut | None:
         return Cut(local.replace(match[0], place, 1)) if int(match[1]) in mine else None
     if not is_here:
         return None
+    if config.activation == gpt_oss.CLAMPED and (match := gpt_oss.STACKED.fullmatch(name)):
+        return _stacked(local, match[2], bool(match[3]), config, layout)
     if FUSED_EXPERTS.search(name):
         raise ValueError(
             f"{name} holds all experts of a layer, of which "
@@ -226,7 +248,7 @@ def cut_of(name: str, config: ModelConfig, layout: Layout) -> Cut | None:
     dim, heads = config.head_dim, layout.query_heads(config)
     queries, keys = _scaled(heads, dim), _scaled(layout.kv_heads(config), dim)
     width, tokens = _width(name, config), layout.vocabulary(config.vocab_size)
-    middle = layout.part(width)
+    middle = expert_part(config, layout) if ".experts." in name else layout.part(width)
     rows: dict[str, tuple[range, ...]] = {
         "q_proj": (queries,),
         "k_proj": (keys,),
@@ -237,6 +259,7 @@ def cut_of(name: str, config: ModelConfig, layout: Layout) -> Cut | None:
         "gate_up_proj": (middle, _moved(middle, width)),
         "embed_tokens": (tokens,),
         "lm_head": (tokens,),
+        "sinks": (heads,),
     }
     if config.qk_norm_whole:
         rows |= {"q_norm": (queries,), "k_norm": (keys,)}
@@ -249,6 +272,16 @@ def cut_of(name: str, config: ModelConfig, layout: Layout) -> Cut | None:
     if module in ROW_PARALLEL and not is_bias:
         return Cut(local, 1, (attended if module == "o_proj" else middle,))
     return Cut(local)
+
+
+def _stacked(local: str, matrix: str, is_bias: bool, config: ModelConfig, layout: Layout) -> Cut:
+    """Of a tensor with all experts of a layer of gpt-oss, whose gate_up_proj has the columns of both in turn."""
+    if layout.expert_parallel:
+        return Cut(local, 0, (layout.part(config.moe.num_experts),))
+    middle = expert_part(config, layout)
+    if matrix == "gate_up_proj":
+        return Cut(local, 1 if is_bias else 2, (range(2 * middle.start, 2 * middle.stop),))
+    return Cut(local) if is_bias else Cut(local, 1, (middle,))
 
 
 def _local_name(name: str, config: ModelConfig, layout: Layout) -> tuple[str, bool]:

@@ -9,8 +9,12 @@ import pytest
 import torch
 
 from minillm import LLM, SamplingParams
+from minillm.model.checkpoint import load_config
+from minillm.model.config import ModelConfig
 from minillm.model.decoder import Decoder
+from minillm.parallel.communicator import Traffic
 from minillm.parallel.layout import Layout, check_layout, cut_of, local_config
+from minillm.parallel.traffic import step_traffic
 from tests.helpers.model_zoo import EXPERTS, LATENT
 from tests.helpers.tiny import save_tiny_llama
 
@@ -38,14 +42,33 @@ def models(tmp_path_factory):
 
 
 def tokens(folder, **settings) -> list[list[int]]:
+    """And what the ranks send is what the formula says, however the experts are spread."""
     llm = LLM(str(folder), device="cpu", dtype="float32", max_model_len=64, num_kv_blocks=60, **settings)
+    sizes = llm.config.tensor_parallel_size, llm.config.pipeline_parallel_size
     try:
-        return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+        made = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+        if max(sizes) > 1:
+            count_a_prompt_and_a_step(llm, sizes, load_config(folder))
+        return made
     finally:
-        if llm.config.tensor_parallel_size * llm.config.pipeline_parallel_size > 1:
+        if max(sizes) > 1:
             llm.close()
         del llm
         gc.collect()
+
+
+def count_a_prompt_and_a_step(llm: LLM, sizes: tuple[int, int], config: ModelConfig) -> None:
+    """Two all-reduces of [tokens, hidden_size] in a layer: one for attention, one for all experts, shared ones too."""
+    llm.engine.executor.collective("take_traffic")
+    greedy = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    llm.generate([{"prompt_token_ids": [50, 51, 52, 53, 54, 55, 56]}], greedy, use_tqdm=False)
+    for rank, counted in enumerate(llm.engine.executor.collective("take_traffic")):
+        wanted = Traffic()
+        for num_tokens in (7, 1):
+            step = step_traffic(config, *sizes, num_tokens, 1, rank=rank)
+            wanted.messages += step.messages
+            wanted.bytes += step.bytes
+        assert counted.as_dict() == wanted.as_dict(), rank
 
 
 @pytest.mark.parametrize(
@@ -73,8 +96,6 @@ def test_tokens_are_those_of_one_process(name, settings, models):
 @pytest.mark.parametrize("sizes", [(2, 1), (4, 1), (1, 3), (2, 2)])
 def test_the_ranks_hold_all_of_the_model_together(sizes, name, expert_parallel, models):
     """Every number of a layer's experts is on one rank; routers are on each; and each part has the shape it needs."""
-    from minillm.model.checkpoint import load_config
-
     config = load_config(models[name])
     config = config if config.mla else replace(config, num_kv_heads=4)
     whole = {key: view.numel() for key, view in Decoder(config, torch.float32, "meta").checkpoint_views().items()}
@@ -115,8 +136,6 @@ def shape_of(config, key: str) -> torch.Size:
     ],
 )
 def test_what_cannot_be_cut_is_named(name, changes, settings, said, models):
-    from minillm.model.checkpoint import load_config
-
     config = load_config(models[name])
     config = replace(config, moe=replace(config.moe, **changes))
     with pytest.raises(ValueError, match=said):
@@ -129,6 +148,4 @@ def test_expert_parallel_without_experts_or_ranks_is_refused(models):
     with pytest.raises(ValueError, match="spreads experts over tensor-parallel ranks, and tensor_parallel_size=1"):
         LLM(str(models["dots1"]), enable_expert_parallel=True)
     with pytest.raises(ValueError, match=r"mlp.experts.gate_up_proj holds all experts of a layer"):
-        from minillm.model.checkpoint import load_config
-
         cut_of("model.layers.1.mlp.experts.gate_up_proj", load_config(models["dots1"]), Layout(2, 1, 0))

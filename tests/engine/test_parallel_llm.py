@@ -189,7 +189,8 @@ def test_an_llm_that_is_let_go_leaves_no_process(models):
 
 
 PROGRAM = """
-import os, signal, sys, threading, time
+import faulthandler, os, signal, sys, threading, time
+faulthandler.dump_traceback_later(100, exit=True)  # where it stands, should it hang
 from minillm import LLM, SamplingParams
 llm = LLM({model!r}, device="cpu", dtype="float32", max_model_len=64, num_kv_blocks=60, tensor_parallel_size=2)
 print(*llm.model.workers.pids, llm.model.workers._zygote.process.pid, flush=True)

@@ -12,7 +12,9 @@ from hypothesis import given, strategies as st
 
 from minillm.model.checkpoint import load_model
 from minillm.model.routing import record_routing
-from minillm.parallel.expert import dispatch_bytes
+from minillm.parallel.collectives import all_gather, reduce_scatter
+from minillm.parallel.expert import dispatch_bytes, shared_expert_cost
+from minillm.parallel.links import run_threads
 from minillm.parallel.placement import Placement, count_copies, even_placement, place_experts
 from tests.helpers.expert_ranks import run_rank
 from tests.helpers.model_zoo import save_checkpoint
@@ -140,6 +142,30 @@ def test_a_rank_without_tokens_takes_part(folder, tmp_path):
     parts = [torch.randn(0, 48), torch.randn(5, 48)]
     answers = run_ranks(folder, tmp_path / "store", parts)
     assert answers[0][1].shape == (0, 48) and answers[1][1].shape == (5, 48)
+
+
+def test_a_shared_expert_that_is_cut_saves_memory_and_sends_every_token_to_every_rank(folder):
+    """Which is why it is whole on each rank. The sums are nearly the same, and the bytes are counted."""
+    torch.manual_seed(1)
+    model, ranks, parts = load_model(folder, "float32", "cpu"), 4, [torch.randn(5, 48) for _ in range(4)]
+    moe, mlp = model.config.moe, model.layers[model.config.moe.layers[-1]].mlp
+    shared, each = mlp.shared_expert, moe.shared_intermediate_size // 4
+    gate_up, down = shared.gate_up_proj.weight.unflatten(0, (2, -1)), shared.down_proj.weight
+
+    def compute(link, part):
+        mine = slice(link.rank * each, (link.rank + 1) * each)
+        x = all_gather(link, part).flatten(0, 1)
+        gate, up = (x @ matrix[mine].T for matrix in gate_up)
+        made = (torch.nn.functional.silu(gate) * up) @ down[:, mine].T
+        return reduce_scatter(link, made).view(part.shape), link.sent.bytes
+
+    with torch.inference_mode():
+        answers = run_threads(compute, [(part,) for part in parts])
+        for rank, (out, num_bytes) in enumerate(answers):
+            torch.testing.assert_close(out, mlp.shared(parts[rank]), rtol=1e-4, atol=1e-4)
+            whole, cut = (shared_expert_cost(moe, 48, 4, [5] * ranks, rank, is_cut) for is_cut in (False, True))
+            assert cut[1] == num_bytes == 2 * 3 * 5 * 48 * 4 and whole[1] == 0
+            assert whole[0] == ranks * cut[0] == sum(view.nbytes for view in (gate_up, down))
 
 
 def test_hosts_of_a_placement():

@@ -72,9 +72,11 @@ def draw_parallel(seed: int) -> Road:
     if MODELS[road.model].get("num_hidden_layers", 2) > 2 and rng.random() < 0.6:
         tensor_parallel, stages = rng.choice(((1, 3), (1, 3), (2, 3)))
     prefix_on_host = road.prefix and road.sinks is None
+    # Its 64 inputs of an expert are two blocks, which four ranks cannot share.
+    spread = road.model == MXFP4 and tensor_parallel > 1 and (tensor_parallel > 2 or rng.random() < 0.5)
     return replace(
         road,
-        model="llama" if road.model == MXFP4 else road.model,
+        spread=spread,
         tensor_parallel=tensor_parallel,
         stages=stages,
         disk_blocks=0,

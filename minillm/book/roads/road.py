@@ -77,6 +77,7 @@ class Road:
     together: bool = False  # one call of generate instead of arrivals between the steps
     tensor_parallel: int = 1  # processes that each matrix is cut over
     stages: int = 1  # processes that the layers are cut over
+    spread: bool = False  # whole experts on each rank, not a part of each
 
     @property
     def max_model_len(self) -> int:

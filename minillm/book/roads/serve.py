@@ -100,6 +100,7 @@ def settings_of(road: Road, models: Path, disk: str | Path) -> dict[str, Any]:
         enforce_eager=not road.recorded, async_scheduling=None if road.like_a_gpu else road.ahead,
         cpu_offload_bytes=OFFLOADED if road.offload else 0,
         tensor_parallel_size=road.tensor_parallel, pipeline_parallel_size=road.stages,
+        enable_expert_parallel=road.spread,
         enable_lora=road.max_loras > 0, max_loras=road.max_loras or 1, max_cpu_loras=road.max_loras or 1,
     )  # fmt: skip
 

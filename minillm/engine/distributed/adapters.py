@@ -45,8 +45,8 @@ class ParallelAdapterCache(AdapterCache):
 
 class RemoteAdapters(AdapterCache):
     """What the engine knows of the adapters that its workers have: it reads each folder too, so that a broken one
-    raises in the caller's thread, and lets the workers read it before a request needs it. `call` reaches all
-    workers."""
+    raises in the caller's thread, and lets the workers read it at once: it may be gone, or another one, when a request
+    needs it. `call` reaches all workers."""
 
     def __init__(
         self,
@@ -68,8 +68,14 @@ class RemoteAdapters(AdapterCache):
     def _read(self, path: str) -> Adapter:
         return read_adapter(path, self.config, self.shapes, self.max_rank, self.dtype)
 
+    def read(self, path: str, in_use: Collection[str] = (), waiting: Collection[str] = ()) -> str:
+        """As `AdapterCache.read`, in this process and in the workers."""
+        key = super().read(path, in_use, waiting)
+        self.call("read_adapter", AdapterRef(key, path), list(in_use), list(waiting))
+        return key
+
     def prepare(self, ref: AdapterRef, in_use: Collection[str] = ()) -> Adapter:
-        """As `AdapterCache.prepare`, in this process and in the workers."""
+        """As `AdapterCache.prepare`, likewise."""
         adapter = super().prepare(ref, in_use)
         self.call("prepare_adapter", ref, list(in_use))
         return adapter
@@ -81,6 +87,10 @@ class RemoteAdapters(AdapterCache):
     def pin(self, key: str) -> None:
         super().pin(key)
         self.call("change_adapters", "pin", key)
+
+    def unpin(self, key: str) -> None:
+        super().unpin(key)
+        self.call("change_adapters", "unpin", key)
 
 
 def whole_shapes(config: ModelConfig) -> Shapes:

@@ -62,9 +62,11 @@ class WorkerGroup:
         self.error: BaseException | None = None  # why it ended, if not by `close`
         self.pids: list[int] = []
         self.connections: list[Connection] = []
-        self.folder = tempfile.mkdtemp(prefix="minillm-")
         self._zygote = zygote(preload)
-        self._end = weakref.finalize(self, _end, self._zygote, self.pids, self.connections, self.folder, os.getpid())
+        with interrupts_held_back():
+            self.folder = tempfile.mkdtemp(prefix="minillm-")
+            left = self._zygote, self.pids, self.connections, self.folder, os.getpid()
+            self._end = weakref.finalize(self, _end, *left)
         self._number, self._inbox = 0, dict[tuple[int, int], tuple[str, Any]]()
         self._gone: set[int] = set()  # ranks whose socket is closed
         self._failed: dict[int, tuple[str, tuple[str, str]]] = {}
@@ -153,10 +155,11 @@ class WorkerGroup:
 
     def close(self) -> None:
         """End the workers. A second call does nothing."""
-        if self._end.alive and (writer := getattr(self, "writer", None)) is not None:
-            writer.ring.close()
-            self.board.close()
-        self._end()
+        with interrupts_held_back():
+            if self._end.alive and (writer := getattr(self, "writer", None)) is not None:
+                writer.ring.close()
+                self.board.close()
+            self._end()
 
     def _forget_old_answers(self) -> None:
         """Those of steps that an interrupt ended while they were waited for."""
@@ -175,18 +178,20 @@ class WorkerGroup:
             self._look()
 
     def _take(self, rank: int) -> None:
-        try:
-            with interrupts_held_back():
+        """Read a message and keep it. An interrupt waits for both: what is read is on no socket any more, and another
+        call may wait for it, or no sign of a failed worker may come again."""
+        with interrupts_held_back():
+            try:
                 data = self.connections[rank].recv_bytes()
-        except (EOFError, OSError):
-            self._gone.add(rank)
-            self._poll.unregister(self.connections[rank].fileno())
-            return
-        number, kind, value = pickle.loads(data)
-        if kind in ("failed", "lost"):
-            self._failed[rank] = (kind, value)
-        else:
-            self._inbox[rank, number] = (kind, value)
+            except (EOFError, OSError):
+                self._gone.add(rank)
+                self._poll.unregister(self.connections[rank].fileno())
+                return
+            number, kind, value = pickle.loads(data)
+            if kind in ("failed", "lost"):
+                self._failed[rank] = (kind, value)
+            else:
+                self._inbox[rank, number] = (kind, value)
 
     def _await_others(self, missing: list[int], number: int) -> None:
         """One rank has raised; where the others do not answer either, they wait for it, and the group ends."""

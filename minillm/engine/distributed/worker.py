@@ -32,6 +32,7 @@ from minillm.engine.sizing import block_bytes_of, fitting_blocks
 from minillm.kv_cache.manager import KVCacheManager
 from minillm.model.checkpoint import load_tokenizer, resolve_model
 from minillm.model.config import ModelConfig
+from minillm.model.errors import AdapterError
 from minillm.parallel.communicator import Communicator, Traffic, init_process_group
 from minillm.parallel.decoder import ParallelDecoder
 from minillm.parallel.layout import Layout
@@ -167,12 +168,17 @@ class Worker:
         """What this rank has sent and received since the last call."""
         return self.communicator.take_traffic()
 
+    def read_adapter(self, ref: AdapterRef, in_use: Sequence[str], waiting: Sequence[str]) -> None:
+        """Read an adapter that the engine has just read. Raises AdapterError where its folder holds another by now."""
+        if self.runner.adapters.read(ref.path, in_use, waiting) != ref.key:
+            raise AdapterError(f"the adapter in {ref.path} has changed while it was read; ask again")
+
     def prepare_adapter(self, ref: AdapterRef, in_use: Sequence[str]) -> None:
         """Have an adapter on the host."""
         self.runner.adapters.prepare(ref, in_use)
 
     def change_adapters(self, method: str, key: str) -> None:
-        """`drop` or `pin` one."""
+        """`drop`, `pin` or `unpin` one."""
         getattr(self.runner.adapters, method)(key)
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:

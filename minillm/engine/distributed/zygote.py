@@ -27,6 +27,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
@@ -40,16 +41,22 @@ MOST_FDS = 8
 
 
 class Zygote:
-    """A zygote of this process, started at the first fork."""
+    """A zygote of this process, started at the first fork. Threads take turns.
+
+    `kill` is also what a finalizer calls, which Python runs in any thread at any moment: in the middle of a message
+    too. It waits for nothing then, and the turn that it fell into ends the workers at its own end.
+    """
 
     def __init__(self, preload: bool):
-        self.preload, self.lock = preload, threading.Lock()
+        self.preload, self.lock = preload, threading.RLock()
         self.process: subprocess.Popen | None = None
         self.socket: socket.socket | None = None
+        self._owner: int | None = None  # the thread whose turn it is
+        self._doomed: deque[list[int]] = deque()  # workers to be ended
 
     def fork(self, spec: dict[str, Any], fds: Sequence[int]) -> int:
         """Start a worker with these settings and copies of these file descriptors; its process id."""
-        with self.lock, interrupts_held_back():
+        with self._turn():
             try:
                 return self._ask("fork", spec, fds)
             except (EOFError, OSError):  # there is none yet, or it had been idle for long
@@ -58,24 +65,45 @@ class Zygote:
 
     def wait(self, pid: int, seconds: float) -> int | None:
         """The exit status of a worker, as `os.waitpid` has it, if it ends within so many seconds; else None."""
-        with self.lock, interrupts_held_back(), contextlib.suppress(EOFError, OSError):
+        with self._turn(), contextlib.suppress(EOFError, OSError):
             return self._ask("wait", (pid, seconds))
         return signal.SIGKILL  # the zygote is gone, and its workers with it
 
     def kill(self, pids: Sequence[int]) -> None:
-        """End workers at once; returns when they are gone."""
-        with self.lock, interrupts_held_back(), contextlib.suppress(EOFError, OSError):
-            self._ask("kill", list(pids))
+        """End workers at once; returns when they are gone, unless this thread is in the middle of a turn."""
+        self._doomed.append(list(pids))
+        while self._doomed and self._owner != threading.get_ident():
+            with self._turn():
+                pass
 
     def close(self) -> None:
         """End the zygote, and whatever workers there still are."""
         if self.socket is not None:
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)  # whichever thread still waits for an answer on it
             self.socket.close()
             self.socket = None
         if self.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(END_SECONDS)
             self.process = None
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        with self.lock, interrupts_held_back():
+            self._owner = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._end_doomed()
+                self._owner = None
+                if self._doomed:  # since a moment ago
+                    self.kill([])
+
+    def _end_doomed(self) -> None:
+        while self._doomed:
+            with contextlib.suppress(EOFError, OSError):  # the zygote is gone, and its workers with it
+                self._ask("kill", self._doomed.popleft())
 
     def _ask(self, what: str, about: Any, fds: Sequence[int] = ()) -> Any:
         if self.socket is None:
@@ -135,7 +163,11 @@ def interrupts_held_back() -> Iterator[None]:
         yield
         return
     arrived = []
-    before = signal.signal(signal.SIGINT, lambda *event: arrived.append(event))
+    before = signal.getsignal(signal.SIGINT)
+    if before is None:  # a handler in C, which Python could not put back
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *event: arrived.append(event))
     try:
         yield
     finally:
@@ -200,13 +232,14 @@ class Nursery:
 
     def fork(self, spec: dict[str, Any], fds: list[int], sock: socket.socket) -> tuple[str, Any]:
         self.folders.add(spec["folder"])
+        parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
             return "error", str(error)
         if not pid:
             sock.close()
-            _be_worker(spec, fds)
+            _be_worker(spec, fds, parent)
         self.children.add(pid)
         return "ok", pid
 
@@ -239,11 +272,13 @@ class Nursery:
         return self.statuses.get(pid)
 
 
-def _be_worker(spec: dict[str, Any], fds: list[int]) -> None:
+def _be_worker(spec: dict[str, Any], fds: list[int], parent: int) -> None:
     """In the child: never returns."""
     try:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before it could take this process along
+            os._exit(1)
         os.environ.clear()
         os.environ.update(spec["environment"])
         with contextlib.suppress(OSError):
