@@ -177,7 +177,7 @@ class Linear(nn.Module):
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
-    "gelu": F.gelu,
+    "gelu": lambda x: F.gelu(x.float().contiguous()).to(x.dtype),  # torch computes one row and many in two ways
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
 

@@ -25,13 +25,18 @@ from typing import Any
 
 from minillm.model.config import ModelConfig
 from minillm.model.errors import CheckpointError, naming
-from minillm.model.fields import Whole, check_config, check_fields
+from minillm.model.fields import FLAG, OBJECT, Whole, check_config, check_fields
 from minillm.model.files import read_json
 from minillm.model.weights import PICKLE_SUFFIXES, some, tensor_places
 
 CONFIG, EMBEDDING = "config.json", "embed_tokens.weight"
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM")  # the last in the oldest files
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+OWN_FIELDS = {
+    **dict.fromkeys(("draft_vocab_size", "target_hidden_size"), Whole()),
+    "norm_before_residual": FLAG,
+    "eagle_config": OBJECT,
+}
 # What variants of the layout switch on, and this head does not compute: the fields, and what they must be.
 FIXED: dict[str, tuple] = {
     "num_hidden_layers": (1,),
@@ -141,7 +146,8 @@ def _check(raw: dict[str, Any]) -> None:
             f"{' and '.join(ARCHITECTURES[:2])} with model_type 'llama'"
         )
     check_config(raw)
-    check_fields(raw, dict.fromkeys(("draft_vocab_size", "target_hidden_size"), Whole()))
+    check_fields(raw, OWN_FIELDS)
+    check_fields(raw.get("eagle_config") or {}, {"use_aux_hidden_state": FLAG}, "eagle_config: ")
     for name in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size", "max_position_embeddings"):
         if raw.get(name) is None:
             raise ValueError(f"{name} is missing")

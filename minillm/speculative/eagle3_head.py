@@ -22,7 +22,7 @@ from minillm.model.attention import AttentionBackend, can
 from minillm.model.batch import ForwardBatch
 from minillm.model.decoder import Decoder
 from minillm.model.decoder_layer import DecoderLayer
-from minillm.model.errors import naming
+from minillm.model.errors import CheckpointError, naming
 from minillm.model.fitting import fill
 from minillm.model.fused import after_attention, before_attention
 from minillm.model.hub_format import INTEGERS, told
@@ -120,7 +120,10 @@ def load_eagle3(path: Path, target: Decoder, most_tokens: int) -> Eagle3Head:
     config = Eagle3Config.load(path, target.config)
     head, tensors = Eagle3Head(config, target, most_tokens), {}
     for name, tensor in read_tensors(path):
-        tensors[name.removeprefix("model.").replace("layers.0.", "midlayer.")] = tensor
+        ours = name.removeprefix("model.").replace("layers.0.", "midlayer.")
+        if ours in tensors:
+            raise CheckpointError(f"the weights in {path} have {ours} twice, once as {name}; keep one of them")
+        tensors[ours] = tensor
     offsets, _ = tensors.pop("d2t", None), tensors.pop("t2d", None)
     with naming(path):
         head.token_of = _token_of(offsets, config, target.device)

@@ -10,6 +10,7 @@ import torch
 from minillm import LLM, SamplingParams
 from minillm.kernels import native
 from minillm.model.batch import ForwardBatch
+from minillm.model.layers import ACTIVATIONS
 from minillm.zoo import corpus
 from tests.helpers.model_zoo import make_model
 from tests.helpers.tiny import VOCAB_SIZE, byte_tokenizer
@@ -88,6 +89,19 @@ def test_a_row_of_a_product_does_not_depend_on_its_company(dtype, shape):
     together = native.linear(x, weight, None, shape[0])
     for rows in (*range(1, 10), 17, 64, 65):
         assert torch.equal(native.linear(x[:rows], weight, None, shape[0]), together[:rows]), rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_of_a_row_does_not_depend_on_its_company(name, dtype):
+    """The gates of many tokens are a view, those of one lie in one piece: torch may compute them in two ways."""
+    torch.manual_seed(0)
+    for size in (7, 80, 102):
+        gate_up = torch.randn(64, 2 * size).to(dtype)
+        together = ACTIVATIONS[name](gate_up.chunk(2, dim=-1)[0])
+        for rows in (1, 2, 33):
+            gate, _ = gate_up[:rows].chunk(2, dim=-1)
+            assert torch.equal(ACTIVATIONS[name](gate), together[:rows]), (size, rows)
 
 
 @pytest.mark.parametrize(

@@ -289,6 +289,10 @@ REFUSED = {
     "a state twice": (dict(eagle_aux_hidden_state_layer_ids=[3, 3, 8]), None, r"\[3, 3, 8\] does not fit"),
     "no states at all": (dict(eagle_aux_hidden_state_layer_ids=[]), None, r"layer_ids=\[\] does not fit"),
     "another number of states": (dict(num_aux_hidden_states=4), None, "num_aux_hidden_states=4 does not fit"),
+    "a flag that is a text": (dict(norm_before_residual="false"), None,
+        "norm_before_residual='false' is not allowed; allowed: true or false"),
+    "settings in a list": (dict(eagle_config=[1, 3, 8]), None,
+        r"eagle_config=\[1, 3, 8\] is not allowed; allowed: an object of names and values"),
     "a size that is a text": (dict(draft_vocab_size="70"), None, "draft_vocab_size='70' is not allowed"),
     "no size": (dict(hidden_size=None), None, "hidden_size is missing"),
     "more draft tokens than tokens": (dict(draft_vocab_size=400), None, "draft_vocab_size=400 exceeds vocab_size=300"),
@@ -298,6 +302,9 @@ REFUSED = {
     "d2t of ids": ({}, change_tensor("d2t", lambda d2t: d2t + torch.arange(70)), "d2t leads to tokens .*differences"),
     "d2t of one token": ({}, change_tensor("d2t", lambda d2t: -torch.arange(70)), "1 different ones; needed are 70"),
     "no matrix": ({}, drop("midlayer.self_attn.q_proj.weight"), "1 missing: midlayer.self_attn.q_proj.weight"),
+    "a tensor by two names": (
+        {}, lambda tensors: tensors.update({"model.norm.weight": 2 * tensors["norm.weight"]}),
+        r"have norm.weight twice, once as (model\.)?norm.weight; keep one of them"),
     "no output matrix": ({}, drop("lm_head.weight"), "missing: .*lm_head.weight"),
     "attention over the feature alone": (
         {}, change_tensor("midlayer.self_attn.k_proj.weight", lambda k: k[:, :32]),
