@@ -34,6 +34,7 @@ BUILDS = {  # what the compiler leaves out, T, and what pages hold
     "AVX-512 without VBMI": (("-mno-avx512vbmi",), torch.bfloat16, torch.int8),
     "AVX-512 without bfloat16 and VNNI": (("-mno-avx512bf16", "-mno-avx512vnni"), torch.bfloat16, None),
     "AVX2": (("-mno-avx512f",), torch.float32, torch.float8_e4m3fn),
+    "AVX2, bfloat16": (("-mno-avx512f",), torch.bfloat16, None),
     "no AVX": (("-march=x86-64",), torch.float32, torch.uint8),
 }
 CUTS = ([1, 2, 3, 6, 8, 50], [69, 1], [9, 33, 28])  # of 70 tokens
@@ -71,7 +72,7 @@ def cut(run, count: int, lengths: list[int]) -> Tensor:
 
 def test_lesser_builds_multiply_one_by_one(build, request):
     if "this CPU" not in request.node.name and "matrix unit" not in request.node.name:
-        assert native.library().weight_pair() == 1
+        assert native.library().code_pair() == 1
 
 
 def test_products(build):
