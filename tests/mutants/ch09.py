@@ -127,38 +127,6 @@ class PatientQueue(TwoLists):
     ],
     "beat_it": [
         Mutant(
-            "first come, first served",
-            replace=("self.clock() - oldest.arrival_time > self.danger", "True"),
-            expect="sjf has",
-        ),
-        Mutant(
-            "nobody is ever in danger",
-            replace=("self.clock() - oldest.arrival_time > self.danger", "False"),
-            expect="for the first token, allowed are",
-        ),
-        Mutant("helps too late", replace=("bound * 2 / 3", "bound * 2"), expect="for the first token, allowed are"),
-        Mutant(
-            "shows aborted ones",
-            replace=(
-                "    def peek(self):",
-                "    def __iter__(self):\n        return iter(self.returned + self.fresh)\n\n    def peek(self):",
-            ),
-            expect="beat_it: edges",
-        ),
-        Mutant(
-            "drops the longest",
-            replace=(
-                "    def peek(self):",
-                "    def put_back(self, request):\n        self.returned.append(request)\n\n    def add(self, request):\n        if request.max_tokens < 100:\n            super().add(request)\n\n    def peek(self):",
-            ),
-            expect="a request is never served",
-        ),
-        Mutant(
-            "loses those who were preempted",
-            replace=("    def peek(self):", "    def put_back(self, request):\n        pass\n\n    def peek(self):"),
-            expect="beat_it: edges",
-        ),
-        Mutant(
             "pretends that a request has just arrived",
             replace=(
                 "    def peek(self):",

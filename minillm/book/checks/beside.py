@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minillm.book.checks.case import Case, Raised
-from minillm.book.checks.checker import PARTS, Checker
+from minillm.book.checks.checker import PARTS, Checker, noted
 from minillm.book.checks.draw import Draw
 from minillm.book.checks.failure import CheckFailed
 from minillm.book.checks.snapshot import detached
@@ -134,11 +134,7 @@ class ClassChecker(Checker):
         self._seal()
 
     def _judge_part(self, part: str, case: Case) -> None:
-        stories = self.stories.get(part, ())
-        stories = stories(case) if callable(stories) else stories
-        noted = isinstance(stories, Mapping)
-        for one in stories.items() if noted else stories:
-            note, story = one if noted else ("", one)
+        for note, story in noted(self.stories.get(part, ()), case):
             with case.hinting(f"Here {note}. {self.hint}" if note else self.hint):
                 self._tell(case, story)
         for _ in range(self.trials * (part == "random")):

@@ -56,10 +56,10 @@ class Ask:
 
 
 def drive(
-    case: Case, asks: Sequence[Ask], *, blocks: int, block_size: int, seqs: int, budget: int, cached: bool = False
-) -> int:
-    """Serve `asks` with the student's scheduler and with the reference, and compare every step;
-    how many were preempted."""
+    case: Case, asks: Sequence[Ask], *, blocks: int, block_size: int, seqs: int, budget: int, cached: bool = False,
+    preempts: bool = False,
+) -> None:  # fmt: skip
+    """Serve `asks` with the student's scheduler and with the reference, and compare every step. preempts: it must."""
     right, theirs = (KVCacheManager(blocks, block_size, enable_prefix_caching=cached) for _ in range(2))
     reference = World(right, Scheduler(right, seqs, budget, ShortestFirst()))
     student = World(theirs, call(case, case.student, "at the start", theirs, seqs, budget))
@@ -90,12 +90,12 @@ def drive(
         "the number of free blocks when all requests have finished",
         hint="Free all blocks of a request that ends: kv_cache.free(request).",
     )
-    return preempted
+    assert preempted or not preempts, "this trace must preempt"
 
 
 def call(case: Case, function: Callable, told: str, *args: Any) -> Any:
     """Call something of the student's; the message of a failure says where we were instead of listing all calls."""
-    name = function.__name__
+    name = getattr(function, "__name__", type(function).__name__)
     try:
         return function(*args)
     except NotImplementedError as error:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from minillm.book.checks import case as _case, compare, draw, failure, origin, snapshot, wording
 from minillm.book.checks.case import Case
+from minillm.book.checks.draw import Draw
 from minillm.book.checks.failure import CheckFailed, LastCall
 from minillm.book.checks.origin import refuse_reference
 from minillm.book.checks.seal import Seal
@@ -97,10 +98,17 @@ class Checker:
 
     def _run(self, student: object, part: str, seed: int | None) -> None:
         case = Case(student, f"{self.name}: {part}", self.hint, 0 if seed is None else seed)
+        self._guarded(case, lambda: self.parts[part](case))
+        if seed is not None and part != "random":
+            self._guarded(case, lambda: self._check_other_cases(case))
+        if not case.comparisons:
+            raise RuntimeError(f"the checker {self.name}: {part} compared nothing")
+
+    def _guarded(self, case: Case, act: Callable[[], object]) -> None:
+        """Whatever goes wrong as the student's object is judged, the check has failed."""
+        student = case.student
         try:
-            self.parts[part](case)
-            if seed is not None and part != "random":
-                self._check_other_cases(case)
+            act()
         except CheckFailed:
             raise
         except AttributeError as error:
@@ -109,8 +117,6 @@ class Checker:
             case.fail(_cannot_go_on(error), cause=error)
         except Exception as error:  # the checker tripped over what the student's code returned
             case.fail(_cannot_go_on(error), cause=error)
-        if not case.comparisons:
-            raise RuntimeError(f"the checker {self.name}: {part} compared nothing")
 
     def _check_other_cases(self, case: Case) -> None:
         """Fixed cases can be learnt by heart; a checker that can make others looks at some where a seed is given."""
@@ -118,10 +124,13 @@ class Checker:
     def _recognised(self, failed: CheckFailed, student: object, part: str, seed: int | None) -> str | None:
         """The hint of the misconception that fails with the same words."""
         title = f"{self.name}: {part}: "  # which may have the function's name in it, and stays
+        return self._known_by(failed, student, title, lambda wrong: self._run(wrong, part, seed))
+
+    def _known_by(self, failed: CheckFailed, student: object, title: str, again: Callable[[Any], object]) -> str | None:
         said = _without_names(failed, student, title)
         for hint, wrong in self.misconceptions.items():
             try:
-                self._run(wrong, part, seed)
+                again(wrong)
             except CheckFailed as known:
                 if _same_words(_without_names(known, wrong, title), said):
                     return hint
@@ -136,6 +145,13 @@ def last_call() -> LastCall:
     if not _last:
         raise LookupError("no check has failed yet, so there is no call to look at")
     return _last[0]
+
+
+def noted(table: Any, draw: Draw) -> Iterable[tuple[str, Any]]:
+    """(note, case) of a table of cases, of a mapping with a note on each, or of a function of a `Draw` that gives either.
+    The note is empty where there is none."""
+    table = table(draw) if callable(table) else table
+    return table.items() if isinstance(table, Mapping) else (("", one) for one in table)
 
 
 def _mark(value: Any) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minillm.book.checks.case import Case, Raised
-from minillm.book.checks.checker import PARTS, Checker
+from minillm.book.checks.checker import PARTS, Checker, noted
 from minillm.book.checks.compare import same
 from minillm.book.checks.draw import Draw
 from minillm.book.checks.failure import CheckFailed
@@ -131,11 +131,7 @@ class FunctionChecker(Checker):
         self._seal()
 
     def _judge_part(self, part: str, case: Case) -> None:
-        cases = self.cases[part]
-        cases = cases(case) if callable(cases) else cases
-        noted = isinstance(cases, Mapping)
-        for one in cases.items() if noted else cases:
-            note, given = one if noted else ("", one)
+        for note, given in noted(self.cases[part], case):
             self._judge_case(case, given, note)
         for timed in self.timed:
             if timed.part == part:

@@ -10,7 +10,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-_MOST_SHOWN = 200  # elements: a line ends long before
+_MOST_SHOWN = 60  # elements: a line ends before, whatever they are
 _LIBRARIES = ("minillm", "numpy", "torch")
 _MADE_IN_PYTHON = 1 << 9  # a flag of a class (Py_TPFLAGS_HEAPTYPE); NumPy's own arrays and numbers do not have it
 _FOLDERS = (str(Path(__file__).resolve().parents[2]), str(Path(os.__file__).resolve().parent), "<frozen", "<string>")
@@ -100,6 +100,8 @@ def with_article(kind: str) -> str:
 
 
 def _told(value: Any, digits: int) -> str:
+    if type(value) is int:
+        return repr(value)
     if type(value) is float:
         return repr(float(f"{value:.{digits}g}"))
     if is_array(value) and (hasattr(value, "detach") or type(value).__name__ == "ndarray"):
