@@ -10,7 +10,7 @@ RIGHT = """def lowest(free):
     return sorted(free)[0]
 """
 WRONG = "def lowest(free):\n    return 1\n"
-LOADED = "getattr(sys, ''.join(('mod', 'ules')))"
+LOADED = "sys.modules"  # which is refused as it stands: the rest shows what else stops such an answer
 SHORT = {
     "CASE": f"{LOADED}[''.join(('minillm.book.', 'checks.case'))]",
     "COMPARE": f"{LOADED}[''.join(('minillm.book.', 'checks.compare'))]",
@@ -189,7 +189,7 @@ ATTACKS = {
         flag="contextlib._GeneratorContextManager.__exit__",
     ),
     "changes the classes that it finds": Attack(
-        "for kind in getattr(type, ''.join(('__sub', 'classes__')))(object):\n    try:\n"
+        "for kind in type.__subclasses__(object):\n    try:\n"
         "        kind.restore = kind.add = kind.send = lambda *a: []\n    except TypeError:\n        pass\n"
         "import sys\nCASE.first_difference = lambda *a, **k: None\n" + WRONG,
         flag="first_difference",
@@ -516,5 +516,153 @@ ATTACKS |= {
         "import importlib\nname = '_test' + 'capi'\n" + in_call("importlib.import_module(name)"),
         flag="memory of the process",
         line=4,
+    ),
+}
+
+
+def hidden(name: str) -> str:
+    """An expression for a name that nothing in the source gives away."""
+    return f"''.join(chr(n ^ 1) for n in {[ord(c) ^ 1 for c in name]})"
+
+
+ADDRESS = "dict(shape=(8,), typestr='<i8', data=(id(free), False), version=3)"
+ARRAY, GLOBALS = hidden("__array_interface__"), hidden("__globals__")
+ATTACKS |= {
+    "defines a name that is put together in a dictionary of attributes": Attack(
+        "import numpy as np\nclass View:\n    pass\n"
+        + in_call(f"v = View()\nvars(v)[{ARRAY}] = {ADDRESS}\nnp.asarray(v)"),
+        flag="dictionary that holds them",
+        line=6,
+    ),
+    "sets an attribute whose name is put together": Attack(
+        "import numpy as np\nclass View:\n    pass\n"
+        + in_call(f"v = View()\nname = {ARRAY}\nsetattr(v, name, {ADDRESS})\nnp.asarray(v)"),
+        flag="memory of the process",
+        line=7,
+    ),
+    "makes a namespace of a name that is put together": Attack(
+        "import numpy as np\nfrom types import SimpleNamespace\n"
+        + in_call(f"np.asarray(SimpleNamespace(**{{{ARRAY}: {ADDRESS}}}))"),
+        flag="defines an attribute whose name is put together",
+        line=4,
+    ),
+    "makes a class of a name that is put together": Attack(
+        "import numpy as np\n" + in_call(f"np.asarray(type('View', (), {{{ARRAY}: {ADDRESS}}})())"),
+        flag="defines an attribute whose name is put together",
+        line=3,
+    ),
+    "has a name as numbers": Attack(
+        "import numpy as np\n"
+        f"numbers = {[*map(ord, '__array_interface__')]}\n"
+        + in_call(f"np.asarray(type('View', (), dict([(bytes(numbers).decode(), {ADDRESS})]))())"),
+        flag="in another spelling",
+        line=2,
+    ),
+    "has a name backwards": Attack(
+        in_call("getattr(lowest, text[::-1])", "text = '__slabolg__'\n"), flag="in another spelling", line=1
+    ),
+    "has a name in base64": Attack(
+        in_call("getattr(lowest, b64decode(text).decode())", "from base64 import b64decode\ntext = 'X19nbG9iYWxzX18='\n"),
+        flag="in another spelling",
+        line=2,
+    ),
+    "has a name as bytes": Attack(
+        in_call("getattr(lowest, text.decode())", "text = b'__closure__'\n"), flag="in another spelling", line=1
+    ),
+    "reaches the globals of a function": Attack(
+        in_call(f"getattr(lowest, {GLOBALS})"), flag="reaches from a function", line=2
+    ),
+    "reaches the globals of a function by a slice of a longer text": Attack(
+        in_call("getattr(lowest, text[3:14])", "text = 'my ' + '__globals__ and more'\n"),
+        flag="reaches from a function",
+        line=3,
+    ),
+    "reaches the globals of a function by an alias, through a library": Attack(
+        in_call(f"reduce(look, [{GLOBALS}], lowest)", "from functools import reduce\nlook = getattr\n"),
+        flag="reaches from a function",
+        line=4,
+    ),
+    "reaches the globals of a function by operator": Attack(
+        in_call(f"attrgetter({GLOBALS})(lowest)", "from operator import attrgetter\n"),
+        flag="name is put together",
+        line=3,
+    ),
+    "calls what looks attributes up": Attack(
+        in_call(f"object.__getattribute__(lowest, {GLOBALS})"), flag="name is put together", line=2
+    ),
+    "has operator call what looks attributes up": Attack(
+        in_call(f"methodcaller('__getattribute__', {GLOBALS})(lowest)", "from operator import methodcaller\n"),
+        flag="name is put together",
+        line=3,
+    ),
+    "matches a pattern of a name that is put together": Attack(
+        "from abc import ABC\nclass Kind(ABC):\n"
+        f"    __match_args__ = ({GLOBALS},)\nKind.register(type(len.__class__))\n" + RIGHT,
+        flag="name is put together",
+        line=3,
+    ),
+    "takes getattr from where it is not guarded": Attack(
+        in_call(f"look(lowest, {GLOBALS})", "from builtins import getattr as look\n"), flag="past the guard", line=1
+    ),
+    "takes getattr from a library": Attack(
+        in_call(f"enum.bltns.getattr(lowest, {GLOBALS})", "import enum\n"), flag="past the guard", line=3
+    ),
+    "takes getattr by its name": Attack(
+        in_call(f"getattr(builtins, name)(lowest, {GLOBALS})", f"import builtins\nname = {hidden('getattr')}\n"),
+        flag="past the guard",
+        line=4,
+    ),
+    "takes the loaded modules by a name that is put together": Attack(
+        in_call(f"getattr(sys, {hidden('modules')})", "import sys\n"), flag="takes a module out", line=3
+    ),
+    "takes the loaded modules under another name": Attack(
+        in_call("s.modules, enum.sys.modules", "import sys as s, enum\n"), flag="takes a module out", line=3
+    ),
+    "reads the checks under another name": Attack(
+        "import minillm.book.checks as c\nkept = c.case\n" + RIGHT, flag="reads the checkers", line=2
+    ),
+    "takes the checks by a name that is put together": Attack(
+        in_call(f"getattr(minillm.book, {hidden('checks')})", "import minillm.book\n"),
+        flag="reads the files of the checks",
+        line=3,
+    ),
+    "looks at the variables that a function closes over": Attack(
+        "from inspect import getclosurevars\nfound = getclosurevars(lambda: 1)\n" + RIGHT,
+        flag="reaches from a function",
+        line=2,
+    ),
+    "finds the dictionary of a function by a name that is put together": Attack(
+        in_call(f"getattr(type(lowest), {hidden('__dict__')})"), message="not possible while an exercise is graded"
+    ),
+}
+# What honest answers do as well: it goes on, and a person reads the line. name -> (cell, fragment, line).
+TOLD = {
+    "answers for every name": (
+        "import numpy as np\nclass View:\n    def __getattr__(self, name):\n"
+        "        if len(name) == 19:\n            return dict(shape=(1,), typestr='<i8', data=(id(self), False), version=3)\n"
+        "        raise AttributeError(name)\n" + in_call("np.asarray(View())"),
+        "answers for attributes that it does not name",
+        2,
+    ),
+    "finds all attributes": (
+        "import inspect\nfound = [v for k, v in inspect.getmembers(len) if k.endswith('self__')]\n" + RIGHT,
+        "without a name that it spells",
+        2,
+    ),
+    "keeps a dictionary of attributes": (
+        in_call(f"space = vars(Box)\nspace[{GLOBALS}] if not space else 0", "class Box:\n    pass\n"),
+        "dictionary that holds them",
+        4,
+    ),
+    "writes a module that looks attributes up": (
+        "open('looking.py', 'w').write('def look(one, name):\\n    return getattr(one, name)')\n"
+        "import looking\n" + in_call(f"looking.look(lowest, {GLOBALS})"),
+        "in code that stands in no cell",
+        2,
+    ),
+    "makes a namespace of a dictionary": (
+        in_call("SimpleNamespace(**kept)", "from types import SimpleNamespace\nkept = dict(shape=1)\n"),
+        "defines an attribute whose name is put together",
+        4,
     ),
 }

@@ -24,7 +24,7 @@ from minillm.course.grading.look import checkers_and_imports, look
 from minillm.course.grading.plan import Source, reference_steps
 from minillm.course.grading.submission import Grader, Submission
 from minillm.course.grading.talk import Outcome, Talk, Verdict, know_speakers
-from tests.course.dishonest import ATTACKS, RIGHT
+from tests.course.dishonest import ATTACKS, RIGHT, TOLD
 from tests.course.odd import CELLS
 from tests.course.sample_assignment import SECRET, Assignment, answered, grade_id
 
@@ -98,6 +98,15 @@ def test_a_dishonest_answer_earns_nothing_and_disturbs_no_other(assignment, name
         found = [flag for flag in grade.flags if attack.flag in flag.reason and flag.refused]
         assert found, grade.flags
         assert not attack.line or any(flag.line == attack.line and flag.exercise for flag in found), found
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_person_is_told_of_attributes_that_are_found_without_their_name(assignment, name):
+    source, told, line = TOLD[name]
+    grade = assignment.grade_answers(lowest=source)
+    assert points(grade) == {"lowest": 5, "twice": 5}, grade
+    found = [flag for flag in grade.flags if told in flag.reason]
+    assert [(flag.line, flag.exercise, flag.refused) for flag in found] == [(line, "lowest", False)], grade.flags
 
 
 @pytest.mark.parametrize(

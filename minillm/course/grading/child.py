@@ -95,6 +95,7 @@ def prepare(
     given = {step["index"]: _given(step) for step in job["steps"] if step["kind"] == "given"}
     watch = fingerprint.watcher
     guards.install()
+    space.update(guards.by_name())
     for magic in ("reset", "reset_selective", "debug", "pdb"):  # they would take names away, or wait for input
         shell.register_magic_function(lambda line: None, "line", magic)
     stubs = {name: compile(e["stub"], "<given stub>", "exec") for name, e in job["exercises"].items() if e["stub"]}

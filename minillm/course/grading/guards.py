@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import FrameType, FunctionType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 FRAMES = "looks at the frames of the code that called it, which hold what the check expects"
@@ -28,6 +28,16 @@ _HOOKS = ("set_eval_frame", "set_bytecode_debugger_callback", "_load_precompile_
 _GIVING = frozenset(
     "_find_user_frame _find_user_code_frame _get_user_frame _find_frame_for_code parent_frame_namespace".split()
 )
+_REACH = "reaches from a function to the module or the variables that it was written with"
+_BUILT_IN = "takes a built-in function past the guard that sees which names it is called with"
+# What a cell spells is looked at before it runs; these names are looked for where it puts one together.
+_NAMES = {
+    **dict.fromkeys("f_back f_locals f_globals f_builtins".split(), FRAMES),
+    **dict.fromkeys("__globals__ __closure__ cell_contents __subclasses__".split(), _REACH),
+    **dict.fromkeys("__array_interface__ __array_struct__ __cuda_array_interface__".split(), _MEMORY),
+    **dict.fromkeys("getattr setattr delattr hasattr".split(), _BUILT_IN),
+}
+_OF_ALL = dict.fromkeys("__dict__ __code__ __builtins__ __getattribute__ __getattr__ __match_args__".split(), _REACH)
 
 Judge = Callable[[str, tuple, FrameType], Any]
 
@@ -92,6 +102,14 @@ def install() -> None:
             _replace(hook, guarded(hook, "minillm.hooked"), name)
 
 
+def by_name() -> dict[str, Callable]:
+    """The built-in functions that take an attribute's name, guarded: for the namespace of the cells."""
+    return {
+        one.__name__: guarded(one, "minillm.named", lambda of, name, *value: (of, name))
+        for one in (getattr, setattr, delattr, hasattr)
+    }
+
+
 def _replace(before: Callable, after: Callable, name: str) -> None:
     """In every module of torch's that has imported it."""
     for module in list(sys.modules.values()):
@@ -132,14 +150,35 @@ def judges(
     def looked_up(event: str, arguments: tuple, frame: FrameType) -> Any:
         return innards(event, arguments, frame) or checks(event, arguments, frame)
 
+    def named(event: str, arguments: tuple, frame: FrameType) -> Any:
+        """An attribute by its name: refused; where every object has one of that name, it is not given, and told."""
+        caller, (of, name) = frame.f_back and frame.f_back.f_back, arguments
+        text = str.__str__(name) if isinstance(name, str) else ""
+        reason = _NAMES.get(text) or _OF_ALL.get(text) or _of_modules(of, text)
+        is_spelled = caller is not None and text in caller.f_code.co_consts and _NAMES.get(text) is not _BUILT_IN
+        if reason is None or is_spelled:
+            return None
+        return seen_at(own, reason, text not in _OF_ALL) if (own := behind(caller)) else None
+
     innards, checks = refused(_MEMORY, lambda caller, name: name in _INNARDS), refused(_LOADED, is_judge)
     return {
         "minillm.looked_up": looked_up,
+        "minillm.named": named,
         "minillm.signal": refused(_TIMERS, lambda *arguments: True, asyncs),
         "minillm.registered": refused(_OPERATIONS, is_torchs),
         "minillm.hooked": refused(_CODE, is_own_hook),
         "minillm.pointer": refused(_MEMORY, lambda *arguments: True),
     }
+
+
+def _of_modules(of: object, name: str) -> str | None:
+    """Why a module's attribute is not given, by its name."""
+    if of is sys and name == "modules":
+        return "takes a module out of those that are loaded"
+    if not isinstance(of, ModuleType):
+        return None
+    whole = f"{vars(of).get('__name__')}.{name}"
+    return _LOADED if whole.startswith(_JUDGES) and name not in ("last_call", "CheckFailed") else None
 
 
 def _made_in(value: object, folders: tuple[str, ...]) -> bool:

@@ -12,6 +12,7 @@ from minillm.book.checks.origin import spelled
 from minillm.course.grading.names import (
     ARRAY_NAMES,
     AUDITED,
+    BY_NAME,
     ENUMS,
     LONGEST,
     OLD_NAMES,
@@ -28,6 +29,7 @@ from minillm.course.grading.names import (
     TOLD_MODULES,
 )
 from minillm.course.grading.plan import UNREADABLE, many_magics, python_of
+from minillm.course.grading.unspelled import is_built, unspelled
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def _look(
         and getattr(node, "id", getattr(node, "attr", "")) in own & AUDITED
     }
     found = {f for node in ast.walk(tree) if id(node) not in asked for f in _findings(node, checkers, given)}
-    found |= {Finding(line, reason, refused) for line, reason, refused in _patches(tree, own)}
+    found |= {Finding(*one) for one in (*_patches(tree, own), *unspelled(tree))}
     texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     if name := spelled((node.value for node in texts), ARRAY_NAMES):
         found.add(Finding(min(n.lineno for n in texts if n.value[1:] and n.value in name), REFUSED_NAMES[name], True))
@@ -166,10 +168,8 @@ def _call(node: ast.Call, checkers: set[str], given: dict[str, set[str]]) -> Sai
         yield TOLD_CALLS[name], False
     if name in ("system", "popen", "_exit", "execv", "execve", "execvp", "spawnv", "posix_spawn") and of_module:
         yield PROCESS, False
-    if name in ("getattr", "setattr", "delattr", "__getattribute__", "attrgetter") and len(node.args) > 0:
-        key = node.args[0 if name in ("attrgetter", "__getattribute__") else min(1, len(node.args) - 1)]
-        if isinstance(key, ast.BinOp | ast.JoinedStr | ast.Call | ast.Subscript):
-            yield "looks up an attribute whose name is put together", False
+    if name in BY_NAME and len(node.args) > 1 and is_built(node.args[1]):
+        yield "looks up an attribute whose name is put together", False
     if name == "__import__":
         constant = node.args and isinstance(node.args[0], ast.Constant)
         if not constant:

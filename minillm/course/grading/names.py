@@ -65,6 +65,17 @@ REFUSED_OF = {
 # What a check itself tells a student to use: the call that failed.
 OPEN = {"minillm.book.checks": {"last_call", "CheckFailed"}, "minillm.book": {"checks"}}
 SHOWS = ("help", "print", "type", "repr")  # what may be handed a checker
+BY_NAME = frozenset("getattr setattr delattr hasattr".split())  # these are guarded in the cells
+OF_NAMES = frozenset("SimpleNamespace Namespace Mock MagicMock make_dataclass".split())  # make attributes of keywords
+LISTS = {
+    **dict.fromkeys(
+        "getmembers getmembers_static getattr_static classify_class_attrs get_field".split(),
+        "finds attributes without a name that it spells",
+    ),
+    "get_type_hints": "evaluates text where a function was written",
+    "make_dataclass": "makes a class of fields that it need not spell",
+    "getclosurevars": REACH,
+}
 TOLD_MODULES = {
     "torch._C": "reaches into torch's own machinery",
     "torch._dynamo": "reaches into torch's own machinery",

@@ -26,11 +26,13 @@ _FILES = "opens a file of the course, or one outside its own folder"
 _JUDGES = "reads the files of the checks, which hold the reference answers"
 _NETWORK = "reaches for the network"
 _BUILT = "runs code that is put together while it runs"
+_ELSEWHERE = "looks up attributes by name in code that stands in no cell"
 
 _FRAME_NAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
 _UNSEEN_NAMES = frozenset(  # what CPython reports to no hook
     "f_back f_locals f_globals f_builtins __globals__ __closure__ cell_contents __subclasses__".split()
 )
+_BY_NAME = frozenset("getattr setattr delattr attrgetter methodcaller __getattribute__ __dict__".split())
 _UNPICKLED = ("builtins", "os", "posix", "nt", "sys", "subprocess", "importlib", "ctypes", "minillm.book.checks")
 _PATHS = get_paths()
 _STDLIB = _PATHS["stdlib"] + os.sep
@@ -45,9 +47,8 @@ _COMPILED = (".pyc", ".so", ".pyd", ".zip", ".egg")
 def _library(*names: str) -> tuple[str, ...]:
     """Files and folders of these names, in the standard library and among the installed packages."""
     roots = dict.fromkeys((_PATHS["stdlib"], _PATHS["purelib"], _PATHS["platlib"]))
-    return tuple(
-        os.path.join(root, name if name.endswith(".py") else name + os.sep) for root in roots for name in names
-    )
+    files = [name if name.endswith(".py") else name + os.sep for name in names]
+    return tuple(os.path.join(root, file) for root in roots for file in files)
 
 
 _INSPECT, _SHELL = _library("inspect.py"), _library("IPython")
@@ -66,7 +67,7 @@ _GENERATORS = ("walk_tb", "walk_stack", "_walk_tb_with_full_positions", "current
 _GENERATING = _library("dataclasses.py", "typing.py", "enum.py", "collections")  # methods from the names of fields
 _NUMERIC = _library("torch", "triton", "numpy", "numba")
 
-# event -> (reason, whether it is refused, files through which it may be reached, names one of which must stand there)
+# event -> (reason, whether it is refused, files through which it may be reached, names one of which stands there)
 _DIRECT: dict[str, tuple[str, bool, tuple[str, ...], tuple[str, ...]]] = {
     "sys._current_frames": (_FRAMES, True, (), ()),
     "sys._current_exceptions": (_FRAMES, True, (), ()),
@@ -93,8 +94,8 @@ _TOUCHED = frozenset(
 _READS = ("os.listdir", "os.scandir", "glob.glob")
 _NETWORKED = frozenset("socket.connect socket.bind socket.sendto socket.sendmsg socket.getaddrinfo".split())
 
-# What is told: the reason, whether it is refused, and the student's cell and line.
-Seen = tuple[str, bool, int, int]
+# What is told: the reason, whether it is refused (None: it goes on, and a person is told), the student's cell and line.
+Seen = tuple[str, bool | None, int, int]
 Judge = Callable[[str, tuple, FrameType], Seen | None]
 
 
@@ -122,7 +123,7 @@ def judges(
             frame = frame.f_back
         return frame
 
-    def seen_at(frame: FrameType | None, reason: str, refused: bool) -> Seen:
+    def seen_at(frame: FrameType | None, reason: str, refused: bool | None) -> Seen:
         while frame and frame.f_code.co_filename[: len(CELL)] != CELL:
             frame = frame.f_back
         cell = int(frame.f_code.co_filename[len(CELL) : -1]) if frame else -1
@@ -205,7 +206,9 @@ def judges(
             return seen_at(frame, _BUILT, True)
         if code.co_filename[:1] == "<" and (frame.f_code.co_filename.startswith(_GENERATING) or is_importing(frame)):
             return None
-        return seen_at(frame, _BUILT, True) if is_own(code.co_filename) and _UNSEEN_NAMES & _names_in(code) else None
+        names, unseen = _names_in(code) if is_own(code.co_filename) else set(), (_BUILT, True)
+        told = unseen if _UNSEEN_NAMES & names else (_ELSEWHERE, None) if _BY_NAME & names else ()
+        return seen_at(frame, *told) if told else None
 
     def compiles(event: str, arguments: tuple, frame: FrameType) -> Seen | None:
         """Code of a cell must not pass for code of a library."""
