@@ -51,6 +51,11 @@ class Mutant:
         return isinstance(error, CheckFailed) and self.expect in str(error)
 
 
+def edited(name: str, old: str, new: str, expect: str) -> Mutant:
+    """The mutant whose solution has `new` in the place of `old`."""
+    return Mutant(name, replace=(old, new), expect=expect)
+
+
 class Bench:
     """Runs one exercise's three lines on any version of its cell, in this process, without a kernel."""
 

@@ -1,28 +1,22 @@
 """Plausible mistakes in the exercises of chapter 01: every one of them must fail its checks."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 MUTANTS = {
     "top_p_mask": [
-        Mutant(
+        edited(
             "leaves out the token that crosses p",
-            replace=("(before < p[:, None])", "(before + ranked <= p[:, None])"),
-            expect="top_p_mask",
+            "(before < p[:, None])",
+            "(before + ranked <= p[:, None])",
+            "top_p_mask",
         ),
-        Mutant(
-            "takes the first row's p for all",
-            replace=("(before < p[:, None])", "(before < p[0])"),
-            expect="the mask [row, token]",
-        ),
-        Mutant(
-            "does not carry the mask back",
-            replace=("torch.zeros_like(keep).scatter(1, order, keep)", "keep"),
-            expect="the mask",
-        ),
-        Mutant(
+        edited("takes the first row's p for all", "(before < p[:, None])", "(before < p[0])", "the mask [row, token]"),
+        edited("does not carry the mask back", "torch.zeros_like(keep).scatter(1, order, keep)", "keep", "the mask"),
+        edited(
             "a sort that promises nothing about ties",
-            replace=("descending=True, stable=True", "descending=True"),
-            expect="sort with stable=True",
+            "descending=True, stable=True",
+            "descending=True",
+            "sort with stable=True",
         ),
         Mutant(
             "the package's filter, two functions down",
@@ -44,85 +38,77 @@ def top_p_mask(logits, p, min_keep):
         ),
     ],
     "gumbel_top_k": [
-        Mutant(
-            "one logarithm instead of two",
-            replace=("-torch.log(-torch.log(uniform))", "-torch.log(uniform)"),
-            expect="gumbel_top_k",
+        edited(
+            "one logarithm instead of two", "-torch.log(-torch.log(uniform))", "-torch.log(uniform)", "gumbel_top_k"
         ),
-        Mutant(
+        edited(
             "noise before the temperature",
-            replace=(
-                "torch.where(greedy, logits, scaled + noise)",
-                "torch.where(greedy, logits, scaled + noise / torch.where(greedy, 1.0, temperature[:, None]))",
-            ),
-            expect="tokens [row, order of drawing]",
+            "torch.where(greedy, logits, scaled + noise)",
+            "torch.where(greedy, logits, scaled + noise / torch.where(greedy, 1.0, temperature[:, None]))",
+            "tokens [row, order of drawing]",
         ),
-        Mutant(
-            "noise on greedy rows too",
-            replace=("torch.where(greedy, logits, scaled + noise)", "scaled + noise"),
-            expect="temperature 0",
+        edited(
+            "noise on greedy rows too", "torch.where(greedy, logits, scaled + noise)", "scaled + noise", "temperature 0"
         ),
-        Mutant(
+        edited(
             "a sort that promises nothing about ties",
-            replace=("descending=True, stable=True", "descending=True"),
-            expect="sort with stable=True",
+            "descending=True, stable=True",
+            "descending=True",
+            "sort with stable=True",
         ),
-        Mutant(
+        edited(
             "topk",
-            replace=("scores.sort(dim=-1, descending=True, stable=True).indices[:, :k]", "scores.topk(k, -1).indices"),
-            expect="sort with stable=True",
+            "scores.sort(dim=-1, descending=True, stable=True).indices[:, :k]",
+            "scores.topk(k, -1).indices",
+            "sort with stable=True",
         ),
         *(
-            Mutant(
+            edited(
                 f"temperature {least} instead of 0, noise and all",
-                replace=(
-                    "    scores = torch.where(greedy, logits, scaled + noise)",
-                    f"    scores = logits / temperature.clamp(min={least})[:, None] + noise",
-                ),
-                expect="a case of its own",
+                "    scores = torch.where(greedy, logits, scaled + noise)",
+                f"    scores = logits / temperature.clamp(min={least})[:, None] + noise",
+                "a case of its own",
             )
             for least in (1e-2, 1e-6, 1e-12)
         ),
-        Mutant(
+        edited(
             "keeps u away from 0 and 1",
-            replace=("torch.log(uniform)", "torch.log(uniform.clamp(1e-4, 1 - 1e-4))"),
-            expect="u as it stands",
+            "torch.log(uniform)",
+            "torch.log(uniform.clamp(1e-4, 1 - 1e-4))",
+            "u as it stands",
         ),
-        Mutant(
+        edited(
             "a little something in each logarithm",
-            replace=("-torch.log(-torch.log(uniform))", "-torch.log(-torch.log(uniform + 1e-10) + 1e-10)"),
-            expect="u as it stands",
+            "-torch.log(-torch.log(uniform))",
+            "-torch.log(-torch.log(uniform + 1e-10) + 1e-10)",
+            "u as it stands",
         ),
-        Mutant("int32", replace=(".indices[:, :k]", ".indices[:, :k].int()"), expect="another dtype"),
+        edited("int32", ".indices[:, :k]", ".indices[:, :k].int()", "another dtype"),
     ],
     "young_penalty": [
-        Mutant(
+        edited(
             "divides negative logits",
-            replace=("torch.where(logits > 0, logits / r, logits * r)", "logits / r"),
-            expect="are wrong at [0, 2]",
+            "torch.where(logits > 0, logits / r, logits * r)",
+            "logits / r",
+            "are wrong at [0, 2]",
         ),
-        Mutant("spares everything but the prompt", replace=("- set(prompt)", "& set(prompt)"), expect="the logits"),
-        Mutant(
+        edited("spares everything but the prompt", "- set(prompt)", "& set(prompt)", "the logits"),
+        edited(
             "float64",
-            replace=(
-                "torch.where(logits > 0, logits / r, logits * r), logits)",
-                "torch.where(logits > 0, logits / r, logits * r), logits).double()",
-            ),
-            expect="another dtype",
+            "torch.where(logits > 0, logits / r, logits * r), logits)",
+            "torch.where(logits > 0, logits / r, logits * r), logits).double()",
+            "another dtype",
         ),
     ],
     "typical_mask": [
-        Mutant("ranks by probability", replace=("(-logp - entropy).abs()", "-logp"), expect="the mask [row, token]"),
-        Mutant("signed distance", replace=("(-logp - entropy).abs()", "(-logp - entropy)"), expect="the mask"),
-        Mutant(
+        edited("ranks by probability", "(-logp - entropy).abs()", "-logp", "the mask [row, token]"),
+        edited("signed distance", "(-logp - entropy).abs()", "(-logp - entropy)", "the mask"),
+        edited(
             "stops one token early",
-            replace=("ranked.cumsum(-1) - ranked < mass[:, None]", "ranked.cumsum(-1) < mass[:, None]"),
-            expect="the mask",
+            "ranked.cumsum(-1) - ranked < mass[:, None]",
+            "ranked.cumsum(-1) < mass[:, None]",
+            "the mask",
         ),
-        Mutant(
-            "a sort that promises nothing about ties",
-            replace=("dim=-1, stable=True", "dim=-1"),
-            expect="sort with stable=True",
-        ),
+        edited("a sort that promises nothing about ties", "dim=-1, stable=True", "dim=-1", "sort with stable=True"),
     ],
 }

@@ -1,13 +1,11 @@
 """Plausible mistakes in the exercises of chapter 02 that no misconception of its checkers covers."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 MUTANTS = {
     "interleaved_rotary": [
-        Mutant(
-            "positions along the heads",
-            replace=("positions[:, None, None]", "positions[:, None]"),
-            expect="interleaved_rotary: edges",
+        edited(
+            "positions along the heads", "positions[:, None, None]", "positions[:, None]", "interleaved_rotary: edges"
         ),
         Mutant(
             "complex numbers over whatever strides there are",
@@ -18,11 +16,7 @@ def interleaved_rotary(x, positions, theta):
 """,
             expect="whose last dimension has a stride",
         ),
-        Mutant(
-            "float64",
-            replace=("dim=-1).flatten(-2)", "dim=-1).flatten(-2).double()"),
-            expect="another dtype",
-        ),
+        edited("float64", "dim=-1).flatten(-2)", "dim=-1).flatten(-2).double()", "another dtype"),
         Mutant(
             "the package's rotation in a helper",
             source="""
@@ -86,34 +80,29 @@ def gqa_attention(q, k, v, allowed):
 """,
             expect="view() cannot join",
         ),
-        Mutant("float64", replace=("v).flatten(1, 2)", "v).flatten(1, 2).double()"), expect="another dtype"),
-        Mutant(
+        edited("float64", "v).flatten(1, 2)", "v).flatten(1, 2).double()", "another dtype"),
+        edited(
             "exponentials without a maximum",
-            replace=(
-                "scores.masked_fill(~allowed, -torch.inf).softmax(-1)",
-                "(scores.exp() * allowed) / (scores.exp() * allowed).sum(-1, keepdim=True)",
-            ),
-            expect="use softmax on the masked scores",
+            "scores.masked_fill(~allowed, -torch.inf).softmax(-1)",
+            "(scores.exp() * allowed) / (scores.exp() * allowed).sum(-1, keepdim=True)",
+            "use softmax on the masked scores",
         ),
     ],
     "window_bias": [
-        Mutant(
+        edited(
             "an error without numbers",
-            replace=('f"query_len={query_len} is more than its seq_len={seq_len}"', '"query_len larger than seq_len"'),
-            expect="it must name 14 and 13",
+            'f"query_len={query_len} is more than its seq_len={seq_len}"',
+            '"query_len larger than seq_len"',
+            "it must name 14 and 13",
         ),
-        Mutant(
+        edited(
             "an error with the largest numbers",
-            replace=(
-                'f"query_len={query_len} is more than its seq_len={seq_len}"',
-                'f"{max(query_lens)}, {max(seq_lens)}"',
-            ),
-            expect="it must name 14 and 13",
+            'f"query_len={query_len} is more than its seq_len={seq_len}"',
+            'f"{max(query_lens)}, {max(seq_lens)}"',
+            "it must name 14 and 13",
         ),
-        Mutant(
-            "a mask instead of a bias",
-            replace=("torch.where(visible, 0.0, -torch.inf)", "visible"),
-            expect="another kind of number",
+        edited(
+            "a mask instead of a bias", "torch.where(visible, 0.0, -torch.inf)", "visible", "another kind of number"
         ),
         Mutant(
             "the package's mask in a helper",
@@ -134,15 +123,12 @@ def window_bias(query_lens, seq_lens, window):
         ),
     ],
     "count_flops": [
-        Mutant(
-            "a float",
-            replace=("return 2 * multiply_adds", "return 2.0 * multiply_adds"),
-            expect="a float, not an int",
-        ),
-        Mutant(
+        edited("a float", "return 2 * multiply_adds", "return 2.0 * multiply_adds", "a float, not an int"),
+        edited(
             "a tensor",
-            replace=("return 2 * multiply_adds", "return torch.tensor(2 * multiply_adds)"),
-            expect="an int64 tensor, not an int",
+            "return 2 * multiply_adds",
+            "return torch.tensor(2 * multiply_adds)",
+            "an int64 tensor, not an int",
         ),
     ],
 }

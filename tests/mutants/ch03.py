@@ -1,42 +1,36 @@
 """Plausible mistakes in the exercises of chapter 03 that no misconception of its checkers covers."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 MUTANTS = {
     "cache_bytes": [
-        Mutant(
+        edited(
             "lets a missing entry pass, but not a null one",
-            replace=('config.get("num_key_value_heads") or heads', 'config.get("num_key_value_heads", heads)'),
-            expect="raised TypeError",
+            'config.get("num_key_value_heads") or heads',
+            'config.get("num_key_value_heads", heads)',
+            "raised TypeError",
         ),
-        Mutant(
+        edited(
             "takes a null head_dim for a number",
-            replace=(
-                'config.get("head_dim") or config["hidden_size"] // heads',
-                'config.get("head_dim", config["hidden_size"] // heads)',
-            ),
-            expect="head_dim is null in this file",
+            'config.get("head_dim") or config["hidden_size"] // heads',
+            'config.get("head_dim", config["hidden_size"] // heads)',
+            "head_dim is null in this file",
         ),
-        Mutant("a float", replace=("return kept * 2", "return kept * 2.0"), expect="a float, not an int"),
+        edited("a float", "return kept * 2", "return kept * 2.0", "a float, not an int"),
     ],
     "doubling_cache": [
-        Mutant(
-            "doubles once",
-            replace=("        while capacity < end:", "        if capacity < end:"),
-            expect="more than one doubling",
-        ),
-        Mutant(
+        edited("doubles once", "        while capacity < end:", "        if capacity < end:", "more than one doubling"),
+        edited(
             "returns what it stores in",
-            replace=("        self.length = end\n", "        self.length = end\n        return self.keys\n"),
-            expect="not None",
+            "        self.length = end\n",
+            "        self.length = end\n        return self.keys\n",
+            "not None",
         ),
-        Mutant(
+        edited(
             "grows and starts empty",
-            replace=(
-                "F.pad(self.keys, more), F.pad(self.values, more)",
-                "torch.zeros_like(F.pad(self.keys, more)), torch.zeros_like(F.pad(self.values, more))",
-            ),
-            expect="keys[:, :",
+            "F.pad(self.keys, more), F.pad(self.values, more)",
+            "torch.zeros_like(F.pad(self.keys, more)), torch.zeros_like(F.pad(self.values, more))",
+            "keys[:, :",
         ),
         Mutant(
             "attends over the whole capacity",
@@ -63,29 +57,21 @@ class DoublingCache:
 """,
             expect="slots that hold no valid position were read",
         ),
-        Mutant(
+        edited(
             "a new tensor for every token",
-            replace=(
-                "        if capacity > self.keys.shape[1]:\n",
-                "        self.keys, self.values = self.keys.clone(), self.values.clone()\n        if capacity > self.keys.shape[1]:\n",
-            ),
-            expect="although there was room",
+            "        if capacity > self.keys.shape[1]:\n",
+            "        self.keys, self.values = self.keys.clone(), self.values.clone()\n        if capacity > self.keys.shape[1]:\n",
+            "although there was room",
         ),
     ],
     "ring_cache": [
-        Mutant(
+        edited(
             "keeps the head of a long chunk",
-            replace=(
-                (
-                    "        kept = new[-self.window:]\n        self.keys[kept % self.window], self.values[kept % self.window] = "
-                    "k[-self.window:], v[-self.window:]"
-                ),
-                (
-                    "        kept = new[:self.window]\n        self.keys[kept % self.window], self.values[kept % self.window] = "
-                    "k[:self.window], v[:self.window]"
-                ),
-            ),
-            expect="the key and value in each slot",
+            "        kept = new[-self.window:]\n        self.keys[kept % self.window], self.values[kept % self.window] = "
+            "k[-self.window:], v[-self.window:]",
+            "        kept = new[:self.window]\n        self.keys[kept % self.window], self.values[kept % self.window] = "
+            "k[:self.window], v[:self.window]",
+            "the key and value in each slot",
         ),
         Mutant(
             "reads slots that are empty yet",
@@ -109,77 +95,77 @@ class RingCache:
 """,
             expect="ring_cache: e",
         ),
-        Mutant(
+        edited(
             "writes the whole chunk through one index",
-            replace=(
-                (
-                    "        kept = new[-self.window:]\n        self.keys[kept % self.window], self.values[kept % self.window] = "
-                    "k[-self.window:], v[-self.window:]"
-                ),
-                "        self.keys[new % self.window], self.values[new % self.window] = k, v",
-            ),
-            expect="two tokens into one slot",
+            "        kept = new[-self.window:]\n        self.keys[kept % self.window], self.values[kept % self.window] = "
+            "k[-self.window:], v[-self.window:]",
+            "        self.keys[new % self.window], self.values[new % self.window] = k, v",
+            "two tokens into one slot",
         ),
-        Mutant(
+        edited(
             "one window for the whole chunk",
-            replace=(
-                "torch.arange(max(0, self.length - self.window), self.length)",
-                "torch.arange(min(self.length, max(0, self.length + len(k) - self.window)), self.length)",
-            ),
-            expect="gather window - 1 positions before the chunk",
+            "torch.arange(max(0, self.length - self.window), self.length)",
+            "torch.arange(min(self.length, max(0, self.length + len(k) - self.window)), self.length)",
+            "gather window - 1 positions before the chunk",
         ),
-        Mutant(
+        edited(
             "a tensor of positions",
-            replace=("        return held\n", "        return torch.tensor(held)\n"),
-            expect="an int64 tensor, not a list",
+            "        return held\n",
+            "        return torch.tensor(held)\n",
+            "an int64 tensor, not a list",
         ),
-        Mutant(
+        edited(
             "a list of tensors",
-            replace=("        return held\n", "        return list(torch.tensor(held))\n"),
-            expect="an int64 tensor, not an int",
+            "        return held\n",
+            "        return list(torch.tensor(held))\n",
+            "an int64 tensor, not an int",
         ),
-        Mutant("forgets a method", replace=("def step(", "def steps("), expect="RingCache has no 'step'"),
+        edited("forgets a method", "def step(", "def steps(", "RingCache has no 'step'"),
     ],
     "repair_positions": [
-        Mutant(
+        edited(
             "never counts what it chose",
-            replace=(
-                "        ids.append(int(logits.argmax()))\n        if ids[-1] == eos_id:\n            break\n",
-                "",
-            ),
-            expect="the loop does not end",
+            "        ids.append(int(logits.argmax()))\n        if ids[-1] == eos_id:\n            break\n",
+            "",
+            "the loop does not end",
         ),
-        Mutant(
+        edited(
             "tensors for token ids",
-            replace=("ids.append(int(logits.argmax()))", "ids.append(logits.argmax())"),
-            expect="an int64 tensor, not an int",
+            "ids.append(int(logits.argmax()))",
+            "ids.append(logits.argmax())",
+            "an int64 tensor, not an int",
         ),
     ],
     "rewindable_ring": [
-        Mutant(
+        edited(
             "forgets how far it had been",
-            replace=("self.high = max(self.high, self.length)", "self.high = self.length"),
-            expect="largest length so far",
+            "self.high = max(self.high, self.length)",
+            "self.high = self.length",
+            "largest length so far",
         ),
-        Mutant(
+        edited(
             "checks each rewind alone",
-            replace=("self.length - k < max(0, self.high - self.slack)", "k > min(self.slack, self.length)"),
-            expect="largest length so far",
+            "self.length - k < max(0, self.high - self.slack)",
+            "k > min(self.slack, self.length)",
+            "largest length so far",
         ),
-        Mutant(
+        edited(
             "takes back more than there is",
-            replace=("self.length - k < max(0, self.high - self.slack)", "self.length - k < self.high - self.slack"),
-            expect="no more can be taken back than there is",
+            "self.length - k < max(0, self.high - self.slack)",
+            "self.length - k < self.high - self.slack",
+            "no more can be taken back than there is",
         ),
-        Mutant(
+        edited(
             "no slack in the storage",
-            replace=("        slots = self.window + self.slack\n", "        slots = self.window\n"),
-            expect="the output [query, head, dimension]",
+            "        slots = self.window + self.slack\n",
+            "        slots = self.window\n",
+            "the output [query, head, dimension]",
         ),
-        Mutant(
+        edited(
             "takes the slack for part of the window",
-            replace=("(distance < self.window)", "(distance < slots)"),
-            expect="rewindable_ring",
+            "(distance < self.window)",
+            "(distance < slots)",
+            "rewindable_ring",
         ),
         Mutant(
             "shrinks before it refuses",
@@ -206,18 +192,12 @@ class RewindableRing:
 """,
             expect="length after the refused",
         ),
-        Mutant(
-            "refuses to take back nothing",
-            replace=("if k < 0 or", "if k <= 0 or"),
-            expect="0 positions can be taken back",
-        ),
-        Mutant(
+        edited("refuses to take back nothing", "if k < 0 or", "if k <= 0 or", "0 positions can be taken back"),
+        edited(
             "writes the whole chunk through one index",
-            replace=(
-                "        kept = new[-slots:]\n        self.keys[kept % slots], self.values[kept % slots] = k[-slots:], v[-slots:]\n",
-                "        self.keys[new % slots], self.values[new % slots] = k, v\n",
-            ),
-            expect="two tokens into one slot",
+            "        kept = new[-slots:]\n        self.keys[kept % slots], self.values[kept % slots] = k[-slots:], v[-slots:]\n",
+            "        self.keys[new % slots], self.values[new % slots] = k, v\n",
+            "two tokens into one slot",
         ),
     ],
 }

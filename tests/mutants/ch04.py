@@ -1,32 +1,34 @@
 """Plausible mistakes in the exercises of chapter 04 that no misconception of its checkers covers."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 MUTANTS = {
     "pack_short_first": [
-        Mutant(
+        edited(
             "raises only where a sequence has exactly 0 new tokens",
-            replace=("min(lengths) < 1", "0 in lengths"),
-            expect="a sequence without a new token, raises ValueError",
+            "min(lengths) < 1",
+            "0 in lengths",
+            "a sequence without a new token, raises ValueError",
         ),
-        Mutant("another error", replace=("raise ValueError", "raise IndexError"), expect="expected ValueError"),
-        Mutant(
-            "the order as a tuple", replace=('"order": order', '"order": tuple(order)'), expect="a tuple, not a list"
-        ),
-        Mutant(
+        edited("another error", "raise ValueError", "raise IndexError", "expected ValueError"),
+        edited("the order as a tuple", '"order": order', '"order": tuple(order)', "a tuple, not a list"),
+        edited(
             "a tensor for a number",
-            replace=('"max_query_len": max(lengths)', '"max_query_len": torch.tensor(max(lengths))'),
-            expect="not an int",
+            '"max_query_len": max(lengths)',
+            '"max_query_len": torch.tensor(max(lengths))',
+            "not an int",
         ),
-        Mutant(
+        edited(
             "a float for a number",
-            replace=('"max_query_len": max(lengths)', '"max_query_len": float(max(lengths))'),
-            expect="a float, not an int",
+            '"max_query_len": max(lengths)',
+            '"max_query_len": float(max(lengths))',
+            "a float, not an int",
         ),
-        Mutant(
+        edited(
             "positions in int32",
-            replace=("torch.tensor(positions)", "torch.tensor(positions, dtype=torch.int32)"),
-            expect="another dtype",
+            "torch.tensor(positions)",
+            "torch.tensor(positions, dtype=torch.int32)",
+            "another dtype",
         ),
         Mutant(
             "a dictionary that equals everything",
@@ -42,37 +44,34 @@ def pack_short_first(sequences, num_computed):
 """,
             expect="an Everything, not a dict",
         ),
-        Mutant(
+        edited(
             "sorts the arguments",
-            replace=("    token_ids, positions, ends", "    num_computed.sort()\n    token_ids, positions, ends"),
-            expect="changed one of its arguments",
+            "    token_ids, positions, ends",
+            "    num_computed.sort()\n    token_ids, positions, ends",
+            "changed one of its arguments",
         ),
     ],
     "fit_regimes": [
-        Mutant(
+        edited(
             "counts errors as equal that agree to nine digits",
-            replace=(
-                "if error <= best_error + 1e-12:",
-                "if error < best_error or math.isclose(error, best_error, abs_tol=1e-12):",
-            ),
-            expect="Errors count as equal only if they differ by less than 1e-12",
+            "if error <= best_error + 1e-12:",
+            "if error < best_error or math.isclose(error, best_error, abs_tol=1e-12):",
+            "Errors count as equal only if they differ by less than 1e-12",
         ),
-        Mutant(
-            "rounding decides a tie",
-            replace=("error <= best_error + 1e-12", "error <= best_error"),
-            expect="the largest k",
-        ),
-        Mutant(
+        edited("rounding decides a tie", "error <= best_error + 1e-12", "error <= best_error", "the largest k"),
+        edited(
             "slope from the last measurement alone",
-            replace=("zip(batches[k:], seconds[k:])]", "zip(batches[k:][-1:], seconds[k:][-1:])]"),
-            expect="fit_regimes",
+            "zip(batches[k:], seconds[k:])]",
+            "zip(batches[k:][-1:], seconds[k:][-1:])]",
+            "fit_regimes",
         ),
-        Mutant("adds floor and slope", replace=("max(floor, slope * b)", "(floor + slope * b)"), expect="fit_regimes"),
-        Mutant("returns a list", replace=("return best", "return list(best)"), expect="a list, not a tuple"),
-        Mutant(
+        edited("adds floor and slope", "max(floor, slope * b)", "(floor + slope * b)", "fit_regimes"),
+        edited("returns a list", "return best", "return list(best)", "a list, not a tuple"),
+        edited(
             "returns NumPy's numbers",
-            replace=("return best", "import numpy\n    return numpy.float64(best[0]), numpy.float64(best[1])"),
-            expect="a float64, not a float",
+            "return best",
+            "import numpy\n    return numpy.float64(best[0]), numpy.float64(best[1])",
+            "a float64, not a float",
         ),
     ],
     "plan_batches": [
@@ -85,43 +84,33 @@ def plan_batches(lengths, max_prompts, bend):
 """,
             expect="the plan is wrong",
         ),
-        Mutant(
+        edited(
             "no batch of more than 64",
-            replace=("min(max_prompts, n - i) + 1", "min(max_prompts, n - i, 64) + 1"),
-            expect="plan_batches: edges",
+            "min(max_prompts, n - i) + 1",
+            "min(max_prompts, n - i, 64) + 1",
+            "plan_batches: edges",
         ),
-        Mutant(
-            "returns tuples",
-            replace=("batches.append(order[", "batches.append((*order,)["),
-            expect="a tuple, not a list",
-        ),
-        Mutant(
+        edited("returns tuples", "batches.append(order[", "batches.append((*order,)[", "a tuple, not a list"),
+        edited(
             "returns NumPy's numbers",
-            replace=(
-                "    return batches",
-                "    import numpy\n    return [[numpy.int64(i) for i in batch] for batch in batches]",
-            ),
-            expect="an int64, not an int",
+            "    return batches",
+            "    import numpy\n    return [[numpy.int64(i) for i in batch] for batch in batches]",
+            "an int64, not an int",
         ),
-        Mutant(
-            "drops a prompt",
-            replace=("    return batches", "    return batches[1:] or batches"),
-            expect="exactly one batch",
-        ),
+        edited("drops a prompt", "    return batches", "    return batches[1:] or batches", "exactly one batch"),
     ],
     "ridge_batch": [
-        Mutant(
+        edited(
             "keeps only the caches in memory",
-            replace=("batch if weights + batch * cache", "batch if batch * cache"),
-            expect="ridge_batch: edges",
+            "batch if weights + batch * cache",
+            "batch if batch * cache",
+            "ridge_batch: edges",
         ),
-        Mutant(
+        edited(
             "searches only among batches that memory bounds",
-            replace=(
-                "    return batch if weights + batch * cache <= gpu",
-                "    most = (gpu['memory'] - weights) // max(1, cache)\n    return batch if batch <= most and weights <= gpu",
-            ),
-            expect="ridge_batch: edges",
+            "    return batch if weights + batch * cache <= gpu",
+            "    most = (gpu['memory'] - weights) // max(1, cache)\n    return batch if batch <= most and weights <= gpu",
+            "ridge_batch: edges",
         ),
         Mutant(
             "searches up to a million million",
@@ -139,14 +128,15 @@ def ridge_batch(model, gpu, context):
 """,
             expect="ridge_batch: edges",
         ),
-        Mutant("divides by nothing", replace=("if gain <= 0:", "if gain < 0:"), expect="raised ZeroDivisionError"),
-        Mutant("returns a float", replace=("return batch if", "return float(batch) if"), expect="a float, not an int"),
+        edited("divides by nothing", "if gain <= 0:", "if gain < 0:", "raised ZeroDivisionError"),
+        edited("returns a float", "return batch if", "return float(batch) if", "a float, not an int"),
     ],
     "expert_bend": [
-        Mutant(
+        edited(
             "refuses only a top_k of 0",
-            replace=("if not 1 <= top_k <= num_experts:", "if not top_k or top_k > num_experts:"),
-            expect="raise ValueError",
+            "if not 1 <= top_k <= num_experts:",
+            "if not top_k or top_k > num_experts:",
+            "raise ValueError",
         ),
     ],
 }

@@ -1,13 +1,14 @@
 """Plausible mistakes in the exercises of chapter 05 that no misconception of its checkers covers."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 MUTANTS = {
     "stop_conditions": [
-        Mutant(
+        edited(
             "one token too many",
-            replace=("number == params.max_tokens", "number > params.max_tokens"),
-            expect="the list of kept tokens is wrong",
+            "number == params.max_tokens",
+            "number > params.max_tokens",
+            "the list of kept tokens is wrong",
         ),
         Mutant(
             "looks at the last token only",
@@ -24,20 +25,23 @@ def take_tokens(params, eos_id, num_outputs, new_token_ids):
 """,
             expect="the list of kept tokens is wrong",
         ),
-        Mutant(
+        edited(
             "the kept tokens as a tuple",
-            replace=("    return kept, None, None", "    return (*kept,), None, None"),
-            expect="a tuple, not a list",
+            "    return kept, None, None",
+            "    return (*kept,), None, None",
+            "a tuple, not a list",
         ),
-        Mutant(
+        edited(
             "NumPy's number for a token",
-            replace=('return kept, "stop", token', 'return kept, "stop", __import__("numpy").int64(token)'),
-            expect="an int64, not an int",
+            'return kept, "stop", token',
+            'return kept, "stop", __import__("numpy").int64(token)',
+            "an int64, not an int",
         ),
-        Mutant(
+        edited(
             "cuts its argument",
-            replace=('return kept, "length", None', 'del new_token_ids[len(kept):]; return kept, "length", None'),
-            expect="changed one of its arguments",
+            'return kept, "length", None',
+            'del new_token_ids[len(kept):]; return kept, "length", None',
+            "changed one of its arguments",
         ),
     ],
     "admission": [
@@ -56,62 +60,45 @@ def admit(waiting, budget, free_slots, min_chunk):
 """,
             expect="changed one of its arguments",
         ),
-        Mutant(
-            "pairs as lists",
-            replace=("return joined", "return [list(pair) for pair in joined]"),
-            expect="a list, not a tuple",
-        ),
-        Mutant(
-            "floats",
-            replace=("joined.append((name, count))", "joined.append((name, float(count)))"),
-            expect="a float, not an int",
-        ),
+        edited("pairs as lists", "return joined", "return [list(pair) for pair in joined]", "a list, not a tuple"),
+        edited("floats", "joined.append((name, count))", "joined.append((name, float(count)))", "a float, not an int"),
     ],
     "scheduler": [
-        Mutant(
+        edited(
             "the fewest tokens left to compute",
-            replace=(
-                "return min(self.waiting, key=lambda request: request.num_prompt_tokens)",
-                "left = lambda one: one.num_tokens - self.kv_cache.get_computed_blocks(one).num_tokens\n        return min(self.waiting, key=left)",
-            ),
-            expect="scheduler: edges: the list of (request, tokens)",
+            "return min(self.waiting, key=lambda request: request.num_prompt_tokens)",
+            "left = lambda one: one.num_tokens - self.kv_cache.get_computed_blocks(one).num_tokens\n        return min(self.waiting, key=left)",
+            "scheduler: edges: the list of (request, tokens)",
         ),
-        Mutant(
+        edited(
             "a row that holds its request",
-            replace=(
-                "output.rows.append(ScheduledRequest(request.request_id, start, count, blocks, samples))",
-                "values = {'request_id': request.request_id, 'start': start, 'num_tokens': count, 'block_ids': blocks}\n        output.rows.append(__import__('types').SimpleNamespace(**values, samples=samples, request=request))",
-            ),
-            expect="must be a ScheduledRequest; got a SimpleNamespace",
+            "output.rows.append(ScheduledRequest(request.request_id, start, count, blocks, samples))",
+            "values = {'request_id': request.request_id, 'start': start, 'num_tokens': count, 'block_ids': blocks}\n        output.rows.append(__import__('types').SimpleNamespace(**values, samples=samples, request=request))",
+            "must be a ScheduledRequest; got a SimpleNamespace",
         ),
-        Mutant(
+        edited(
             "a request among the draft tokens of a row",
-            replace=("start, count, blocks, samples))", "start, count, blocks, samples, (request,)))"),
-            expect="A step is plain data",
+            "start, count, blocks, samples))",
+            "start, count, blocks, samples, (request,)))",
+            "A step is plain data",
         ),
-        Mutant(
+        edited(
             "a step that holds the requests",
-            replace=(
-                "        output = SchedulerOutput()\n",
-                "        output = SchedulerOutput()\n        output.requests = self.requests\n",
-            ),
-            expect="A step is plain data",
+            "        output = SchedulerOutput()\n",
+            "        output = SchedulerOutput()\n        output.requests = self.requests\n",
+            "A step is plain data",
         ),
-        Mutant(
+        edited(
             "rows as a tuple",
-            replace=(
-                "        return output",
-                "        output.rows = (*output.rows,)\n        return output",
-            ),
-            expect="A list of ScheduledRequest",
+            "        return output",
+            "        output.rows = (*output.rows,)\n        return output",
+            "A list of ScheduledRequest",
         ),
-        Mutant(
+        edited(
             "the engine's scheduler, looked up by its name",
-            replace=(
-                "        output = SchedulerOutput()\n",
-                "        output = __import__('minillm.engine.scheduler', fromlist=['_']).Scheduler and SchedulerOutput()\n",
-            ),
-            expect="That is the part to write yourself",
+            "        output = SchedulerOutput()\n",
+            "        output = __import__('minillm.engine.scheduler', fromlist=['_']).Scheduler and SchedulerOutput()\n",
+            "That is the part to write yourself",
         ),
     ],
     "repair_scheduler": [
@@ -123,21 +110,17 @@ class RepairedScheduler(BrokenScheduler):
 """,
             expect="the plan of the step is wrong",
         ),
-        Mutant(
+        edited(
             "writes on the job",
-            replace=(
-                "            preempted[-1].num_computed_tokens = 0\n",
-                "            preempted[-1].num_computed_tokens = 0\n            preempted[-1].was_preempted = True\n",
-            ),
-            expect="has no attribute 'was_preempted'",
+            "            preempted[-1].num_computed_tokens = 0\n",
+            "            preempted[-1].num_computed_tokens = 0\n            preempted[-1].was_preempted = True\n",
+            "has no attribute 'was_preempted'",
         ),
-        Mutant(
+        edited(
             "floats",
-            replace=(
-                "plan[job.name] = min(job.num_tokens, budget)",
-                "plan[job.name] = float(min(job.num_tokens, budget))",
-            ),
-            expect="a float, not an int",
+            "plan[job.name] = min(job.num_tokens, budget)",
+            "plan[job.name] = float(min(job.num_tokens, budget))",
+            "a float, not an int",
         ),
     ],
     "enough_memory": [
@@ -162,16 +145,18 @@ def peak_memory(requests):
 """,
             expect="in one pass over them",
         ),
-        Mutant(
+        edited(
             "multiplies in floats",
-            replace=("total_held + number * left", "int(total_held + float(number) * left)"),
-            expect="enough_memory: edges: the peak is wrong",
+            "total_held + number * left",
+            "int(total_held + float(number) * left)",
+            "enough_memory: edges: the peak is wrong",
         ),
-        Mutant("returns a float", replace=("return peak", "return float(peak)"), expect="a float, not an int"),
-        Mutant(
+        edited("returns a float", "return peak", "return float(peak)", "a float, not an int"),
+        edited(
             "sorts its argument",
-            replace=("    return peak", "    requests.sort()\n    return peak"),
-            expect="changed one of its arguments",
+            "    return peak",
+            "    requests.sort()\n    return peak",
+            "changed one of its arguments",
         ),
     ],
 }

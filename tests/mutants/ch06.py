@@ -1,30 +1,27 @@
 """Plausible mistakes in the exercises of chapter 06: every one of them must fail its checks."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 MUTANTS = {
     "slot_mapping": [
-        Mutant(
+        edited(
             "wraps around a short table",
-            replace=(
-                "            if index >= len(table):\n",
-                "            index = index if index < len(table) else -1\n            if not table:\n",
-            ),
-            expect="No block of the table holds position",
+            "            if index >= len(table):\n",
+            "            index = index if index < len(table) else -1\n            if not table:\n",
+            "No block of the table holds position",
         ),
-        Mutant(
+        edited(
             "looks whether a table suffices although nothing comes",
-            replace=(
-                "        for position in range(start, start + count):\n",
-                "        if start > len(table) * block_size:\n            raise ValueError('beyond the table')\n        for position in range(start, start + count):\n",
-            ),
-            expect="raised ValueError",
+            "        for position in range(start, start + count):\n",
+            "        if start > len(table) * block_size:\n            raise ValueError('beyond the table')\n        for position in range(start, start + count):\n",
+            "raised ValueError",
         ),
-        Mutant("a tuple", replace=("    return slots\n", "    return tuple(slots)\n"), expect="a tuple, not a list"),
-        Mutant(
+        edited("a tuple", "    return slots\n", "    return tuple(slots)\n", "a tuple, not a list"),
+        edited(
             "numbers with a point",
-            replace=("    return slots\n", "    return [float(slot) for slot in slots]\n"),
-            expect="a float, not an int",
+            "    return slots\n",
+            "    return [float(slot) for slot in slots]\n",
+            "a float, not an int",
         ),
         Mutant(
             "a number that is equal to everything",
@@ -43,15 +40,17 @@ MUTANTS = {
         ),
     ],
     "lowest_pool": [
-        Mutant(
+        edited(
             "one block too few",
-            replace=("list(range(1, num_blocks + 1))", "list(range(1, num_blocks))"),
-            expect="num_free in a new pool",
+            "list(range(1, num_blocks + 1))",
+            "list(range(1, num_blocks))",
+            "num_free in a new pool",
         ),
-        Mutant(
+        edited(
             "the block freed last goes first",
-            replace=("heapq.heappush(self.free_ids, block)", "self.free_ids.insert(0, block)"),
-            expect="the lowest ids go first",
+            "heapq.heappush(self.free_ids, block)",
+            "self.free_ids.insert(0, block)",
+            "the lowest ids go first",
         ),
         Mutant(
             "the block free the longest goes first",
@@ -84,111 +83,104 @@ class LowestPool:
 """,
             expect="the lowest ids go first, whatever was freed last",
         ),
-        Mutant(
+        edited(
             "frees a shared block",
-            replace=(
-                "            if self.ref_cnt[block] == 0:\n                heapq",
-                "            if block not in self.free_ids:\n                heapq",
-            ),
-            expect="lowest_pool: ",
+            "            if self.ref_cnt[block] == 0:\n                heapq",
+            "            if block not in self.free_ids:\n                heapq",
+            "lowest_pool: ",
         ),
-        Mutant(
+        edited(
             "forgets the reference count in allocate",
-            replace=("            self.ref_cnt[block] = 1\n", "            self.ref_cnt[block] = 0\n"),
-            expect="ref_cnt after allocate(4)",
+            "            self.ref_cnt[block] = 1\n",
+            "            self.ref_cnt[block] = 0\n",
+            "ref_cnt after allocate(4)",
         ),
-        Mutant(
+        edited(
             "allocates some before it fails",
-            replace=(
-                """        if not 0 <= count <= self.num_free:
+            """        if not 0 <= count <= self.num_free:
             raise ValueError(f"{count} blocks asked, {self.num_free} of {self.num_blocks} are free")
         blocks = [heapq.heappop(self.free_ids) for _ in range(count)]
 """,
-                """        blocks = []
+            """        blocks = []
         for _ in range(count):
             if not self.free_ids:
                 raise ValueError("no block is left")
             blocks.append(heapq.heappop(self.free_ids))
 """,
-            ),
-            expect="after the refused allocate(6)",
+            "after the refused allocate(6)",
         ),
-        Mutant(
+        edited(
             "a negative count passes",
-            replace=("if not 0 <= count <= self.num_free", "if count > self.num_free"),
-            expect="a negative count is an error",
+            "if not 0 <= count <= self.num_free",
+            "if count > self.num_free",
+            "a negative count is an error",
         ),
-        Mutant(
+        edited(
             "accepts a double free",
-            replace=(
-                "            if self.ref_cnt[block] < (needed or times):\n",
-                "            if needed and self.ref_cnt[block] < needed:\n",
-            ),
-            expect="Owners of block 2: 0, this call would take away: 1",
+            "            if self.ref_cnt[block] < (needed or times):\n",
+            "            if needed and self.ref_cnt[block] < needed:\n",
+            "Owners of block 2: 0, this call would take away: 1",
         ),
-        Mutant(
+        edited(
             "does not see the same block twice in one call",
-            replace=("(needed or times):\n", "(needed or 1):\n"),
-            expect="Owners of block 4: 1, this call would take away: 2",
+            "(needed or times):\n",
+            "(needed or 1):\n",
+            "Owners of block 4: 1, this call would take away: 2",
         ),
-        Mutant(
+        edited(
             "frees some before it fails",
-            replace=(
-                """        for block, times in self._checked(blocks).items():
+            """        for block, times in self._checked(blocks).items():
             self.ref_cnt[block] -= times
 """,
-                """        for block in blocks:
+            """        for block in blocks:
             self._checked([block])
             if not block:
                 continue
             self.ref_cnt[block] -= 1
 """,
-            ),
-            expect="after the refused free([4, 2])",
+            "after the refused free([4, 2])",
         ),
-        Mutant(
+        edited(
             "a negative id counts from the end",
-            replace=(
-                "            if not 1 <= block <= self.num_blocks:\n",
-                "            if block > self.num_blocks:\n",
-            ),
-            expect="There is no block -1",
+            "            if not 1 <= block <= self.num_blocks:\n",
+            "            if block > self.num_blocks:\n",
+            "There is no block -1",
         ),
-        Mutant(
+        edited(
             "an IndexError for an id that is too large",
-            replace=("            if not 1 <= block <= self.num_blocks:\n", "            if block < 1:\n"),
-            expect="raised IndexError",
+            "            if not 1 <= block <= self.num_blocks:\n",
+            "            if block < 1:\n",
+            "raised IndexError",
         ),
-        Mutant(
+        edited(
             "revives a free block",
-            replace=(
-                "            if self.ref_cnt[block] < (needed or times):\n",
-                "            if not needed and self.ref_cnt[block] < times:\n",
-            ),
-            expect="it holds nothing that could be shared",
+            "            if self.ref_cnt[block] < (needed or times):\n",
+            "            if not needed and self.ref_cnt[block] < times:\n",
+            "it holds nothing that could be shared",
         ),
-        Mutant(
+        edited(
             "counts owners of the null block",
-            replace=("for block in blocks if block != 0)", "for block in blocks)"),
-            expect="free raised ValueError",
+            "for block in blocks if block != 0)",
+            "for block in blocks)",
+            "free raised ValueError",
         ),
-        Mutant(
+        edited(
             "reads an iterator twice",
-            replace=(
-                "        count = Counter(block for block in blocks if block != 0)\n",
-                "        if any(not 0 <= block <= self.num_blocks for block in blocks):\n            raise ValueError('no such block')\n        count = Counter(block for block in blocks if block != 0)\n",
-            ),
-            expect="An iterator can be read once",
+            "        count = Counter(block for block in blocks if block != 0)\n",
+            "        if any(not 0 <= block <= self.num_blocks for block in blocks):\n            raise ValueError('no such block')\n        count = Counter(block for block in blocks if block != 0)\n",
+            "An iterator can be read once",
         ),
-        Mutant(
+        edited(
             "does not tell how many blocks it has",
-            replace=("        self.num_blocks = num_blocks\n", "        self.size = num_blocks\n"),
-            expect="LowestPool",
+            "        self.num_blocks = num_blocks\n",
+            "        self.size = num_blocks\n",
+            "LowestPool",
         ),
-        Mutant(
+        edited(
             "another number of blocks",
-            replace=("        self.num_blocks = num_blocks\n", "        self.num_blocks = num_blocks + 1\n"),
-            expect="num_blocks in a new pool",
+            "        self.num_blocks = num_blocks\n",
+            "        self.num_blocks = num_blocks + 1\n",
+            "num_blocks in a new pool",
         ),
         Mutant(
             "the lowest of a set",
@@ -229,13 +221,11 @@ class LowestPool:
 """,
             expect="more than 1 s of computing",
         ),
-        Mutant(
+        edited(
             "another block, in a large pool",
-            replace=(
-                "        blocks = [heapq.heappop(self.free_ids) for _ in range(count)]\n",
-                "        blocks = [heapq.heappop(self.free_ids) for _ in range(count)]\n        if self.num_blocks > 999 and count == 1:\n            heapq.heappush(self.free_ids, blocks[0])\n            blocks = [self.free_ids.pop()]\n",
-            ),
-            expect="lowest_pool: edges",
+            "        blocks = [heapq.heappop(self.free_ids) for _ in range(count)]\n",
+            "        blocks = [heapq.heappop(self.free_ids) for _ in range(count)]\n        if self.num_blocks > 999 and count == 1:\n            heapq.heappush(self.free_ids, blocks[0])\n            blocks = [self.free_ids.pop()]\n",
+            "lowest_pool: edges",
         ),
         Mutant(
             "looks through the whole pool",
@@ -275,36 +265,35 @@ class LowestPool:
         ),
     ],
     "forked_tables": [
-        Mutant(
+        edited(
             "the child has its parent's list",
-            replace=("list(self.tables[parent])", "self.tables[parent]"),
-            expect="one and the same list",
+            "list(self.tables[parent])",
+            "self.tables[parent]",
+            "one and the same list",
         ),
-        Mutant(
+        edited(
             "a fork that nobody counts",
-            replace=("        self.pool.touch(self.tables[parent])\n", ""),
-            expect="after fork('a', 'b'), the pool counts 1 owners of block 1, the tables 2",
+            "        self.pool.touch(self.tables[parent])\n",
+            "",
+            "after fork('a', 'b'), the pool counts 1 owners of block 1, the tables 2",
         ),
-        Mutant(
+        edited(
             "writes into a shared block",
-            replace=("length % self.block_size > 0 and self.pool.ref_cnt[table[-1]] > 1", "False"),
-            expect="is about to write into block 2",
+            "length % self.block_size > 0 and self.pool.ref_cnt[table[-1]] > 1",
+            "False",
+            "is about to write into block 2",
         ),
-        Mutant(
+        edited(
             "copies although it is the only owner",
-            replace=(
-                "length % self.block_size > 0 and self.pool.ref_cnt[table[-1]] > 1",
-                "length % self.block_size > 0",
-            ),
-            expect="write in place",
+            "length % self.block_size > 0 and self.pool.ref_cnt[table[-1]] > 1",
+            "length % self.block_size > 0",
+            "write in place",
         ),
-        Mutant(
+        edited(
             "copies a full block",
-            replace=(
-                "length % self.block_size > 0 and self.pool.ref_cnt[table[-1]] > 1",
-                "length > 0 and self.pool.ref_cnt[table[-1]] > 1",
-            ),
-            expect="stays shared, and is never copied",
+            "length % self.block_size > 0 and self.pool.ref_cnt[table[-1]] > 1",
+            "length > 0 and self.pool.ref_cnt[table[-1]] > 1",
+            "stays shared, and is never copied",
         ),
         Mutant(
             "copies everything that is shared",
@@ -343,15 +332,17 @@ class ForkedTables:
 """,
             expect="the full blocks of 'a'",
         ),
-        Mutant(
+        edited(
             "keeps what it has copied",
-            replace=("self.pool.free([table.pop()])", "table.pop()"),
-            expect="a block that will never be freed",
+            "self.pool.free([table.pop()])",
+            "table.pop()",
+            "a block that will never be freed",
         ),
-        Mutant(
+        edited(
             "forgets the block for the copy",
-            replace=("num_new + shared > self.pool.num_free", "num_new > self.pool.num_free"),
-            expect="append raised ValueError",
+            "num_new + shared > self.pool.num_free",
+            "num_new > self.pool.num_free",
+            "append raised ValueError",
         ),
         Mutant(
             "copies before it sees that it does not fit",
@@ -391,95 +382,91 @@ class ForkedTables:
 """,
             expect="A copy too many",
         ),
-        Mutant(
+        edited(
             "a table for a name that did not come in",
-            replace=(
-                "table, length = self.tables.get(name, []), self.lengths.get(name, 0)",
-                "table, length = self.tables.setdefault(name, []), self.lengths.setdefault(name, 0)",
-            ),
-            expect="the names in tables after the refused append('z', 17)",
+            "table, length = self.tables.get(name, []), self.lengths.get(name, 0)",
+            "table, length = self.tables.setdefault(name, []), self.lengths.setdefault(name, 0)",
+            "the names in tables after the refused append('z', 17)",
         ),
-        Mutant(
+        edited(
             "one copy for each block, whoever asks",
-            replace=("        return copies\n", "        return list(dict(copies).items())\n"),
-            expect="Every owner but the last one to write",
+            "        return copies\n",
+            "        return list(dict(copies).items())\n",
+            "Every owner but the last one to write",
         ),
-        Mutant(
+        edited(
             "sorts the copies",
-            replace=("        return copies\n", "        return sorted(copies)\n"),
-            expect="In the reverse order they would be right",
+            "        return copies\n",
+            "        return sorted(copies)\n",
+            "In the reverse order they would be right",
         ),
-        Mutant(
+        edited(
             "returns a list that it then empties",
-            replace=(
-                "        copies, self.copies = self.copies, []\n",
-                "        copies = self.copies\n        copies.clear()\n",
-            ),
-            expect="copies from take_copies(): 0 (none), needed: 1",
+            "        copies, self.copies = self.copies, []\n",
+            "        copies = self.copies\n        copies.clear()\n",
+            "copies from take_copies(): 0 (none), needed: 1",
         ),
-        Mutant(
+        edited(
             "plans the copies for ever",
-            replace=("copies, self.copies = self.copies, []", "copies = list(self.copies)"),
-            expect="take_copies() asked a second time",
+            "copies, self.copies = self.copies, []",
+            "copies = list(self.copies)",
+            "take_copies() asked a second time",
         ),
-        Mutant(
+        edited(
             "forgets the copies of a sequence that goes",
-            replace=(
-                "        self.pool.free(self.tables.pop(name))\n",
-                "        table = self.tables.pop(name)\n        self.copies = [pair for pair in self.copies if pair[1] not in table]\n        self.pool.free(table)\n",
-            ),
-            expect="copies from take_copies(): 0 (none), needed: 1",
+            "        self.pool.free(self.tables.pop(name))\n",
+            "        table = self.tables.pop(name)\n        self.copies = [pair for pair in self.copies if pair[1] not in table]\n        self.pool.free(table)\n",
+            "copies from take_copies(): 0 (none), needed: 1",
         ),
-        Mutant(
+        edited(
             "copies as a tuple",
-            replace=("        return copies\n", "        return tuple(copies)\n"),
-            expect="what take_copies returns must be a list",
+            "        return copies\n",
+            "        return tuple(copies)\n",
+            "what take_copies returns must be a list",
         ),
-        Mutant(
+        edited(
             "copies the wrong way round",
-            replace=("self.copies.append((table[-1], new[0]))", "self.copies.append((new[0], table[-1]))"),
-            expect="garbage",
+            "self.copies.append((table[-1], new[0]))",
+            "self.copies.append((new[0], table[-1]))",
+            "garbage",
         ),
-        Mutant(
+        edited(
             "one block more than needed",
-            replace=("-(-(length + num_tokens) // self.block_size)", "((length + num_tokens) // self.block_size + 1)"),
-            expect="the number of blocks of 'a'",
+            "-(-(length + num_tokens) // self.block_size)",
+            "((length + num_tokens) // self.block_size + 1)",
+            "the number of blocks of 'a'",
         ),
-        Mutant(
+        edited(
             "a fork over a table that is there",
-            replace=(
-                '        if child in self.tables:\n            raise ValueError(f"{child!r} has a table already")\n',
-                "",
-            ),
-            expect="has a table already",
+            '        if child in self.tables:\n            raise ValueError(f"{child!r} has a table already")\n',
+            "",
+            "has a table already",
         ),
-        Mutant(
+        edited(
             "forgets to give back",
-            replace=("        self.pool.free(self.tables.pop(name))\n", "        self.tables.pop(name)\n"),
-            expect="a block that will never be freed",
+            "        self.pool.free(self.tables.pop(name))\n",
+            "        self.tables.pop(name)\n",
+            "a block that will never be freed",
         ),
     ],
     "choose_victims": [
-        Mutant(
+        edited(
             "places, not names",
-            replace=("    return [request.name for place", "    return [place for place"),
-            expect="an int, not a str",
+            "    return [request.name for place",
+            "    return [place for place",
+            "an int, not a str",
         ),
-        Mutant(
+        edited(
             "sorts the list that it is given",
-            replace=(
-                "    groups: dict[str, list[int]] = {}\n",
-                "    running.sort(key=lambda one: one.cost)\n    groups: dict[str, list[int]] = {}\n",
-            ),
-            expect="changed one of its arguments",
+            "    groups: dict[str, list[int]] = {}\n",
+            "    running.sort(key=lambda one: one.cost)\n    groups: dict[str, list[int]] = {}\n",
+            "changed one of its arguments",
         ),
-        Mutant(
+        edited(
             "anything for many requests",
-            replace=(
-                "    groups: dict[str, list[int]] = {}\n",
-                "    groups: dict[str, list[int]] = {}\n    if len(running) > 20:\n        return []\n",
-            ),
-            expect="the list of victims is wrong",
+            "    groups: dict[str, list[int]] = {}\n",
+            "    groups: dict[str, list[int]] = {}\n    if len(running) > 20:\n        return []\n",
+            "the list of victims is wrong",
         ),
     ],
 }

@@ -1,13 +1,14 @@
 """Plausible mistakes in the exercises of chapter 07 that no misconception of its checkers covers."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 MUTANTS = {
     "vote": [
-        Mutant(
+        edited(
             "sums that are nearly equal are equal",
-            replace=("(votes[answer], totals[answer], -answer)", "(votes[answer], round(totals[answer], 6), -answer)"),
-            expect="vote: edges",
+            "(votes[answer], totals[answer], -answer)",
+            "(votes[answer], round(totals[answer], 6), -answer)",
+            "vote: edges",
         ),
         Mutant(
             "asks the judge",
@@ -17,166 +18,150 @@ def vote(answers, logprobs):
 """,
             expect="An answer has no business with what judges it",
         ),
-        Mutant("trips over an empty ballot", replace=(", default=None", ""), expect="raised ValueError"),
-        Mutant(
+        edited("trips over an empty ballot", ", default=None", "", "raised ValueError"),
+        edited(
             "returns a list",
-            replace=("    return winner, votes.get(winner, 0)", "    return [winner, votes.get(winner, 0)]"),
-            expect="a list, not a tuple",
+            "    return winner, votes.get(winner, 0)",
+            "    return [winner, votes.get(winner, 0)]",
+            "a list, not a tuple",
         ),
-        Mutant(
+        edited(
             "a float for an answer",
-            replace=(
-                "    return winner, votes.get(winner, 0)",
-                "    return winner if winner is None else float(winner), votes.get(winner, 0)",
-            ),
-            expect="a float, not an int",
+            "    return winner, votes.get(winner, 0)",
+            "    return winner if winner is None else float(winner), votes.get(winner, 0)",
+            "a float, not an int",
         ),
     ],
     "prefix_hasher": [
-        Mutant(
+        edited(
             "loses a last block that is just full",
-            replace=("range(size, len(token_ids) + 1, size)", "range(size, len(token_ids), size)"),
-            expect="another length",
+            "range(size, len(token_ids) + 1, size)",
+            "range(size, len(token_ids), size)",
+            "another length",
         ),
-        Mutant(
+        edited(
             "returns hexadecimal digits",
-            replace=("return chain[1:]", "return [block_hash.hex() for block_hash in chain[1:]]"),
-            expect="a str, not a bytes",
+            "return chain[1:]",
+            "return [block_hash.hex() for block_hash in chain[1:]]",
+            "a str, not a bytes",
         ),
-        Mutant(
+        edited(
             "Python's hash()",
-            replace=("hashlib.sha256(tokens + chain[-1]).digest()", "str(hash((tokens, chain[-1]))).encode()"),
-            expect="prefix_hasher: example",
+            "hashlib.sha256(tokens + chain[-1]).digest()",
+            "str(hash((tokens, chain[-1]))).encode()",
+            "prefix_hasher: example",
         ),
-        Mutant(
-            "returns a tuple", replace=("return chain[1:]", "return tuple(chain[1:])"), expect="a tuple, not a list"
-        ),
-        Mutant(
+        edited("returns a tuple", "return chain[1:]", "return tuple(chain[1:])", "a tuple, not a list"),
+        edited(
             "one block size for all hashers",
-            replace=("        self.block_size = block_size\n", "        PrefixHasher.block_size = block_size\n"),
-            expect="prefix_hasher: edges",
+            "        self.block_size = block_size\n",
+            "        PrefixHasher.block_size = block_size\n",
+            "prefix_hasher: edges",
         ),
-        Mutant(
+        edited(
             "remembers texts by their first block",
-            replace=(
-                "return chain[1:]",
-                "memo = self.__dict__.setdefault('memo', {})\n        return list(memo.setdefault((len(token_ids), *token_ids[:self.block_size]), chain[1:]))",
-            ),
-            expect="prefix_hasher: e",
+            "return chain[1:]",
+            "memo = self.__dict__.setdefault('memo', {})\n        return list(memo.setdefault((len(token_ids), *token_ids[:self.block_size]), chain[1:]))",
+            "prefix_hasher: e",
         ),
-        Mutant(
+        edited(
             "a float for a count",
-            replace=("return len(hits) * self.block_size", "return float(len(hits) * self.block_size)"),
-            expect="a float, not an int",
+            "return len(hits) * self.block_size",
+            "return float(len(hits) * self.block_size)",
+            "a float, not an int",
         ),
-        Mutant(
+        edited(
             "empties the set",
-            replace=(
-                "        return len(hits) * self.block_size",
-                "        known.clear()\n        return len(hits) * self.block_size",
-            ),
-            expect="changed one of its arguments",
+            "        return len(hits) * self.block_size",
+            "        known.clear()\n        return len(hits) * self.block_size",
+            "changed one of its arguments",
         ),
     ],
     "cached_pool": [
-        Mutant(
+        edited(
             "looks up with next(), which ends in StopIteration where there is nothing",
-            replace=(
-                "return self.block_of.get(block_hash)",
-                "return next(block for other, block in self.block_of.items() if other == block_hash)",
-            ),
-            expect="raised StopIteration",
+            "return self.block_of.get(block_hash)",
+            "return next(block for other, block in self.block_of.items() if other == block_hash)",
+            "raised StopIteration",
         ),
-        Mutant(
+        edited(
             "ends every story",
-            replace=(
-                "        return list(self.queue)\n",
-                "        self.asked = getattr(self, 'asked', 0) + 1\n        if self.asked > 1:\n            raise StopIteration\n        return list(self.queue)\n",
-            ),
-            expect="free_order() after allocate(3) raised StopIteration",
+            "        return list(self.queue)\n",
+            "        self.asked = getattr(self, 'asked', 0) + 1\n        if self.asked > 1:\n            raise StopIteration\n        return list(self.queue)\n",
+            "free_order() after allocate(3) raised StopIteration",
         ),
-        Mutant(
+        edited(
             "a hit takes the front of the queue instead",
-            replace=("self.queue.pop(block, None)", "self.ref_cnt[block] or self.queue.popitem(last=False)"),
-            expect="free_order()",
+            "self.queue.pop(block, None)",
+            "self.ref_cnt[block] or self.queue.popitem(last=False)",
+            "free_order()",
         ),
-        Mutant(
+        edited(
             "returns the table reversed to the queue, and to the student",
-            replace=(
-                "        for block in reversed(table):\n",
-                "        table.reverse()\n        for block in table:\n",
-            ),
-            expect="changed one of its arguments",
+            "        for block in reversed(table):\n",
+            "        table.reverse()\n        for block in table:\n",
+            "changed one of its arguments",
         ),
-        Mutant(
+        edited(
             "asks whether a hash is true",
-            replace=("            if block in self.hash_of:\n", "            if self.hash_of.get(block):\n"),
-            expect="cached_pool: e",
+            "            if block in self.hash_of:\n",
+            "            if self.hash_of.get(block):\n",
+            "cached_pool: e",
         ),
-        Mutant(
-            "the queue as a tuple",
-            replace=("return list(self.queue)", "return tuple(self.queue)"),
-            expect="a tuple, not a list",
-        ),
+        edited("the queue as a tuple", "return list(self.queue)", "return tuple(self.queue)", "a tuple, not a list"),
     ],
     "repair_cache": [
-        Mutant(
+        edited(
             "the name stays when the block is handed out",
-            replace=("                del self.index[self.name_of.pop(block)]\n", "                pass\n"),
-            expect="is said to hold",
+            "                del self.index[self.name_of.pop(block)]\n",
+            "                pass\n",
+            "is said to hold",
         ),
-        Mutant(
+        edited(
             "the name goes from the block, not from the index",
-            replace=("del self.index[self.name_of.pop(block)]", "self.name_of.pop(block)"),
-            expect="is said to hold",
+            "del self.index[self.name_of.pop(block)]",
+            "self.name_of.pop(block)",
+            "is said to hold",
         ),
-        Mutant(
+        edited(
             "names when it admits",
-            replace=(
-                "        return 4 * len(hits)\n",
-                "        self.computed(request, len(text))\n        return 4 * len(hits)\n",
-            ),
-            expect="is said to hold",
+            "        return 4 * len(hits)\n",
+            "        self.computed(request, len(text))\n        return 4 * len(hits)\n",
+            "is said to hold",
         ),
-        Mutant(
-            "names a block that is half computed",
-            replace=("[: count // 4], 1)", "[: -(-count // 4)], 1)"),
-            expect="repair_cache: edges",
+        edited(
+            "names a block that is half computed", "[: count // 4], 1)", "[: -(-count // 4)], 1)", "repair_cache: edges"
         ),
-        Mutant("never hits", replace=("and name in self.index:", "and False:"), expect="must be found"),
-        Mutant(
+        edited("never hits", "and name in self.index:", "and False:", "must be found"),
+        edited(
             "forgets all when something is released",
-            replace=(
-                "        return 4 * len(hits)\n        ### END SOLUTION",
-                "        return 4 * len(hits)\n\n    def release(self, request):\n        self.index.clear(), self.name_of.clear()\n        super().release(request)",
-            ),
-            expect="must be found",
+            "        return 4 * len(hits)\n        ### END SOLUTION",
+            "        return 4 * len(hits)\n\n    def release(self, request):\n        self.index.clear(), self.name_of.clear()\n        super().release(request)",
+            "must be found",
         ),
-        Mutant(
+        edited(
             "the second copy takes the name",
-            replace=("if name not in self.index and block not in self.name_of:", "if True:"),
-            expect="named first keeps the name",
+            "if name not in self.index and block not in self.name_of:",
+            "if True:",
+            "named first keeps the name",
         ),
-        Mutant(
+        edited(
             "a full hit",
-            replace=("< len(text) and", "<= len(text) and len(text) >= 4 * len(hits) + 4 and"),
-            expect="even if everything is cached",
+            "< len(text) and",
+            "<= len(text) and len(text) >= 4 * len(hits) + 4 and",
+            "even if everything is cached",
         ),
-        Mutant(
+        edited(
             "hits gain no owner",
-            replace=(
-                "        for block in hits + new:\n            self.owners[block] += 1\n",
-                "        for block in new:\n            self.owners[block] += 1\n",
-            ),
-            expect="each gets one more owner",
+            "        for block in hits + new:\n            self.owners[block] += 1\n",
+            "        for block in new:\n            self.owners[block] += 1\n",
+            "each gets one more owner",
         ),
-        Mutant(
+        edited(
             "frees the head first",
-            replace=(
-                "        return 4 * len(hits)\n        ### END SOLUTION",
-                "        return 4 * len(hits)\n\n    def release(self, request):\n        self.tables[request].reverse()\n        super().release(request)",
-            ),
-            expect="its table",
+            "        return 4 * len(hits)\n        ### END SOLUTION",
+            "        return 4 * len(hits)\n\n    def release(self, request):\n        self.tables[request].reverse()\n        super().release(request)",
+            "its table",
         ),
         Mutant(
             "repairs the eviction only",
@@ -190,50 +175,51 @@ class PrefixCache(BrokenCache):
 """,
             expect="is said to hold",
         ),
-        Mutant(
+        edited(
             "a tuple for a table",
-            replace=(
-                "self.tables[request], self.texts[request] = hits + new, text",
-                "self.tables[request], self.texts[request] = (*hits, *new), text",
-            ),
-            expect="a tuple, not a list",
+            "self.tables[request], self.texts[request] = hits + new, text",
+            "self.tables[request], self.texts[request] = (*hits, *new), text",
+            "a tuple, not a list",
         ),
     ],
     "serve_order": [
-        Mutant(
+        edited(
             "the clock stands still for the ages",
-            replace=("ageing * (clock - arrivals[i])", "ageing * arrivals[i]"),
-            expect="serve_order",
+            "ageing * (clock - arrivals[i])",
+            "ageing * arrivals[i]",
+            "serve_order",
         ),
-        Mutant(
+        edited(
             "a whole number for a score",
-            replace=(
-                "(cached(prompts[i]) + ageing * (clock - arrivals[i]), -",
-                "(int(cached(prompts[i]) + ageing * (clock - arrivals[i])), -",
-            ),
-            expect="do not round it",
+            "(cached(prompts[i]) + ageing * (clock - arrivals[i]), -",
+            "(int(cached(prompts[i]) + ageing * (clock - arrivals[i])), -",
+            "do not round it",
         ),
-        Mutant(
+        edited(
             "rows as lists",
-            replace=("served.append((index, clock, computed))", "served.append([index, clock, computed])"),
-            expect="a list, not a tuple",
+            "served.append((index, clock, computed))",
+            "served.append([index, clock, computed])",
+            "a list, not a tuple",
         ),
-        Mutant(
+        edited(
             "a float clock",
-            replace=("served.append((index, clock, computed))", "served.append((index, float(clock), computed))"),
-            expect="a float, not an int",
+            "served.append((index, clock, computed))",
+            "served.append((index, float(clock), computed))",
+            "a float, not an int",
         ),
     ],
     "agent_bill": [
-        Mutant(
+        edited(
             "a bill in floats",
-            replace=("total = read = history = entry = last = 0", "total = 0.0\n    read = history = entry = last = 0"),
-            expect="a float, not an int",
+            "total = read = history = entry = last = 0",
+            "total = 0.0\n    read = history = entry = last = 0",
+            "a float, not an int",
         ),
-        Mutant(
+        edited(
             "a prompt that is too short reads nothing",
-            replace=("hit = entry if entry and minute", "hit = entry if entry and new and minute"),
-            expect="agent_bill: ",
+            "hit = entry if entry and minute",
+            "hit = entry if entry and new and minute",
+            "agent_bill: ",
         ),
     ],
 }

@@ -1,56 +1,45 @@
 """Plausible mistakes in the exercises of chapter 09 that no misconception of its checkers covers."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 MUTANTS = {
     "ageing_key": [
-        Mutant(
-            "takes anything",
-            replace=("if ageing < 0 or grace < 0:", "if ageing < 0:"),
-            expect="Here grace is negative",
-        ),
-        Mutant(
+        edited("takes anything", "if ageing < 0 or grace < 0:", "if ageing < 0:", "Here grace is negative"),
+        edited(
             "divides by zero",
-            replace=("    if ageing == 0:\n        return key, math.inf if cost > cheapest else 0.0\n", ""),
-            expect="ZeroDivisionError",
+            "    if ageing == 0:\n        return key, math.inf if cost > cheapest else 0.0\n",
+            "",
+            "ZeroDivisionError",
         ),
-        Mutant(
+        edited(
             "a key of the moment",
-            replace=(
-                "key = cost + ageing * (arrival + priority * grace)",
-                "key = cost - ageing * (__import__('time').process_time() - (arrival + priority * grace))",
-            ),
-            expect="must not depend on the time",
+            "key = cost + ageing * (arrival + priority * grace)",
+            "key = cost - ageing * (__import__('time').process_time() - (arrival + priority * grace))",
+            "must not depend on the time",
         ),
-        Mutant(
-            "a rounded key",
-            replace=("    return key, (cost", "    return round(key, 1), (cost"),
-            expect="the values differ by 0.004",
+        edited(
+            "a rounded key", "    return key, (cost", "    return round(key, 1), (cost", "the values differ by 0.004"
         ),
-        Mutant(
+        edited(
             "NumPy's number for a key",
-            replace=("    return key, (cost", "    return __import__('numpy').float64(key), (cost"),
-            expect="must be a float",
+            "    return key, (cost",
+            "    return __import__('numpy').float64(key), (cost",
+            "must be a float",
         ),
     ],
     "patient_queue": [
-        Mutant(
+        edited(
             "strict shortest first",
-            replace=("if self.overtaken[request] >= self.patience]", "if False]"),
-            expect="no request is overtaken more often",
+            "if self.overtaken[request] >= self.patience]",
+            "if False]",
+            "no request is overtaken more often",
         ),
-        Mutant(
-            "aborted ones are next",
-            replace=("in self.fresh if not request.is_finished]", "in self.fresh]"),
-            expect="There are:",
-        ),
-        Mutant(
+        edited("aborted ones are next", "in self.fresh if not request.is_finished]", "in self.fresh]", "There are:"),
+        edited(
             "StopIteration where requests wait",
-            replace=(
-                "    def length(self, request):",
-                "    def __iter__(self):\n        return next(iter([iter(())] * (not self.fresh + self.returned)))\n\n    def length(self, request):",
-            ),
-            expect="StopIteration",
+            "    def length(self, request):",
+            "    def __iter__(self):\n        return next(iter([iter(())] * (not self.fresh + self.returned)))\n\n    def length(self, request):",
+            "StopIteration",
         ),
         Mutant(
             "counts of the class",
@@ -84,63 +73,49 @@ class PatientQueue(TwoLists):
 """,
             expect="Two queues share nothing",
         ),
-        Mutant(
+        edited(
             "ties in order by the name",
-            replace=(
-                "    def length(self, request):",
-                "    def order(self, running):\n        running.sort(key=lambda one: (one.arrival_time, one.request_id))\n\n    def length(self, request):",
-            ),
-            expect="requests that are equal in it keep their order",
+            "    def length(self, request):",
+            "    def order(self, running):\n        running.sort(key=lambda one: (one.arrival_time, one.request_id))\n\n    def length(self, request):",
+            "requests that are equal in it keep their order",
         ),
-        Mutant(
+        edited(
             "pop takes the first",
-            replace=("        return super().pop()", "        return (self.returned or self.fresh).pop(0)"),
-            expect="patient_queue: example",
+            "        return super().pop()",
+            "        return (self.returned or self.fresh).pop(0)",
+            "patient_queue: example",
         ),
-        Mutant(
+        edited(
             "changes a request",
-            replace=(
-                "    def peek(self):",
-                "    def add(self, request):\n        super().add(request)\n        request.priority = 1\n\n    def peek(self):",
-            ),
-            expect="must not change a request",
+            "    def peek(self):",
+            "    def add(self, request):\n        super().add(request)\n        request.priority = 1\n\n    def peek(self):",
+            "must not change a request",
         ),
     ],
     "fair_queue": [
-        Mutant(
+        edited(
             "notes the share of a stranger",
-            replace=("self.shares.get(request.user, 1.0)", "self.shares.setdefault(request.user, 1.0)"),
-            expect="Do not change `shares`",
+            "self.shares.get(request.user, 1.0)",
+            "self.shares.setdefault(request.user, 1.0)",
+            "Do not change `shares`",
         ),
-        Mutant(
-            "shows aborted ones",
-            replace=("self.returned if not request.is_finished]", "self.returned]"),
-            expect="There are:",
-        ),
+        edited("shows aborted ones", "self.returned if not request.is_finished]", "self.returned]", "There are:"),
     ],
     "make_way": [
-        Mutant(
-            "arrivals in whole seconds",
-            replace=("pair[1][2], pair[0]", "int(pair[1][2]), pair[0]"),
-            expect="make_way: ",
-        ),
+        edited("arrivals in whole seconds", "pair[1][2], pair[0]", "int(pair[1][2]), pair[0]", "make_way: "),
     ],
     "beat_it": [
-        Mutant(
+        edited(
             "pretends that a request has just arrived",
-            replace=(
-                "    def peek(self):",
-                "    def add(self, request):\n        super().add(request)\n        request.arrival_time = self.clock() + 1\n\n    def peek(self):",
-            ),
-            expect="must not change a request",
+            "    def peek(self):",
+            "    def add(self, request):\n        super().add(request)\n        request.arrival_time = self.clock() + 1\n\n    def peek(self):",
+            "must not change a request",
         ),
-        Mutant(
+        edited(
             "reads the prompt",
-            replace=(
-                "    def peek(self):",
-                "    def add(self, request):\n        super().add(request)\n        sum(request.prompt_token_ids)\n\n    def peek(self):",
-            ),
-            expect="may not read 'prompt_token_ids'",
+            "    def peek(self):",
+            "    def add(self, request):\n        super().add(request)\n        sum(request.prompt_token_ids)\n\n    def peek(self):",
+            "may not read 'prompt_token_ids'",
         ),
     ],
 }

@@ -1,6 +1,6 @@
 """Plausible mistakes in the exercises of chapter 10: every one of them must fail its checks."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 _OUTSIDE = "mask the lanes that lie outside"
 _WORD_EACH = """
@@ -25,37 +25,29 @@ _BYTES = _WORD_EACH.replace("):\n    kernel[", "):\n    packed = packed.view(tor
 
 MUTANTS = {
     "gated": [
-        Mutant(
+        edited(
             "copies what another has put there",
-            replace=(
-                "    tl.store(out + index, gate * tl.sigmoid(1.702 * gate) * (up + 1), inside)",
-                "    tl.store(out + index, tl.load(out + index, inside, 0.0), inside)",
-            ),
-            expect="the kernel loads numbers of out",
+            "    tl.store(out + index, gate * tl.sigmoid(1.702 * gate) * (up + 1), inside)",
+            "    tl.store(out + index, tl.load(out + index, inside, 0.0), inside)",
+            "the kernel loads numbers of out",
         ),
-        Mutant(
+        edited(
             "no grid",
-            replace=("gated_kernel[(triton.cdiv(num_outputs, 128),)](x,", "gated_kernel(x,"),
-            expect="A kernel is launched with a grid",
+            "gated_kernel[(triton.cdiv(num_outputs, 128),)](x,",
+            "gated_kernel(x,",
+            "A kernel is launched with a grid",
         ),
-        Mutant(
+        edited(
             "a pointer with an index",
-            replace=("tl.load(x + 2 * index, inside, 0.0)", "tl.load(x[2 * index], inside, 0.0)"),
-            expect="A pointer has no elements",
+            "tl.load(x + 2 * index, inside, 0.0)",
+            "tl.load(x[2 * index], inside, 0.0)",
+            "A pointer has no elements",
         ),
-        Mutant(
-            "no mask on the load",
-            replace=("tl.load(x + 2 * index, inside, 0.0)", "tl.load(x + 2 * index)"),
-            expect=_OUTSIDE,
-        ),
-        Mutant("no mask on the store", replace=("* (up + 1), inside)", "* (up + 1))"), expect=_OUTSIDE),
-        Mutant("a mask off by one", replace=("index < num_outputs", "index <= num_outputs"), expect=_OUTSIDE),
-        Mutant("the mask counts inputs", replace=("index < num_outputs", "index < 2 * num_outputs"), expect=_OUTSIDE),
-        Mutant(
-            "one program too few",
-            replace=("triton.cdiv(num_outputs, 128)", "num_outputs // 128"),
-            expect="was never stored",
-        ),
+        edited("no mask on the load", "tl.load(x + 2 * index, inside, 0.0)", "tl.load(x + 2 * index)", _OUTSIDE),
+        edited("no mask on the store", "* (up + 1), inside)", "* (up + 1))", _OUTSIDE),
+        edited("a mask off by one", "index < num_outputs", "index <= num_outputs", _OUTSIDE),
+        edited("the mask counts inputs", "index < num_outputs", "index < 2 * num_outputs", _OUTSIDE),
+        edited("one program too few", "triton.cdiv(num_outputs, 128)", "num_outputs // 128", "was never stored"),
         Mutant(
             "the chapter's layout",
             source="""
@@ -73,10 +65,11 @@ def gated(x, out, limit):
 """,
             expect="gates before up values",
         ),
-        Mutant(
+        edited(
             "a limit of 7 for everybody",
-            replace=("x, out, num_outputs, limit, BLOCK=128", "x, out, num_outputs, 7.0, BLOCK=128"),
-            expect="gated: edges: out is wrong",
+            "x, out, num_outputs, limit, BLOCK=128",
+            "x, out, num_outputs, 7.0, BLOCK=128",
+            "gated: edges: out is wrong",
         ),
         Mutant(
             "arithmetic in the dtype of x",
@@ -97,19 +90,13 @@ def gated(x, out, limit):
 """,
             expect="more than one rounding",
         ),
-        Mutant(
+        edited(
             "loads the gate again for the product",
-            replace=(
-                "gate * tl.sigmoid(1.702 * gate)",
-                "tl.minimum(tl.load(x + 2 * index, inside, 0.0).to(tl.float32), limit) * tl.sigmoid(1.702 * gate)",
-            ),
-            expect="x[0, 0] was loaded 2 times, by program (0, 0, 0); expected once",
+            "gate * tl.sigmoid(1.702 * gate)",
+            "tl.minimum(tl.load(x + 2 * index, inside, 0.0).to(tl.float32), limit) * tl.sigmoid(1.702 * gate)",
+            "x[0, 0] was loaded 2 times, by program (0, 0, 0); expected once",
         ),
-        Mutant(
-            "programs overlap",
-            replace=("tl.program_id(0) * BLOCK", "tl.program_id(0) * (BLOCK // 2)"),
-            expect="was never stored",
-        ),
+        edited("programs overlap", "tl.program_id(0) * BLOCK", "tl.program_id(0) * (BLOCK // 2)", "was never stored"),
         Mutant(
             "programs overlap, and there are enough of them",
             source="""
@@ -136,18 +123,17 @@ def gated(x, out, limit):
 """,
             expect="no Triton kernel was launched",
         ),
-        Mutant(
+        edited(
             "torch does half of it",
-            replace=("    num_outputs = out.numel()\n", "    x, num_outputs = x.clamp(max=limit), out.numel()\n"),
-            expect="a torch operation read or wrote numbers: clamp",
+            "    num_outputs = out.numel()\n",
+            "    x, num_outputs = x.clamp(max=limit), out.numel()\n",
+            "a torch operation read or wrote numbers: clamp",
         ),
-        Mutant(
+        edited(
             "a launch for each row",
-            replace=(
-                "    gated_kernel[(triton.cdiv(num_outputs, 128),)](x, out, num_outputs, limit, BLOCK=128)",
-                "    for row in range(len(x)):\n        gated_kernel[(triton.cdiv(out.shape[1], 128),)](x[row], out[row], out.shape[1], limit, BLOCK=128)",
-            ),
-            expect="kernels were launched, expected 1",
+            "    gated_kernel[(triton.cdiv(num_outputs, 128),)](x, out, num_outputs, limit, BLOCK=128)",
+            "    for row in range(len(x)):\n        gated_kernel[(triton.cdiv(out.shape[1], 128),)](x[row], out[row], out.shape[1], limit, BLOCK=128)",
+            "kernels were launched, expected 1",
         ),
         Mutant(
             "the package's",
@@ -183,13 +169,11 @@ def kernel(x, positions, table, token_stride, head_stride, num_heads, num_pairs,
 """,
             expect="half-split layout",
         ),
-        Mutant(
+        edited(
             "stores a before it loads b",
-            replace=(
-                "    b = tl.load(first + 1, inside).to(tl.float32)\n    tl.store(first, a * cos - b * sin, inside)\n",
-                "    tl.store(first, a * cos - tl.load(first + 1, inside).to(tl.float32) * sin, inside)\n    a = tl.load(first, inside).to(tl.float32)\n    b = tl.load(first + 1, inside).to(tl.float32)\n",
-            ),
-            expect="x is wrong",
+            "    b = tl.load(first + 1, inside).to(tl.float32)\n    tl.store(first, a * cos - b * sin, inside)\n",
+            "    tl.store(first, a * cos - tl.load(first + 1, inside).to(tl.float32) * sin, inside)\n    a = tl.load(first, inside).to(tl.float32)\n    b = tl.load(first + 1, inside).to(tl.float32)\n",
+            "x is wrong",
         ),
         Mutant(
             "a program for each head",
@@ -253,39 +237,35 @@ def kernel(x, positions, table, token_stride, head_stride, num_heads, dim, HEADS
 """,
             expect="x[0, 0, 0] was loaded 2 times, by program (0, 0, 0); expected once",
         ),
-        Mutant(
+        edited(
             "a pair too many",
-            replace=(
-                "inside = (head < num_heads) & (pair < num_pairs)",
-                "inside = (head < num_heads) & (pair <= num_pairs)",
-            ),
-            expect="rotate_pairs: edges",
+            "inside = (head < num_heads) & (pair < num_pairs)",
+            "inside = (head < num_heads) & (pair <= num_pairs)",
+            "rotate_pairs: edges",
         ),
-        Mutant(
+        edited(
             "no mask on the pairs",
-            replace=("inside = (head < num_heads) & (pair < num_pairs)", "inside = (head < num_heads) & (pair >= 0)"),
-            expect="carry no position",
+            "inside = (head < num_heads) & (pair < num_pairs)",
+            "inside = (head < num_heads) & (pair >= 0)",
+            "carry no position",
         ),
-        Mutant(
+        edited(
             "no mask on the heads",
-            replace=("inside = (head < num_heads) & (pair < num_pairs)", "inside = (head >= 0) & (pair < num_pairs)"),
-            expect="rotate_pairs: edges",
+            "inside = (head < num_heads) & (pair < num_pairs)",
+            "inside = (head >= 0) & (pair < num_pairs)",
+            "rotate_pairs: edges",
         ),
-        Mutant(
+        edited(
             "trusts in heads side by side",
-            replace=(
-                "x, positions, table, x.stride(0), x.stride(1),",
-                "x, positions, table, x.shape[1] * x.shape[2], x.shape[2],",
-            ),
-            expect="between the elements of a view",
+            "x, positions, table, x.stride(0), x.stride(1),",
+            "x, positions, table, x.shape[1] * x.shape[2], x.shape[2],",
+            "between the elements of a view",
         ),
-        Mutant(
+        edited(
             "rotates a copy",
-            replace=(
-                "    (num_tokens, num_heads, _), num_pairs =",
-                "    x = x.contiguous()\n    (num_tokens, num_heads, _), num_pairs =",
-            ),
-            expect="a torch operation read or wrote numbers",
+            "    (num_tokens, num_heads, _), num_pairs =",
+            "    x = x.contiguous()\n    (num_tokens, num_heads, _), num_pairs =",
+            "a torch operation read or wrote numbers",
         ),
         Mutant(
             "returns a new tensor",
@@ -347,39 +327,42 @@ def kernel(packed, scales, zeros, out, row_stride, num_groups, row_words, group_
 """,
             expect="A group's program loads this number once",
         ),
-        Mutant(
+        edited(
             "the first weight in the highest bits",
-            replace=("(8 * byte)[None, :]", "(24 - 8 * byte)[None, :]"),
-            expect="not in the highest",
+            "(8 * byte)[None, :]",
+            "(24 - 8 * byte)[None, :]",
+            "not in the highest",
         ),
-        Mutant(
+        edited(
             "the first group's zero point for the row",
-            replace=("tl.load(zeros + row * num_groups + number)", "tl.load(zeros + row * num_groups)"),
-            expect="out is wrong",
+            "tl.load(zeros + row * num_groups + number)",
+            "tl.load(zeros + row * num_groups)",
+            "out is wrong",
         ),
-        Mutant(
+        edited(
             "no mask at the end of a group",
-            replace=("(lane < group_words) & (word < row_words)", "word < row_words"),
-            expect="Perhaps the weights of the next group",
+            "(lane < group_words) & (word < row_words)",
+            "word < row_words",
+            "Perhaps the weights of the next group",
         ),
-        Mutant(
+        edited(
             "no mask at the end of a row",
-            replace=("(lane < group_words) & (word < row_words)", "lane < group_words"),
-            expect="dequantize: edges",
+            "(lane < group_words) & (word < row_words)",
+            "lane < group_words",
+            "dequantize: edges",
         ),
-        Mutant("a mask off by one", replace=("(word < row_words)", "(word <= row_words)"), expect="dequantize: edges"),
-        Mutant(
+        edited("a mask off by one", "(word < row_words)", "(word <= row_words)", "dequantize: edges"),
+        edited(
             "rows side by side",
-            replace=("packed, scales, zeros, out, packed.stride(0),", "packed, scales, zeros, out, packed.shape[1],"),
-            expect="between the elements of a view",
+            "packed, scales, zeros, out, packed.stride(0),",
+            "packed, scales, zeros, out, packed.shape[1],",
+            "between the elements of a view",
         ),
-        Mutant(
+        edited(
             "no last group",
-            replace=(
-                "dequantize_kernel[(num_rows, num_groups)]",
-                "dequantize_kernel[(num_rows, max(1, out.shape[1] // group))]",
-            ),
-            expect="was never stored",
+            "dequantize_kernel[(num_rows, num_groups)]",
+            "dequantize_kernel[(num_rows, max(1, out.shape[1] // group))]",
+            "was never stored",
         ),
         Mutant(
             "groups of powers of two",
@@ -400,13 +383,11 @@ def kernel(packed, scales, zeros, out, row_stride, num_groups, row_words, WORDS:
 """,
             expect="dequantize: edges",
         ),
-        Mutant(
+        edited(
             "two roundings",
-            replace=(
-                "(weights - zero) * scale",
-                "(weights * scale).to(out.dtype.element_ty) - (zero * scale).to(out.dtype.element_ty)",
-            ),
-            expect="more than one rounding",
+            "(weights - zero) * scale",
+            "(weights * scale).to(out.dtype.element_ty) - (zero * scale).to(out.dtype.element_ty)",
+            "more than one rounding",
         ),
         Mutant(
             "torch does it",
@@ -418,13 +399,11 @@ def dequantize(packed, scales, zeros, out, group):
 """,
             expect="no Triton kernel was launched",
         ),
-        Mutant(
+        edited(
             "torch spreads the scales",
-            replace=(
-                "    num_rows, num_groups = scales.shape\n",
-                "    zeros, (num_rows, num_groups) = zeros.int(), scales.shape\n",
-            ),
-            expect="a torch operation read or wrote numbers: _to_copy",
+            "    num_rows, num_groups = scales.shape\n",
+            "    zeros, (num_rows, num_groups) = zeros.int(), scales.shape\n",
+            "a torch operation read or wrote numbers: _to_copy",
         ),
     ],
     "repair_log_softmax": [
@@ -435,42 +414,26 @@ repaired_log_softmax = broken_log_softmax
 """,
             expect=_OUTSIDE,
         ),
-        Mutant(
-            "only the mask",
-            replace=('float("-inf")', "0.0"),
-            expect="what do the other 3 bring into the maximum, and into the sum?",
+        edited(
+            "only the mask", 'float("-inf")', "0.0", "what do the other 3 bring into the maximum, and into the sum?"
         ),
-        Mutant(
-            "only the poison", replace=("mask = column < num_tokens", "mask = column <= num_tokens"), expect=_OUTSIDE
-        ),
-        Mutant(
+        edited("only the poison", "mask = column < num_tokens", "mask = column <= num_tokens", _OUTSIDE),
+        edited(
             "the store as it was",
-            replace=(
-                "x - tl.log(tl.sum(tl.exp(x), 0)), mask)",
-                "x - tl.log(tl.sum(tl.exp(x), 0)), column <= num_tokens)",
-            ),
-            expect="repair_log_softmax: example",
+            "x - tl.log(tl.sum(tl.exp(x), 0)), mask)",
+            "x - tl.log(tl.sum(tl.exp(x), 0)), column <= num_tokens)",
+            "repair_log_softmax: example",
         ),
-        Mutant(
-            "one too few",
-            replace=("column < num_tokens", "column < num_tokens - 1"),
-            expect="out[0, 4] was never stored",
-        ),
-        Mutant("a small number instead of none", replace=('float("-inf")', "-10000.0"), expect="a row far below zero"),
-        Mutant("the smallest float16", replace=('float("-inf")', "-65504.0"), expect="a row far below zero"),
-        Mutant("no maximum", replace=("    x = x - tl.max(x, 0)\n", ""), expect="must be subtracted before exp"),
-        Mutant(
-            "the sum without its logarithm",
-            replace=("tl.log(tl.sum(tl.exp(x), 0))", "tl.sum(tl.exp(x), 0)"),
-            expect="out is wrong",
-        ),
-        Mutant(
+        edited("one too few", "column < num_tokens", "column < num_tokens - 1", "out[0, 4] was never stored"),
+        edited("a small number instead of none", 'float("-inf")', "-10000.0", "a row far below zero"),
+        edited("the smallest float16", 'float("-inf")', "-65504.0", "a row far below zero"),
+        edited("no maximum", "    x = x - tl.max(x, 0)\n", "", "must be subtracted before exp"),
+        edited("the sum without its logarithm", "tl.log(tl.sum(tl.exp(x), 0))", "tl.sum(tl.exp(x), 0)", "out is wrong"),
+        edited(
             "loads once for the maximum and once for the sum",
-            replace=(
-                "    x = x - tl.max(x, 0)\n",
-                '    x = x - tl.max(tl.load(logits + row * num_tokens + column, mask, float("-inf")).to(tl.float32), 0)\n',
-            ),
-            expect="logits[0, 0] was loaded 2 times, by program (0, 0, 0); expected once",
+            "    x = x - tl.max(x, 0)\n",
+            '    x = x - tl.max(tl.load(logits + row * num_tokens + column, mask, float("-inf")).to(tl.float32), 0)\n',
+            "logits[0, 0] was loaded 2 times, by program (0, 0, 0); expected once",
         ),
         Mutant(
             "pads with torch",
@@ -481,13 +444,11 @@ def repaired_log_softmax(logits, out):
 """,
             expect="no Triton kernel was launched",
         ),
-        Mutant(
+        edited(
             "writes what it loaded",
-            replace=(
-                "tl.store(out + row * num_tokens + column, x - tl.log(tl.sum(tl.exp(x), 0)), mask)",
-                "tl.store(logits + row * num_tokens + column, x - tl.log(tl.sum(tl.exp(x), 0)), mask)",
-            ),
-            expect="logits",
+            "tl.store(out + row * num_tokens + column, x - tl.log(tl.sum(tl.exp(x), 0)), mask)",
+            "tl.store(logits + row * num_tokens + column, x - tl.log(tl.sum(tl.exp(x), 0)), mask)",
+            "logits",
         ),
         Mutant(
             "the package's softmax and a logarithm",

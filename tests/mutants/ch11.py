@@ -1,40 +1,35 @@
 """Plausible mistakes in the exercises of chapter 11: every one of them must fail its checks."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 MUTANTS = {
     "tile_traffic": [
-        Mutant(
-            "bytes as a float",
-            replace=("return best, cost(best)[0]", "return best, float(cost(best)[0])"),
-            expect="tile_traffic: ",
+        edited("bytes as a float", "return best, cost(best)[0]", "return best, float(cost(best)[0])", "tile_traffic: "),
+        edited(
+            "a tile that is a list", "return best, cost(best)[0]", "return list(best), cost(best)[0]", "tile_traffic: "
         ),
-        Mutant(
-            "a tile that is a list",
-            replace=("return best, cost(best)[0]", "return list(best), cost(best)[0]"),
-            expect="tile_traffic: ",
+        edited(
+            "sorts the caller's list", "    if not fitting:", "    tiles.sort()\n    if not fitting:", "tile_traffic: "
         ),
-        Mutant(
-            "sorts the caller's list",
-            replace=("    if not fitting:", "    tiles.sort()\n    if not fitting:"),
-            expect="tile_traffic: ",
-        ),
-        Mutant(
+        edited(
             "nothing fits, and it says so loudly",
-            replace=("        return None\n", "        raise ValueError('no tile fits')\n"),
-            expect="raised ValueError",
+            "        return None\n",
+            "        raise ValueError('no tile fits')\n",
+            "raised ValueError",
         ),
     ],
     "snake_order": [
-        Mutant(
+        edited(
             "divmod",
-            replace=("row, column = within // width, within % width", "row, column = divmod(within, width)"),
-            expect="calls divmod",
+            "row, column = within // width, within % width",
+            "row, column = divmod(within, width)",
+            "calls divmod",
         ),
-        Mutant(
+        edited(
             "by way of a float",
-            replace=("number = program // (tiles_m * group)", "number = int(program / (tiles_m * group))"),
-            expect="divides with /",
+            "number = program // (tiles_m * group)",
+            "number = int(program / (tiles_m * group))",
+            "divides with /",
         ),
         Mutant(
             "groups of rows",
@@ -53,20 +48,20 @@ def snake_tile(program, tiles_m, tiles_n, group):
 """,
             expect="program 1 gets tile (1, 0)",
         ),
-        Mutant(
+        edited(
             "the last group is as wide as the others",
-            replace=("width = min(group, tiles_n - first)", "width = group"),
-            expect="The last group may be narrower",
+            "width = min(group, tiles_n - first)",
+            "width = group",
+            "The last group may be narrower",
         ),
-        Mutant(
-            "no turns",
-            replace=("    if row % 2 == 1:\n        column = width - 1 - column\n", ""),
-            expect="program 2 gets tile (1, 0)",
+        edited(
+            "no turns", "    if row % 2 == 1:\n        column = width - 1 - column\n", "", "program 2 gets tile (1, 0)"
         ),
-        Mutant(
+        edited(
             "every group from the top",
-            replace=("    if number % 2 == 1:\n        row = tiles_m - 1 - row\n", ""),
-            expect="program 6 gets tile (0, 2)",
+            "    if number % 2 == 1:\n        row = tiles_m - 1 - row\n",
+            "",
+            "program 6 gets tile (0, 2)",
         ),
         Mutant(
             "the row's number decides",
@@ -85,20 +80,18 @@ def snake_tile(program, tiles_m, tiles_n, group):
 """,
             expect="rows in the order in which they are walked",
         ),
-        Mutant(
+        edited(
             "turns at the group's full width",
-            replace=("column = width - 1 - column", "column = group - 1 - column"),
-            expect="The last group may be narrower",
+            "column = width - 1 - column",
+            "column = group - 1 - column",
+            "The last group may be narrower",
         ),
-        Mutant(
-            "column and row",
-            replace=("return row, first + column", "return first + column, row"),
-            expect="snake_order: example",
-        ),
-        Mutant(
+        edited("column and row", "return row, first + column", "return first + column, row", "snake_order: example"),
+        edited(
             "divides with a slash",
-            replace=("within // width, within % width", "within / width, within % width"),
-            expect="Divide with //",
+            "within // width, within % width",
+            "within / width, within % width",
+            "Divide with //",
         ),
         Mutant(
             "walks",
@@ -117,122 +110,110 @@ def snake_tile(program, tiles_m, tiles_n, group):
         ),
     ],
     "split_k": [
-        Mutant(
+        edited(
             "masked lanes without other",
-            replace=("(rows < m)[:, None] & (inner < k)[None, :], 0.0)", "(rows < m)[:, None] & (inner < k)[None, :])"),
-            expect="what it holds is undefined unless tl.load has an `other`, 0.0",
+            "(rows < m)[:, None] & (inner < k)[None, :], 0.0)",
+            "(rows < m)[:, None] & (inner < k)[None, :])",
+            "what it holds is undefined unless tl.load has an `other`, 0.0",
         ),
-        Mutant(
+        edited(
             "forgets where k ends in a",
-            replace=(
-                "(rows < m)[:, None] & (inner < k)[None, :], 0.0)\n        right",
-                "(rows < m)[:, None], 0.0)\n        right",
-            ),
-            expect="A lane outside of the matrix needs a mask",
+            "(rows < m)[:, None] & (inner < k)[None, :], 0.0)\n        right",
+            "(rows < m)[:, None], 0.0)\n        right",
+            "A lane outside of the matrix needs a mask",
         ),
-        Mutant(
+        edited(
             "forgets where k ends in both",
-            replace=(
-                "(inner < k)[None, :], 0.0)\n        right = tl.load(b + inner[:, None] * n + columns[None, :], (inner < k)[:, None] & ",
-                "(inner >= 0)[None, :], 0.0)\n        right = tl.load(b + inner[:, None] * n + columns[None, :], (inner >= 0)[:, None] & ",
-            ),
-            expect="A lane outside of the matrix needs a mask",
+            "(inner < k)[None, :], 0.0)\n        right = tl.load(b + inner[:, None] * n + columns[None, :], (inner < k)[:, None] & ",
+            "(inner >= 0)[None, :], 0.0)\n        right = tl.load(b + inner[:, None] * n + columns[None, :], (inner >= 0)[:, None] & ",
+            "A lane outside of the matrix needs a mask",
         ),
-        Mutant(
+        edited(
             "no mask on the columns",
-            replace=("(inner < k)[:, None] & (columns < n)[None, :], 0.0)", "(inner < k)[:, None], 0.0)"),
-            expect="A lane outside of the matrix needs a mask",
+            "(inner < k)[:, None] & (columns < n)[None, :], 0.0)",
+            "(inner < k)[:, None], 0.0)",
+            "A lane outside of the matrix needs a mask",
         ),
-        Mutant(
-            "drops the last tile of k",
-            replace=("tiles = tl.cdiv(k, TILE)", "tiles = k // TILE"),
-            expect="The last tile may be narrower",
+        edited(
+            "drops the last tile of k", "tiles = tl.cdiv(k, TILE)", "tiles = k // TILE", "The last tile may be narrower"
         ),
-        Mutant(
+        edited(
             "the longer slices last",
-            replace=(
-                "    first = number * each + tl.minimum(number, longer)\n    last = (number + 1) * each + tl.minimum(number + 1, longer)\n",
-                "    first = number * tiles // num_slices\n    last = (number + 1) * tiles // num_slices\n",
-            ),
-            expect="Of the slices of k, the longer ones come first",
+            "    first = number * each + tl.minimum(number, longer)\n    last = (number + 1) * each + tl.minimum(number + 1, longer)\n",
+            "    first = number * tiles // num_slices\n    last = (number + 1) * tiles // num_slices\n",
+            "Of the slices of k, the longer ones come first",
         ),
-        Mutant(
+        edited(
             "equal slices only",
-            replace=(
-                "    first = number * each + tl.minimum(number, longer)\n    last = (number + 1) * each + tl.minimum(number + 1, longer)\n",
-                "    first = number * each\n    last = first + each\n",
-            ),
-            expect="never loads",
+            "    first = number * each + tl.minimum(number, longer)\n    last = (number + 1) * each + tl.minimum(number + 1, longer)\n",
+            "    first = number * each\n    last = first + each\n",
+            "never loads",
         ),
-        Mutant(
+        edited(
             "slices as long as the first",
-            replace=(
-                "    first = number * each + tl.minimum(number, longer)\n    last = (number + 1) * each + tl.minimum(number + 1, longer)\n",
-                "    each = tl.cdiv(tiles, num_slices)\n    first = number * each\n    last = tl.minimum(first + each, tiles)\n",
-            ),
-            expect="num_splits=4",
+            "    first = number * each + tl.minimum(number, longer)\n    last = (number + 1) * each + tl.minimum(number + 1, longer)\n",
+            "    each = tl.cdiv(tiles, num_slices)\n    first = number * each\n    last = tl.minimum(first + each, tiles)\n",
+            "num_splits=4",
         ),
-        Mutant(
+        edited(
             "every program sums all of k",
-            replace=("for tile in range(first, last):", "for tile in range(0, tiles):"),
-            expect="which is not its own",
+            "for tile in range(first, last):",
+            "for tile in range(0, tiles):",
+            "which is not its own",
         ),
-        Mutant(
+        edited(
             "programs without work",
-            replace=("num_slices = min(num_splits, triton.cdiv(k, TILE))", "num_slices = num_splits"),
-            expect="expected 4",
+            "num_slices = min(num_splits, triton.cdiv(k, TILE))",
+            "num_slices = num_splits",
+            "expected 4",
         ),
-        Mutant(
+        edited(
             "starts every tile anew",
-            replace=("tl.dot(left, right, total, input_precision", "tl.dot(left, right, input_precision"),
-            expect="the output",
+            "tl.dot(left, right, total, input_precision",
+            "tl.dot(left, right, input_precision",
+            "the output",
         ),
-        Mutant(
+        edited(
             "partial sums in the inputs' dtype",
-            replace=(
-                "torch.empty(num_slices, m, n, dtype=torch.float32,",
-                "torch.empty(num_slices, m, n, dtype=a.dtype,",
-            ),
-            expect="has 2 bytes",
+            "torch.empty(num_slices, m, n, dtype=torch.float32,",
+            "torch.empty(num_slices, m, n, dtype=a.dtype,",
+            "has 2 bytes",
         ),
-        Mutant(
+        edited(
             "returns float32",
-            replace=("torch.empty(m, n, dtype=a.dtype,", "torch.empty(m, n, dtype=torch.float32,"),
-            expect="has 4 bytes",
+            "torch.empty(m, n, dtype=a.dtype,",
+            "torch.empty(m, n, dtype=torch.float32,",
+            "has 4 bytes",
         ),
-        Mutant(
+        edited(
             "from the last slice to the first",
-            replace=(
-                "        total += tl.load(partials + index, inside, 0.0)\n        partials += num_elements\n",
-                "        total += tl.load(partials + (num_slices - 1 - number) * num_elements + index, inside, 0.0)\n",
-            ),
-            expect="loads slice 1 after slice 2",
+            "        total += tl.load(partials + index, inside, 0.0)\n        partials += num_elements\n",
+            "        total += tl.load(partials + (num_slices - 1 - number) * num_elements + index, inside, 0.0)\n",
+            "loads slice 1 after slice 2",
         ),
-        Mutant(
+        edited(
             "forgets the last slice",
-            replace=("for number in range(0, num_slices):", "for number in range(0, num_slices - 1):"),
-            expect="Every slice is added",
+            "for number in range(0, num_slices):",
+            "for number in range(0, num_slices - 1):",
+            "Every slice is added",
         ),
-        Mutant(
+        edited(
             "rounds after every slice",
-            replace=(
-                "    total = tl.zeros((BLOCK,), tl.float32)\n    for number in range(0, num_slices):\n        total += tl.load(partials + index, inside, 0.0)\n",
-                "    total = tl.zeros((BLOCK,), tl.float32)\n    for number in range(0, num_slices):\n        total = (total + tl.load(partials + index, inside, 0.0)).to(out.dtype.element_ty).to(tl.float32)\n",
-            ),
-            expect="in float16, 2048 + 1 would be 2048",
+            "    total = tl.zeros((BLOCK,), tl.float32)\n    for number in range(0, num_slices):\n        total += tl.load(partials + index, inside, 0.0)\n",
+            "    total = tl.zeros((BLOCK,), tl.float32)\n    for number in range(0, num_slices):\n        total = (total + tl.load(partials + index, inside, 0.0)).to(out.dtype.element_ty).to(tl.float32)\n",
+            "in float16, 2048 + 1 would be 2048",
         ),
-        Mutant(
+        edited(
             "the sum has no mask",
-            replace=("    inside = index < num_elements\n", "    inside = index >= 0\n"),
-            expect="A lane outside of the matrix needs a mask",
+            "    inside = index < num_elements\n",
+            "    inside = index >= 0\n",
+            "A lane outside of the matrix needs a mask",
         ),
-        Mutant(
+        edited(
             "torch adds",
-            replace=(
-                "    sum_kernel[(triton.cdiv(m * n, 256),)](partials, out, m * n, num_slices, BLOCK=256)\n    return out\n",
-                "    return partials.sum(0).to(a.dtype)\n",
-            ),
-            expect="a torch operation read or wrote numbers",
+            "    sum_kernel[(triton.cdiv(m * n, 256),)](partials, out, m * n, num_slices, BLOCK=256)\n    return out\n",
+            "    return partials.sum(0).to(a.dtype)\n",
+            "a torch operation read or wrote numbers",
         ),
         Mutant(
             "atomic",
@@ -268,79 +249,65 @@ def split_k_matmul(a, b, num_splits):
         ),
     ],
     "last_tile": [
-        Mutant(
+        edited(
             "halves into the product",
-            replace=(
-                'tl.dot(left, right, total, input_precision="ieee")',
-                "tl.dot(left.to(tl.float16), right.to(tl.float16), total)",
-            ),
-            expect="Tiles go into tl.dot as they were loaded",
+            'tl.dot(left, right, total, input_precision="ieee")',
+            "tl.dot(left.to(tl.float16), right.to(tl.float16), total)",
+            "Tiles go into tl.dot as they were loaded",
         ),
-        Mutant(
+        edited(
             "bfloat16 on the way",
-            replace=(
-                "tl.dot(left, right, total",
-                "tl.dot(left.to(tl.bfloat16).to(tl.float32), right.to(tl.bfloat16).to(tl.float32), total",
-            ),
-            expect="Tiles go into tl.dot as they were loaded",
+            "tl.dot(left, right, total",
+            "tl.dot(left.to(tl.bfloat16).to(tl.float32), right.to(tl.bfloat16).to(tl.float32), total",
+            "Tiles go into tl.dot as they were loaded",
         ),
-        Mutant(
+        edited(
             "rounds after every turn",
-            replace=(
-                'total, input_precision="ieee")',
-                'total, input_precision="ieee").to(a.dtype.element_ty).to(tl.float32)',
-            ),
-            expect="2049 is no float16",
+            'total, input_precision="ieee")',
+            'total, input_precision="ieee").to(a.dtype.element_ty).to(tl.float32)',
+            "2049 is no float16",
         ),
-        Mutant(
+        edited(
             "tl.where after a load without a mask on k",
-            replace=(
-                "(rows < m)[:, None] & (inner < k - start)[None, :], 0.0)\n",
-                "(rows < m)[:, None], 0.0)\n        left = tl.where((inner < k - start)[None, :], left, 0.0)\n",
-            ),
-            expect="not a tl.where afterwards",
+            "(rows < m)[:, None] & (inner < k - start)[None, :], 0.0)\n",
+            "(rows < m)[:, None], 0.0)\n        left = tl.where((inner < k - start)[None, :], left, 0.0)\n",
+            "not a tl.where afterwards",
         ),
-        Mutant(
+        edited(
             "masked lanes without other",
-            replace=(
-                "(rows < m)[:, None] & (inner < k - start)[None, :], 0.0)",
-                "(rows < m)[:, None] & (inner < k - start)[None, :])",
-            ),
-            expect="what it holds is undefined unless tl.load has an `other`, 0.0",
+            "(rows < m)[:, None] & (inner < k - start)[None, :], 0.0)",
+            "(rows < m)[:, None] & (inner < k - start)[None, :])",
+            "what it holds is undefined unless tl.load has an `other`, 0.0",
         ),
-        Mutant(
+        edited(
             "the broken one",
-            replace=("for start in range(0, k, TILE):", "for start in range(0, k // TILE * TILE, TILE):"),
-            expect="never loads a[0, 32] (missing: rows 0–15; 128 of 640 elements)",
+            "for start in range(0, k, TILE):",
+            "for start in range(0, k // TILE * TILE, TILE):",
+            "never loads a[0, 32] (missing: rows 0–15; 128 of 640 elements)",
         ),
-        Mutant(
+        edited(
             "one turn more, the masks as they were",
-            replace=(
-                "        left = tl.load(a_tile, (rows < m)[:, None] & (inner < k - start)[None, :], 0.0)\n        right = tl.load(b_tile, (inner < k - start)[:, None]",
-                "        left = tl.load(a_tile, (rows < m)[:, None] & (inner < k)[None, :], 0.0)\n        right = tl.load(b_tile, (inner < k)[:, None]",
-            ),
-            expect="A lane outside of the matrix needs a mask",
+            "        left = tl.load(a_tile, (rows < m)[:, None] & (inner < k - start)[None, :], 0.0)\n        right = tl.load(b_tile, (inner < k - start)[:, None]",
+            "        left = tl.load(a_tile, (rows < m)[:, None] & (inner < k)[None, :], 0.0)\n        right = tl.load(b_tile, (inner < k)[:, None]",
+            "A lane outside of the matrix needs a mask",
         ),
-        Mutant(
+        edited(
             "the mask of a only as it was",
-            replace=(
-                "(rows < m)[:, None] & (inner < k - start)[None, :]",
-                "(rows < m)[:, None] & (inner < k)[None, :]",
-            ),
-            expect="A lane outside of the matrix needs a mask",
+            "(rows < m)[:, None] & (inner < k - start)[None, :]",
+            "(rows < m)[:, None] & (inner < k)[None, :]",
+            "A lane outside of the matrix needs a mask",
         ),
-        Mutant(
+        edited(
             "the mask of b only as it was",
-            replace=("(inner < k - start)[:, None] & (columns < n)", "(inner < k)[:, None] & (columns < n)"),
-            expect="A lane outside of the matrix needs a mask",
+            "(inner < k - start)[:, None] & (columns < n)",
+            "(inner < k)[:, None] & (columns < n)",
+            "A lane outside of the matrix needs a mask",
         ),
-        Mutant(
+        edited(
             "loses a column",
-            replace=(
-                "(rows < m)[:, None] & (inner < k - start)[None, :]",
-                "(rows < m)[:, None] & (inner < k - start - 1)[None, :]",
-            ),
-            expect="never loads a[0, 39]",
+            "(rows < m)[:, None] & (inner < k - start)[None, :]",
+            "(rows < m)[:, None] & (inner < k - start - 1)[None, :]",
+            "never loads a[0, 39]",
         ),
         Mutant(
             "torch",
@@ -352,66 +319,55 @@ def repaired_matmul(a, b):
         ),
     ],
     "fused_epilogue": [
-        Mutant(
+        edited(
             "halves into the product",
-            replace=(
-                "gate = tl.dot(left, tl.load(weight, inside, 0.0), gate",
-                "gate = tl.dot(left.to(tl.float16), tl.load(weight, inside, 0.0).to(tl.float16), gate",
-            ),
-            expect="rounded too early",
+            "gate = tl.dot(left, tl.load(weight, inside, 0.0), gate",
+            "gate = tl.dot(left.to(tl.float16), tl.load(weight, inside, 0.0).to(tl.float16), gate",
+            "rounded too early",
         ),
-        Mutant(
+        edited(
             "masked lanes without other",
-            replace=("(rows < m)[:, None] & (inner < k)[None, :], 0.0)", "(rows < m)[:, None] & (inner < k)[None, :])"),
-            expect="what it holds is undefined unless tl.load has an `other`, 0.0",
+            "(rows < m)[:, None] & (inner < k)[None, :], 0.0)",
+            "(rows < m)[:, None] & (inner < k)[None, :])",
+            "what it holds is undefined unless tl.load has an `other`, 0.0",
         ),
-        Mutant(
+        edited(
             "up and gate changed over",
-            replace=("gate / (1 + tl.exp(-gate)) * up", "up / (1 + tl.exp(-up)) * gate"),
-            expect="the gate is the first half of the rows",
+            "gate / (1 + tl.exp(-gate)) * up",
+            "up / (1 + tl.exp(-up)) * gate",
+            "the gate is the first half of the rows",
         ),
-        Mutant("without silu", replace=("gate / (1 + tl.exp(-gate)) * up", "gate * up"), expect="the output"),
-        Mutant(
-            "sigmoid in place of silu",
-            replace=("gate / (1 + tl.exp(-gate)) * up", "up / (1 + tl.exp(-gate))"),
-            expect="the output",
-        ),
-        Mutant(
+        edited("without silu", "gate / (1 + tl.exp(-gate)) * up", "gate * up", "the output"),
+        edited("sigmoid in place of silu", "gate / (1 + tl.exp(-gate)) * up", "up / (1 + tl.exp(-gate))", "the output"),
+        edited(
             "rounds the products",
-            replace=(
-                "    result = gate",
-                "    gate, up = gate.to(out.dtype.element_ty).to(tl.float32), up.to(out.dtype.element_ty).to(tl.float32)\n    result = gate",
-            ),
-            expect="Round once, at the store",
+            "    result = gate",
+            "    gate, up = gate.to(out.dtype.element_ty).to(tl.float32), up.to(out.dtype.element_ty).to(tl.float32)\n    result = gate",
+            "Round once, at the store",
         ),
-        Mutant(
+        edited(
             "loads x twice",
-            replace=(
-                "        up = tl.dot(left, ",
-                "        left = tl.load(x + rows[:, None] * k + inner[None, :], (rows < m)[:, None] & (inner < k)[None, :], 0.0)\n        up = tl.dot(left, ",
-            ),
-            expect="2 times",
+            "        up = tl.dot(left, ",
+            "        left = tl.load(x + rows[:, None] * k + inner[None, :], (rows < m)[:, None] & (inner < k)[None, :], 0.0)\n        up = tl.dot(left, ",
+            "2 times",
         ),
-        Mutant(
+        edited(
             "the rows lie interleaved",
-            replace=("weight = gate_up + columns[None, :] * k", "weight = gate_up + 2 * columns[None, :] * k"),
-            expect="the address was made for another shape",
+            "weight = gate_up + columns[None, :] * k",
+            "weight = gate_up + 2 * columns[None, :] * k",
+            "the address was made for another shape",
         ),
-        Mutant(
+        edited(
             "gate runs into up",
-            replace=(
-                "inside = (inner < k)[:, None] & (columns < n)[None, :]",
-                "inside = (inner < k)[:, None] & (columns < 2 * n)[None, :]",
-            ),
-            expect="gate_up",
+            "inside = (inner < k)[:, None] & (columns < n)[None, :]",
+            "inside = (inner < k)[:, None] & (columns < 2 * n)[None, :]",
+            "gate_up",
         ),
-        Mutant(
+        edited(
             "as if it were [k, 2n]",
-            replace=(
-                "gate_up + columns[None, :] * k + inner[:, None]",
-                "gate_up + inner[:, None] * 2 * n + columns[None, :]",
-            ),
-            expect="fused_epilogue: example",
+            "gate_up + columns[None, :] * k + inner[:, None]",
+            "gate_up + inner[:, None] * 2 * n + columns[None, :]",
+            "fused_epilogue: example",
         ),
         Mutant(
             "two kernels",

@@ -1,6 +1,6 @@
 """Plausible mistakes in the exercises of chapter 12: every one of them must fail its checks."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 MUTANTS = {
     "merge_states": [
@@ -25,57 +25,50 @@ def merge_states(best, total, acc):
 """,
             expect="0 times NaN, or infinity, is NaN",
         ),
-        Mutant(
+        edited(
             "empty minus empty",
-            replace=(
-                "factor = torch.where(empty, 0.0, torch.exp(best - largest))",
-                "factor = torch.exp(best - largest)",
-            ),
-            expect="-inf minus -inf is not a number",
+            "factor = torch.where(empty, 0.0, torch.exp(best - largest))",
+            "factor = torch.exp(best - largest)",
+            "-inf minus -inf is not a number",
         ),
-        Mutant(
+        edited(
             "leaves acc as it was",
-            replace=(
-                "acc = torch.where(empty[:, :, None], 0.0, acc) * factor[:, :, None]",
-                "acc = torch.where(empty[:, :, None], 0.0, acc)",
-            ),
-            expect="acc for 2 parts",
+            "acc = torch.where(empty[:, :, None], 0.0, acc) * factor[:, :, None]",
+            "acc = torch.where(empty[:, :, None], 0.0, acc)",
+            "acc for 2 parts",
         ),
-        Mutant(
+        edited(
             "leaves total as it was",
-            replace=("total = torch.where(empty, 0.0, total) * factor", "total = torch.where(empty, 0.0, total)"),
-            expect="total for 2 parts",
+            "total = torch.where(empty, 0.0, total) * factor",
+            "total = torch.where(empty, 0.0, total)",
+            "total for 2 parts",
         ),
-        Mutant(
+        edited(
             "rescales the wrong way",
-            replace=("torch.exp(best - largest)", "torch.exp(largest - best)"),
-            expect="merge_states: example: total",
+            "torch.exp(best - largest)",
+            "torch.exp(largest - best)",
+            "merge_states: example: total",
         ),
-        Mutant(
-            "powers of two",
-            replace=("torch.exp(best - largest)", "torch.exp2(best - largest)"),
-            expect="merge_states: example: total",
+        edited(
+            "powers of two", "torch.exp(best - largest)", "torch.exp2(best - largest)", "merge_states: example: total"
         ),
-        Mutant(
+        edited(
             "no maximum",
-            replace=("torch.exp(best - largest))", "torch.exp(best))\n    largest = torch.zeros_like(largest)"),
-            expect="The largest score of all parts",
+            "torch.exp(best - largest))",
+            "torch.exp(best))\n    largest = torch.zeros_like(largest)",
+            "The largest score of all parts",
         ),
-        Mutant(
+        edited(
             "by way of exp(best)",
-            replace=(
-                "    acc = torch",
-                "    total = torch.where(empty, 0.0, total / factor) * torch.exp(best - 0 * largest) / torch.exp(largest)\n    acc = torch",
-            ),
-            expect="merge_states: edges: total",
+            "    acc = torch",
+            "    total = torch.where(empty, 0.0, total / factor) * torch.exp(best - 0 * largest) / torch.exp(largest)\n    acc = torch",
+            "merge_states: edges: total",
         ),
-        Mutant(
+        edited(
             "the empty state's best is 0",
-            replace=(
-                "    return largest,",
-                "    largest = torch.where(largest == -torch.inf, 0.0, largest)\n    return largest,",
-            ),
-            expect="-inf where no part has seen any",
+            "    return largest,",
+            "    largest = torch.where(largest == -torch.inf, 0.0, largest)\n    return largest,",
+            "-inf where no part has seen any",
         ),
         Mutant(
             "two parts only",
@@ -103,129 +96,136 @@ def merge_states(best, total, acc):
         ),
     ],
     "plan_tiles": [
-        Mutant(
+        edited(
             "forgets the past",
-            replace=("past, key_tiles = num_keys - num_queries,", "past, key_tiles = 0,"),
-            expect="plan_tiles: example: query tile 0",
+            "past, key_tiles = num_keys - num_queries,",
+            "past, key_tiles = 0,",
+            "plan_tiles: example: query tile 0",
         ),
-        Mutant(
+        edited(
             "keys that do not exist are no matter",
-            replace=(
-                "low, high = tile * tile_n, (tile + 1) * tile_n",
-                "low, high = tile * tile_n, min((tile + 1) * tile_n, num_keys)",
-            ),
-            expect="which does not exist",
+            "low, high = tile * tile_n, (tile + 1) * tile_n",
+            "low, high = tile * tile_n, min((tile + 1) * tile_n, num_keys)",
+            "which does not exist",
         ),
-        Mutant(
+        edited(
             "queries that do not exist have a say",
-            replace=("past + min(begin + tile_m, num_queries) - 1", "past + begin + tile_m - 1"),
-            expect="Each of these queries sees all of these keys",
+            "past + min(begin + tile_m, num_queries) - 1",
+            "past + begin + tile_m - 1",
+            "Each of these queries sees all of these keys",
         ),
-        Mutant(
+        edited(
             "a window of one more",
-            replace=("max(low, prefix) > last - window)", "max(low, prefix) >= last - window)"),
-            expect="expected 'masked'",
+            "max(low, prefix) > last - window)",
+            "max(low, prefix) >= last - window)",
+            "expected 'masked'",
         ),
-        Mutant(
+        edited(
             "skips one too few at the window",
-            replace=("high - 1 <= first - window)", "high - 1 < first - window)"),
-            expect="None of these queries sees any of these keys",
+            "high - 1 <= first - window)",
+            "high - 1 < first - window)",
+            "None of these queries sees any of these keys",
         ),
-        Mutant(
+        edited(
             "skips one too many at the window",
-            replace=("high - 1 <= first - window)", "high - 1 <= first - window + 1)"),
-            expect="is 'skipped', expected 'masked'",
+            "high - 1 <= first - window)",
+            "high - 1 <= first - window + 1)",
+            "is 'skipped', expected 'masked'",
         ),
-        Mutant(
+        edited(
             "a tile that ends at the first query is masked",
-            replace=("(high - 1 <= first and", "(high - 1 < first and"),
-            expect="Each of these queries sees all of these keys",
+            "(high - 1 <= first and",
+            "(high - 1 < first and",
+            "Each of these queries sees all of these keys",
         ),
-        Mutant(
-            "the last query decides",
-            replace=("(high - 1 <= first and", "(high - 1 <= last and"),
-            expect="is 'whole', expected 'masked'",
+        edited(
+            "the last query decides", "(high - 1 <= first and", "(high - 1 <= last and", "is 'whole', expected 'masked'"
         ),
-        Mutant(
+        edited(
             "the window's edge by the first query",
-            replace=("max(low, prefix) > last - window)", "max(low, prefix) > first - window)"),
-            expect="is 'whole', expected 'masked'",
+            "max(low, prefix) > last - window)",
+            "max(low, prefix) > first - window)",
+            "is 'whole', expected 'masked'",
         ),
-        Mutant(
+        edited(
             "prefix and window apart",
-            replace=("max(low, prefix) > last - window)", "low > last - window)"),
-            expect="is 'masked', expected 'whole'",
+            "max(low, prefix) > last - window)",
+            "low > last - window)",
+            "is 'masked', expected 'whole'",
         ),
-        Mutant(
+        edited(
             "the prefix is causal",
-            replace=("if high <= prefix or (high", "if (high <= prefix and high - 1 <= first) or (high"),
-            expect="is 'masked', expected 'whole'",
+            "if high <= prefix or (high",
+            "if (high <= prefix and high - 1 <= first) or (high",
+            "is 'masked', expected 'whole'",
         ),
-        Mutant(
+        edited(
             "the prefix is whole wherever it reaches",
-            replace=("if high <= prefix or (high", "if low < prefix or (high"),
-            expect="is 'whole', expected 'masked'",
+            "if high <= prefix or (high",
+            "if low < prefix or (high",
+            "is 'whole', expected 'masked'",
         ),
-        Mutant(
+        edited(
             "the prefix leaves with the window",
-            replace=(
-                "if low >= prefix and (low > last or high - 1 <= first - window):",
-                "if low > last or high - 1 <= first - window:",
-            ),
-            expect="expected",
+            "if low >= prefix and (low > last or high - 1 <= first - window):",
+            "if low > last or high - 1 <= first - window:",
+            "expected",
         ),
-        Mutant(
+        edited(
             "runs are lists",
-            replace=("(kind(tile), tile, end) for tile, end", "[kind(tile), tile, end] for tile, end"),
-            expect="Each run is a tuple",
+            "(kind(tile), tile, end) for tile, end",
+            "[kind(tile), tile, end] for tile, end",
+            "Each run is a tuple",
         ),
-        Mutant(
+        edited(
             "neighbours of a kind stay apart",
-            replace=(" if before is None or kind(before) != kind(tile)]", "]"),
-            expect="They are one run",
+            " if before is None or kind(before) != kind(tile)]",
+            "]",
+            "They are one run",
         ),
-        Mutant(
+        edited(
             "skipped tiles are left out",
-            replace=(
-                "zip(starts, [*starts[1:], key_tiles])]",
-                "zip(starts, [*starts[1:], key_tiles]) if kind(tile) != 'skipped']",
-            ),
-            expect="each run begins where the one before ended",
+            "zip(starts, [*starts[1:], key_tiles])]",
+            "zip(starts, [*starts[1:], key_tiles]) if kind(tile) != 'skipped']",
+            "each run begins where the one before ended",
         ),
-        Mutant(
+        edited(
             "asks every tile",
-            replace=(
-                "cuts = [0, *sorted(cuts)]",
-                "cuts = range(key_tiles)\n        kinds = {tile: kind(tile) for tile in cuts}",
-            ),
-            expect="compute where the runs begin and end",
+            "cuts = [0, *sorted(cuts)]",
+            "cuts = range(key_tiles)\n        kinds = {tile: kind(tile) for tile in cuts}",
+            "compute where the runs begin and end",
         ),
-        Mutant(
+        edited(
             "forgets one bound",
-            replace=("edges = (prefix, first - window + 1, last - window + 1,", "edges = (prefix, first - window + 1,"),
-            expect="is 'masked', expected 'whole'",
+            "edges = (prefix, first - window + 1, last - window + 1,",
+            "edges = (prefix, first - window + 1,",
+            "is 'masked', expected 'whole'",
         ),
     ],
     "document_kernel": [
-        Mutant(
+        edited(
             "the broken one",
-            replace=('best = tl.full((TILE_M,), float("-inf"), tl.float32)', "best = tl.zeros((TILE_M,), tl.float32)"),
-            expect="compared with them that is no score",
+            'best = tl.full((TILE_M,), float("-inf"), tl.float32)',
+            "best = tl.zeros((TILE_M,), tl.float32)",
+            "compared with them that is no score",
         ),
-        Mutant(
+        edited(
             "only the start",
-            replace=('reference = tl.where(larger == float("-inf"), 0.0, larger)', "reference = larger"),
-            expect="Which tile is the first that its document is in",
+            'reference = tl.where(larger == float("-inf"), 0.0, larger)',
+            "reference = larger",
+            "Which tile is the first that its document is in",
         ),
-        Mutant(
+        edited(
             "keeps the 0",
-            replace=("return larger, total, acc", "return reference, total, acc"),
-            expect="compared with them that is no score",
+            "return larger, total, acc",
+            "return reference, total, acc",
+            "compared with them that is no score",
         ),
-        Mutant(
+        edited(
             "rescale is left as it was",
-            replace=("tl.exp(best - reference)", "tl.exp(best - larger)"),
-            expect="Which tile is the first that its document is in",
+            "tl.exp(best - reference)",
+            "tl.exp(best - larger)",
+            "Which tile is the first that its document is in",
         ),
         Mutant(
             "-10,000 for what is masked",
@@ -262,47 +262,36 @@ def repaired_attention(q, k, v, documents):
 """,
             expect="compared with them that is no score",
         ),
-        Mutant(
+        edited(
             "float16's lowest number for what is masked",
-            replace=(
-                'scores = tl.where(of_rows[:, None] == of_columns[None, :], scores, float("-inf"))',
-                "scores = tl.where(of_rows[:, None] == of_columns[None, :], scores, -65504.0)",
-            ),
-            expect="compared with them that is no score",
+            'scores = tl.where(of_rows[:, None] == of_columns[None, :], scores, float("-inf"))',
+            "scores = tl.where(of_rows[:, None] == of_columns[None, :], scores, -65504.0)",
+            "compared with them that is no score",
         ),
-        Mutant(
+        edited(
             "starts at -50,000",
-            replace=(
-                'best = tl.full((TILE_M,), float("-inf"), tl.float32)',
-                "best = tl.full((TILE_M,), -50000.0, tl.float32)",
-            ),
-            expect="compared with them that is no score",
+            'best = tl.full((TILE_M,), float("-inf"), tl.float32)',
+            "best = tl.full((TILE_M,), -50000.0, tl.float32)",
+            "compared with them that is no score",
         ),
-        Mutant(
-            "forgets to rescale acc",
-            replace=("acc * rescale[:, None]", "acc"),
-            expect="document_kernel: example: the output",
-        ),
-        Mutant(
+        edited("forgets to rescale acc", "acc * rescale[:, None]", "acc", "document_kernel: example: the output"),
+        edited(
             "starts far below",
-            replace=(
-                'best = tl.full((TILE_M,), float("-inf"), tl.float32)',
-                "best = tl.full((TILE_M,), -100.0, tl.float32)",
-            ),
-            expect="compared with them that is no score",
+            'best = tl.full((TILE_M,), float("-inf"), tl.float32)',
+            "best = tl.full((TILE_M,), -100.0, tl.float32)",
+            "compared with them that is no score",
         ),
-        Mutant(
+        edited(
             "another document's keys",
-            replace=("of_rows[:, None] == of_columns[None, :]", "of_rows[:, None] >= of_columns[None, :]"),
-            expect="tokens see documents before their own",
+            "of_rows[:, None] == of_columns[None, :]",
+            "of_rows[:, None] >= of_columns[None, :]",
+            "tokens see documents before their own",
         ),
-        Mutant(
+        edited(
             "loads its own tile only",
-            replace=(
-                "for begin in range(0, n, TILE_N):",
-                "for begin in range(0, tl.program_id(0) * TILE_M + TILE_M, TILE_N):",
-            ),
-            expect="document_kernel: example: program (0, 0, 0)",
+            "for begin in range(0, n, TILE_N):",
+            "for begin in range(0, tl.program_id(0) * TILE_M + TILE_M, TILE_N):",
+            "document_kernel: example: program (0, 0, 0)",
         ),
         Mutant(
             "torch",
@@ -315,90 +304,86 @@ def repaired_attention(q, k, v, documents):
         ),
     ],
     "sink_window": [
-        Mutant(
-            "no sinks",
-            replace=("sinks = tl.minimum(sink, start)", "sinks = 0"),
-            expect="never loads k[0, 0] (missing: rows 0–3;",
-        ),
-        Mutant(
+        edited("no sinks", "sinks = tl.minimum(sink, start)", "sinks = 0", "never loads k[0, 0] (missing: rows 0–3;"),
+        edited(
             "sinks and window overlap",
-            replace=("sinks = tl.minimum(sink, start)", "sinks = sink"),
-            expect="it also counts twice in the softmax",
+            "sinks = tl.minimum(sink, start)",
+            "sinks = sink",
+            "it also counts twice in the softmax",
         ),
-        Mutant(
+        edited(
             "a window of one more",
-            replace=(
-                "start = tl.maximum(past + begin - window + 1, 0)",
-                "start = tl.maximum(past + begin - window, 0)",
-            ),
-            expect="None of its queries sees that key",
+            "start = tl.maximum(past + begin - window + 1, 0)",
+            "start = tl.maximum(past + begin - window, 0)",
+            "None of its queries sees that key",
         ),
-        Mutant(
+        edited(
             "rounded down to a tile",
-            replace=(
-                "start = tl.maximum(past + begin - window + 1, 0)",
-                "start = tl.maximum(past + begin - window + 1, 0) // TILE_N * TILE_N",
-            ),
-            expect="None of its queries sees that key",
+            "start = tl.maximum(past + begin - window + 1, 0)",
+            "start = tl.maximum(past + begin - window + 1, 0) // TILE_N * TILE_N",
+            "None of its queries sees that key",
         ),
-        Mutant(
+        edited(
             "the sinks' tile is loaded whole",
-            replace=("past + rows, tile, sinks, sink,", "past + rows, tile, num_keys, sink,"),
-            expect="None of its queries sees that key",
+            "past + rows, tile, sinks, sink,",
+            "past + rows, tile, num_keys, sink,",
+            "None of its queries sees that key",
         ),
-        Mutant(
+        edited(
             "the last tile is loaded whole",
-            replace=("past + rows, tile, last + 1, sink,", "past + rows, tile, num_keys, sink,"),
-            expect="None of its queries sees that key",
+            "past + rows, tile, last + 1, sink,",
+            "past + rows, tile, num_keys, sink,",
+            "None of its queries sees that key",
         ),
-        Mutant("no end of keys", replace=("there = columns < end", "there = columns >= 0"), expect="sink_window: "),
-        Mutant(
+        edited("no end of keys", "there = columns < end", "there = columns >= 0", "sink_window: "),
+        edited(
             "loads everything before the last query",
-            replace=("for tile in range(start, last + 1, TILE_N)", "for tile in range(0, last + 1, TILE_N)"),
-            expect="sink_window: example: program",
+            "for tile in range(start, last + 1, TILE_N)",
+            "for tile in range(0, last + 1, TILE_N)",
+            "sink_window: example: program",
         ),
-        Mutant(
+        edited(
             "each query has the first one's window",
-            replace=("(columns[None, :] > positions[:, None] - window)", "(columns[None, :] >= 0)"),
-            expect="each query has a window of its own",
+            "(columns[None, :] > positions[:, None] - window)",
+            "(columns[None, :] >= 0)",
+            "each query has a window of its own",
         ),
-        Mutant(
-            "forgets the past",
-            replace=("past = num_keys - num_queries", "past = 0"),
-            expect="sink_window: edges: program",
-        ),
-        Mutant(
+        edited("forgets the past", "past = num_keys - num_queries", "past = 0", "sink_window: edges: program"),
+        edited(
             "empty minus empty",
-            replace=('reference = tl.where(larger == float("-inf"), 0.0, larger)', "reference = larger"),
-            expect="its best is still -inf there",
+            'reference = tl.where(larger == float("-inf"), 0.0, larger)',
+            "reference = larger",
+            "its best is still -inf there",
         ),
-        Mutant(
+        edited(
             "keeps the 0",
-            replace=("return larger, total, acc", "return reference, total, acc"),
-            expect="compared with them that is no score",
+            "return larger, total, acc",
+            "return reference, total, acc",
+            "compared with them that is no score",
         ),
-        Mutant(
+        edited(
             "forgets to rescale acc",
-            replace=("acc * rescale[:, None]", "acc"),
-            expect="What does the next tile do to best, total and acc",
+            "acc * rescale[:, None]",
+            "acc",
+            "What does the next tile do to best, total and acc",
         ),
-        Mutant(
+        edited(
             "forgets to rescale total",
-            replace=("total = total * rescale", "total = total"),
-            expect="What does the next tile do to best, total and acc",
+            "total = total * rescale",
+            "total = total",
+            "What does the next tile do to best, total and acc",
         ),
-        Mutant(
+        edited(
             "a state in the inputs' dtype",
-            replace=(
-                "    return larger, total, acc",
-                "    acc = acc.to(values.dtype).to(tl.float32)\n    return larger, total, acc",
-            ),
-            expect="acc is a sum of values, and leaves float16",
+            "    return larger, total, acc",
+            "    acc = acc.to(values.dtype).to(tl.float32)\n    return larger, total, acc",
+            "acc is a sum of values, and leaves float16",
         ),
-        Mutant(
+        edited(
             "one program a query",
-            replace=("sink_kernel[(triton.cdiv(num_queries, TILE_M),)]", "sink_kernel[(num_queries,)]"),
-            expect="sink_kernel has 70 programs",
+            "sink_kernel[(triton.cdiv(num_queries, TILE_M),)]",
+            "sink_kernel[(num_queries,)]",
+            "sink_kernel has 70 programs",
         ),
         Mutant(
             "a helper of the package",
@@ -421,102 +406,91 @@ def sink_window(q, k, v, sink, window):
         ),
     ],
     "capped": [
-        Mutant(
+        edited(
             "mask first",
-            replace=(
-                """    scores = cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))
+            """    scores = cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))
     scores = tl.where(seen, scores, float("-inf"))
 """,
-                """    scores = tl.where(seen, scores, float("-inf"))
+            """    scores = tl.where(seen, scores, float("-inf"))
     scores = cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))
 """,
-            ),
-            expect="The mask does not survive",
+            "The mask does not survive",
         ),
-        Mutant(
+        edited(
             "cuts them off",
-            replace=("cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))", "tl.minimum(tl.maximum(scores, -cap), cap)"),
-            expect="capped: ",
+            "cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))",
+            "tl.minimum(tl.maximum(scores, -cap), cap)",
+            "capped: ",
         ),
-        Mutant(
-            "tanh of half",
-            replace=("tl.exp(2 * scores / cap)", "tl.exp(scores / cap)"),
-            expect="capped: example: the output",
-        ),
-        Mutant(
+        edited("tanh of half", "tl.exp(2 * scores / cap)", "tl.exp(scores / cap)", "capped: example: the output"),
+        edited(
             "infinite over infinite",
-            replace=(
-                "cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))",
-                "cap * (tl.exp(2 * scores / cap) - 1) / (tl.exp(2 * scores / cap) + 1)",
-            ),
-            expect="becomes inf / inf",
+            "cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))",
+            "cap * (tl.exp(2 * scores / cap) - 1) / (tl.exp(2 * scores / cap) + 1)",
+            "becomes inf / inf",
         ),
-        Mutant(
+        edited(
             "no maximum, the cap will do",
-            replace=("larger = tl.maximum(best, tl.max(scores, 1))", "larger = tl.zeros_like(best)"),
-            expect="Subtract the largest score too",
+            "larger = tl.maximum(best, tl.max(scores, 1))",
+            "larger = tl.zeros_like(best)",
+            "Subtract the largest score too",
         ),
-        Mutant(
+        edited(
             "the cap as maximum",
-            replace=("larger = tl.maximum(best, tl.max(scores, 1))", "larger = tl.zeros_like(best) + cap"),
-            expect="and exp(-500) is 0",
+            "larger = tl.maximum(best, tl.max(scores, 1))",
+            "larger = tl.zeros_like(best) + cap",
+            "and exp(-500) is 0",
         ),
-        Mutant(
+        edited(
             "a program for each query head",
-            replace=(
-                "grid = triton.cdiv(num_queries, TILE_M // group), num_kv_heads",
-                "grid = triton.cdiv(num_queries, TILE_M), num_heads",
-            ),
-            expect="both have the tokens at positions 0 to 15",
+            "grid = triton.cdiv(num_queries, TILE_M // group), num_kv_heads",
+            "grid = triton.cdiv(num_queries, TILE_M), num_heads",
+            "both have the tokens at positions 0 to 15",
         ),
-        Mutant(
+        edited(
             "one program a token",
-            replace=(
-                "grid = triton.cdiv(num_queries, TILE_M // group), num_kv_heads",
-                "grid = num_queries, num_kv_heads",
-            ),
-            expect="capped_kernel has 40 programs",
+            "grid = triton.cdiv(num_queries, TILE_M // group), num_kv_heads",
+            "grid = num_queries, num_kv_heads",
+            "capped_kernel has 40 programs",
         ),
-        Mutant(
+        edited(
             "a state in the inputs' dtype",
-            replace=("return larger, total, acc", "return larger, total, acc.to(values.dtype).to(tl.float32)"),
-            expect="acc is a sum of values, and leaves float16",
+            "return larger, total, acc",
+            "return larger, total, acc.to(values.dtype).to(tl.float32)",
+            "acc is a sum of values, and leaves float16",
         ),
-        Mutant(
+        edited(
             "heads lie interleaved",
-            replace=(
-                "heads = kv_head * GROUP + tl.arange(0, TILE_M) % GROUP",
-                "heads = kv_head + tl.arange(0, TILE_M) % GROUP * num_kv_heads",
-            ),
-            expect="a lane without a query of its own",
+            "heads = kv_head * GROUP + tl.arange(0, TILE_M) % GROUP",
+            "heads = kv_head + tl.arange(0, TILE_M) % GROUP * num_kv_heads",
+            "a lane without a query of its own",
         ),
-        Mutant(
+        edited(
             "heads before tokens",
-            replace=(
-                """    tokens = first + tl.arange(0, TILE_M) // GROUP
+            """    tokens = first + tl.arange(0, TILE_M) // GROUP
     heads = kv_head * GROUP + tl.arange(0, TILE_M) % GROUP""",
-                """    tokens = first + tl.arange(0, TILE_M) % (TILE_M // GROUP)
+            """    tokens = first + tl.arange(0, TILE_M) % (TILE_M // GROUP)
     heads = kv_head * GROUP + tl.arange(0, TILE_M) // (TILE_M // GROUP) % 2""",
-            ),
-            expect="capped: ",
+            "capped: ",
         ),
-        Mutant(
+        edited(
             "the first KV head for all",
-            replace=("kv_place = (columns * num_kv_heads + kv_head)", "kv_place = (columns * num_kv_heads)"),
-            expect="A program reads its own KV head",
+            "kv_place = (columns * num_kv_heads + kv_head)",
+            "kv_place = (columns * num_kv_heads)",
+            "A program reads its own KV head",
         ),
-        Mutant(
+        edited(
             "loads all keys",
-            replace=("end = past + tl.minimum(first + TILE_M // GROUP, num_queries)", "end = num_keys"),
-            expect="never ahead",
+            "end = past + tl.minimum(first + TILE_M // GROUP, num_queries)",
+            "end = num_keys",
+            "never ahead",
         ),
-        Mutant(
-            "forgets the past", replace=("past = num_keys - num_queries", "past = 0"), expect="never loads k[16, 0, 0]"
-        ),
-        Mutant(
+        edited("forgets the past", "past = num_keys - num_queries", "past = 0", "never loads k[16, 0, 0]"),
+        edited(
             "rows take the place of tokens in the mask",
-            replace=("past + tokens[:, None]", "(past + first + tl.arange(0, TILE_M))[:, None]"),
-            expect="The rows of one token share its position",
+            "past + tokens[:, None]",
+            "(past + first + tl.arange(0, TILE_M))[:, None]",
+            "The rows of one token share its position",
         ),
     ],
 }

@@ -1,233 +1,203 @@
 """Plausible mistakes in the exercises of chapter 13: every one of them must fail its checks."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 MUTANTS = {
     "merge_prefix": [
-        Mutant(
+        edited(
             "column i is sequence i",
-            replace=(
-                "mean[rows], log[rows] = prefix_mean.transpose(0, 1), prefix_log.T",
-                "mean[:len(rows)], log[:len(rows)] = prefix_mean.transpose(0, 1), prefix_log.T",
-            ),
-            expect="Column i of the prefix belongs to sequence rows[i]",
+            "mean[rows], log[rows] = prefix_mean.transpose(0, 1), prefix_log.T",
+            "mean[:len(rows)], log[:len(rows)] = prefix_mean.transpose(0, 1), prefix_log.T",
+            "Column i of the prefix belongs to sequence rows[i]",
         ),
-        Mutant(
+        edited(
             "gathers rows of the prefix",
-            replace=(
-                "mean[rows], log[rows] = prefix_mean.transpose(0, 1), prefix_log.T",
-                "mean[rows], log[rows] = prefix_mean.transpose(0, 1)[rows], prefix_log.T[rows]",
-            ),
-            expect="merge_prefix: ",
+            "mean[rows], log[rows] = prefix_mean.transpose(0, 1), prefix_log.T",
+            "mean[rows], log[rows] = prefix_mean.transpose(0, 1)[rows], prefix_log.T[rows]",
+            "merge_prefix: ",
         ),
-        Mutant(
+        edited(
             "into the arguments",
-            replace=(
-                "mean, log = torch.zeros_like(own_mean), torch.full_like(own_log, -torch.inf)",
-                "mean, log = own_mean.clone(), own_log",
-            ),
-            expect="changed one of its arguments",
+            "mean, log = torch.zeros_like(own_mean), torch.full_like(own_log, -torch.inf)",
+            "mean, log = own_mean.clone(), own_log",
+            "changed one of its arguments",
         ),
-        Mutant(
+        edited(
             "those without a prefix count twice",
-            replace=(
-                "mean, log = torch.zeros_like(own_mean), torch.full_like(own_log, -torch.inf)",
-                "mean, log = own_mean.clone(), own_log.clone()",
-            ),
-            expect="is not in `rows`",
+            "mean, log = torch.zeros_like(own_mean), torch.full_like(own_log, -torch.inf)",
+            "mean, log = own_mean.clone(), own_log.clone()",
+            "is not in `rows`",
         ),
-        Mutant(
+        edited(
             "a log of 0 for no prefix",
-            replace=("torch.full_like(own_log, -torch.inf)", "torch.zeros_like(own_log)"),
-            expect="is not in `rows`",
+            "torch.full_like(own_log, -torch.inf)",
+            "torch.zeros_like(own_log)",
+            "is not in `rows`",
         ),
-        Mutant(
+        edited(
             "powers of two",
-            replace=("total = torch.logaddexp(own_log, log)", "total = torch.logaddexp2(own_log, log)"),
-            expect="The logarithms are natural here",
+            "total = torch.logaddexp(own_log, log)",
+            "total = torch.logaddexp2(own_log, log)",
+            "The logarithms are natural here",
         ),
-        Mutant(
+        edited(
             "the larger log",
-            replace=("total = torch.logaddexp(own_log, log)", "total = torch.maximum(own_log, log)"),
-            expect="The larger of two logs is not the log of the sum",
+            "total = torch.logaddexp(own_log, log)",
+            "total = torch.maximum(own_log, log)",
+            "The larger of two logs is not the log of the sum",
         ),
-        Mutant(
+        edited(
             "by way of exp",
-            replace=("total = torch.logaddexp(own_log, log)", "total = (own_log.exp() + log.exp()).log()"),
-            expect="exp(log) overflows at 89",
+            "total = torch.logaddexp(own_log, log)",
+            "total = (own_log.exp() + log.exp()).log()",
+            "exp(log) overflows at 89",
         ),
-        Mutant(
+        edited(
             "no where for the weights",
-            replace=("weight = torch.where(empty, 0.0, torch.exp(log - total))", "weight = torch.exp(log - total)"),
-            expect="-inf minus -inf is not a number",
+            "weight = torch.where(empty, 0.0, torch.exp(log - total))",
+            "weight = torch.exp(log - total)",
+            "-inf minus -inf is not a number",
         ),
-        Mutant(
+        edited(
             "a product instead of where",
-            replace=("torch.where(empty[:, :, None], 0.0, mean) * weight[:, :, None]", "mean * weight[:, :, None]"),
-            expect="0 times NaN is NaN",
+            "torch.where(empty[:, :, None], 0.0, mean) * weight[:, :, None]",
+            "mean * weight[:, :, None]",
+            "0 times NaN is NaN",
         ),
-        Mutant(
+        edited(
             "the mean of the means",
-            replace=(
-                "return weighted(own_mean, own_log) + weighted(mean, log), total",
-                "return torch.where((log == -torch.inf)[:, :, None], own_mean.nan_to_num(), (own_mean.nan_to_num() + mean.nan_to_num()) / 2), total",
-            ),
-            expect="merge_prefix: example: mean",
+            "return weighted(own_mean, own_log) + weighted(mean, log), total",
+            "return torch.where((log == -torch.inf)[:, :, None], own_mean.nan_to_num(), (own_mean.nan_to_num() + mean.nan_to_num()) / 2), total",
+            "merge_prefix: example: mean",
         ),
-        Mutant(
+        edited(
             "the layout of the prefix",
-            replace=("weighted(mean, log), total", "weighted(mean, log), total.T"),
-            expect="the layout of the sequences' own states",
+            "weighted(mean, log), total",
+            "weighted(mean, log), total.T",
+            "the layout of the sequences' own states",
         ),
     ],
     "best_splits": [
-        Mutant(
+        edited(
             "ties to more splits",
-            replace=("min((time_of(splits), splits) for", "min((time_of(splits), -splits) for"),
-            expect="best_splits: ",
+            "min((time_of(splits), splits) for",
+            "min((time_of(splits), -splits) for",
+            "best_splits: ",
         ),
-        Mutant(
+        edited(
             "stops at the first rise",
-            replace=(
-                "    time, splits = min((time_of(splits), splits) for splits in range(1, max_splits + 1))\n",
-                "    splits, time = 1, time_of(1)\n    while splits < max_splits and time_of(splits + 1) < time:\n        splits, time = splits + 1, time_of(splits + 1)\n",
-            ),
-            expect="best_splits: ",
+            "    time, splits = min((time_of(splits), splits) for splits in range(1, max_splits + 1))\n",
+            "    splits, time = 1, time_of(1)\n    while splits < max_splits and time_of(splits + 1) < time:\n        splits, time = splits + 1, time_of(splits + 1)\n",
+            "best_splits: ",
         ),
-        Mutant(
+        edited(
             "powers of two",
-            replace=(
-                "for splits in range(1, max_splits + 1))",
-                "for splits in (1, 2, 4, 8, 16) if splits <= max_splits)",
-            ),
-            expect="best_splits: ",
+            "for splits in range(1, max_splits + 1))",
+            "for splits in (1, 2, 4, 8, 16) if splits <= max_splits)",
+            "best_splits: ",
         ),
-        Mutant(
+        edited(
             "negative tiles",
-            replace=("own = max(0, min(size, tiles - split * size))", "own = min(size, tiles - split * size)"),
-            expect="best_splits: ",
+            "own = max(0, min(size, tiles - split * size))",
+            "own = min(size, tiles - split * size)",
+            "best_splits: ",
         ),
-        Mutant(
-            "whole tiles only",
-            replace=("tiles = -(-length // tile_n)", "tiles = length // tile_n"),
-            expect="best_splits: ",
+        edited("whole tiles only", "tiles = -(-length // tile_n)", "tiles = length // tile_n", "best_splits: "),
+        edited(
+            "all places are there at the start", "free = [0] * places", "free = [0] * (places + 1)", "best_splits: "
         ),
-        Mutant(
-            "all places are there at the start",
-            replace=("free = [0] * places", "free = [0] * (places + 1)"),
-            expect="best_splits: ",
-        ),
-        Mutant(
-            "one short of the limit",
-            replace=("range(1, max_splits + 1))", "range(1, max(max_splits, 2)))"),
-            expect="best_splits: ",
-        ),
-        Mutant(
+        edited("one short of the limit", "range(1, max_splits + 1))", "range(1, max(max_splits, 2)))", "best_splits: "),
+        edited(
             "sequences outermost",
-            replace=(
-                "        for split in range(splits):\n            for length in seq_lens:\n",
-                "        for length in seq_lens:\n            for split in range(splits):\n",
-            ),
-            expect="best_splits: ",
+            "        for split in range(splits):\n            for length in seq_lens:\n",
+            "        for length in seq_lens:\n            for split in range(splits):\n",
+            "best_splits: ",
         ),
     ],
     "gather_window": [
-        Mutant(
+        edited(
             "reads the null block",
-            replace=(
-                "            if block != 0:\n                tile = tl.load(pages + source, inside, 0.0)\n",
-                "            tile = tl.load(pages + source, inside, 0.0)\n",
-            ),
-            expect="Block 0 is the null block",
+            "            if block != 0:\n                tile = tl.load(pages + source, inside, 0.0)\n",
+            "            tile = tl.load(pages + source, inside, 0.0)\n",
+            "Block 0 is the null block",
         ),
-        Mutant(
+        edited(
             "leaves the null block's rows out",
-            replace=(
-                "            tl.store(out + target, tile, inside)",
-                "            if block != 0:\n                tl.store(out + target, tile, inside)",
-            ),
-            expect="that too is a store",
+            "            tl.store(out + target, tile, inside)",
+            "            if block != 0:\n                tl.store(out + target, tile, inside)",
+            "that too is a store",
         ),
-        Mutant(
+        edited(
             "every entry of the table",
-            replace=(
-                "    if ((column + 1) * BLOCK_SIZE > first) & (column * BLOCK_SIZE < length):",
-                "    if column >= 0:",
-            ),
-            expect="belongs to another request by now",
+            "    if ((column + 1) * BLOCK_SIZE > first) & (column * BLOCK_SIZE < length):",
+            "    if column >= 0:",
+            "belongs to another request by now",
         ),
-        Mutant(
+        edited(
             "entries that left the window",
-            replace=(
-                "    if ((column + 1) * BLOCK_SIZE > first) & (column * BLOCK_SIZE < length):",
-                "    if column * BLOCK_SIZE < length:",
-            ),
-            expect="What lies outside of the window",
+            "    if ((column + 1) * BLOCK_SIZE > first) & (column * BLOCK_SIZE < length):",
+            "    if column * BLOCK_SIZE < length:",
+            "What lies outside of the window",
         ),
-        Mutant(
+        edited(
             "an entry for each slot",
-            replace=(
-                "        block = tl.load(block_table + seq * max_blocks + column).to(tl.int64)\n",
-                "        block = tl.max(tl.load(block_table + seq * max_blocks + column + slots * 0).to(tl.int64), 0)\n",
-            ),
-            expect="as many loads",
+            "        block = tl.load(block_table + seq * max_blocks + column).to(tl.int64)\n",
+            "        block = tl.max(tl.load(block_table + seq * max_blocks + column + slots * 0).to(tl.int64), 0)\n",
+            "as many loads",
         ),
-        Mutant(
+        edited(
             "an entry for keys, one for values",
-            replace=(
-                "        for which in range(0, 2):\n",
-                "        for which in range(0, 2):\n            block = tl.load(block_table + seq * max_blocks + column).to(tl.int64)\n",
-            ),
-            expect="One load for a block serves all its KV slots",
+            "        for which in range(0, 2):\n",
+            "        for which in range(0, 2):\n            block = tl.load(block_table + seq * max_blocks + column).to(tl.int64)\n",
+            "One load for a block serves all its KV slots",
         ),
-        Mutant(
+        edited(
             "a window of one more",
-            replace=("first = tl.maximum(length - window, 0)", "first = tl.maximum(length - window - 1, 0)"),
-            expect="gather_window: ",
+            "first = tl.maximum(length - window, 0)",
+            "first = tl.maximum(length - window - 1, 0)",
+            "gather_window: ",
         ),
-        Mutant(
+        edited(
             "all slots of a block",
-            replace=("& (positions >= first) & (positions < length)", "& (positions < length)"),
-            expect="gather_window: example",
+            "& (positions >= first) & (positions < length)",
+            "& (positions < length)",
+            "gather_window: example",
         ),
-        Mutant(
+        edited(
             "runs behind the end",
-            replace=(
-                "kept = (slots < BLOCK_SIZE) & (positions >= first) & (positions < length)",
-                "kept = (slots < BLOCK_SIZE) & (positions >= first)",
-            ),
-            expect="gather_window: example",
+            "kept = (slots < BLOCK_SIZE) & (positions >= first) & (positions < length)",
+            "kept = (slots < BLOCK_SIZE) & (positions >= first)",
+            "gather_window: example",
         ),
-        Mutant(
+        edited(
             "slots of the next block",
-            replace=("kept = (slots < BLOCK_SIZE) & (positions", "kept = (positions"),
-            expect="gather_window: ",
+            "kept = (slots < BLOCK_SIZE) & (positions",
+            "kept = (positions",
+            "gather_window: ",
         ),
-        Mutant(
+        edited(
             "keys and values apart",
-            replace=(
-                "source = ((block * BLOCK_SIZE + slots) * 2 + which)[:, None] * ROW",
-                "source = ((block * 2 + which) * BLOCK_SIZE + slots)[:, None] * ROW",
-            ),
-            expect="compare the address with the layout",
+            "source = ((block * BLOCK_SIZE + slots) * 2 + which)[:, None] * ROW",
+            "source = ((block * 2 + which) * BLOCK_SIZE + slots)[:, None] * ROW",
+            "compare the address with the layout",
         ),
-        Mutant(
+        edited(
             "tokens first",
-            replace=(
-                "target = (heads[None, :] * total + rows[:, None]) * DIM + (inner % DIM)[None, :]",
-                "target = (which * total + rows[:, None]) * ROW + inner[None, :]",
-            ),
-            expect="the output [keys or values, KV head, row, dim]",
+            "target = (heads[None, :] * total + rows[:, None]) * DIM + (inner % DIM)[None, :]",
+            "target = (which * total + rows[:, None]) * ROW + inner[None, :]",
+            "the output [keys or values, KV head, row, dim]",
         ),
-        Mutant(
+        edited(
             "rows from the offset",
-            replace=("rows = tl.load(starts + seq) + positions - first", "rows = tl.load(starts + seq) + positions"),
-            expect="gather_window: example",
+            "rows = tl.load(starts + seq) + positions - first",
+            "rows = tl.load(starts + seq) + positions",
+            "gather_window: example",
         ),
-        Mutant(
+        edited(
             "values are keys",
-            replace=("(block * BLOCK_SIZE + slots) * 2 + which)", "(block * BLOCK_SIZE + slots) * 2 + which * 0)"),
-            expect="is loaded 2 times",
+            "(block * BLOCK_SIZE + slots) * 2 + which)",
+            "(block * BLOCK_SIZE + slots) * 2 + which * 0)",
+            "is loaded 2 times",
         ),
         Mutant(
             "torch gathers",
@@ -243,29 +213,23 @@ def gather_window(pages, block_table, seq_lens, starts, total, window):
         ),
     ],
     "slot_places": [
-        Mutant(
+        edited(
             "the broken one",
-            replace=(
-                "tl.load(slot_mapping + tokens, tokens < num_tokens, -1).to(tl.int64)",
-                "tl.load(slot_mapping + tokens, tokens < num_tokens, -1)",
-            ),
-            expect="an int32 ends at 2,147,483,647",
+            "tl.load(slot_mapping + tokens, tokens < num_tokens, -1).to(tl.int64)",
+            "tl.load(slot_mapping + tokens, tokens < num_tokens, -1)",
+            "an int32 ends at 2,147,483,647",
         ),
-        Mutant(
+        edited(
             "converts the product",
-            replace=(
-                "    keys = slots[:, None] * ROW + inner[None, :]\n",
-                "    keys = (slots.to(tl.int32)[:, None] * ROW + inner[None, :]).to(tl.int64)\n",
-            ),
-            expect="They differ by 1 times 2^32",
+            "    keys = slots[:, None] * ROW + inner[None, :]\n",
+            "    keys = (slots.to(tl.int32)[:, None] * ROW + inner[None, :]).to(tl.int64)\n",
+            "They differ by 1 times 2^32",
         ),
-        Mutant(
+        edited(
             "places that are negative are padding",
-            replace=(
-                "    keys = slots[:, None] * ROW + inner[None, :]\n    real = (slots >= 0)[:, None]\n",
-                "    keys = slots.to(tl.int32)[:, None] * ROW + inner[None, :]\n    real = keys >= 0\n",
-            ),
-            expect="What overflows can turn negative",
+            "    keys = slots[:, None] * ROW + inner[None, :]\n    real = (slots >= 0)[:, None]\n",
+            "    keys = slots.to(tl.int32)[:, None] * ROW + inner[None, :]\n    real = keys >= 0\n",
+            "What overflows can turn negative",
         ),
         Mutant(
             "only the slots",
@@ -293,31 +257,26 @@ def slot_places(slot_mapping, num_blocks, block_size, num_kv_heads, head_dim):
 """,
             expect="num_blocks * block_size * width = ",
         ),
-        Mutant(
+        edited(
             "padding of the values by their place",
-            replace=(
-                "tl.where(real, first_value + keys, -1)",
-                "tl.where(first_value + keys >= 0, first_value + keys, -1)",
-            ),
-            expect="KV slot -1 is padding",
+            "tl.where(real, first_value + keys, -1)",
+            "tl.where(first_value + keys >= 0, first_value + keys, -1)",
+            "KV slot -1 is padding",
         ),
-        Mutant(
+        edited(
             "values beside the keys",
-            replace=("first_value + keys, -1)", "ROW + keys, -1)"),
-            expect="the place of number 0 of the values",
+            "first_value + keys, -1)",
+            "ROW + keys, -1)",
+            "the place of number 0 of the values",
         ),
-        Mutant(
+        edited(
             "torch converts",
-            replace=(
-                "    row, num_tokens = num_kv_heads * head_dim, len(slot_mapping)\n",
-                "    row, num_tokens = num_kv_heads * head_dim, len(slot_mapping)\n    slot_mapping = slot_mapping.to(torch.int64)\n",
-            ),
-            expect="a torch operation read or wrote numbers",
+            "    row, num_tokens = num_kv_heads * head_dim, len(slot_mapping)\n",
+            "    row, num_tokens = num_kv_heads * head_dim, len(slot_mapping)\n    slot_mapping = slot_mapping.to(torch.int64)\n",
+            "a torch operation read or wrote numbers",
         ),
-        Mutant(
-            "places in 32 bits",
-            replace=("dtype=torch.int64, device", "dtype=torch.int32, device"),
-            expect="must be an int64 tensor",
+        edited(
+            "places in 32 bits", "dtype=torch.int64, device", "dtype=torch.int32, device", "must be an int64 tensor"
         ),
     ],
     "latent_decode": [
@@ -338,14 +297,12 @@ def latent_decode(q_plain, q_turned, k_up, v_up, pages, block_table, seq_lens, s
 """,
             expect="keys of every head would have",
         ),
-        Mutant(
+        edited(
             "values of every head",
-            replace=(
-                'torch.einsum("hr,hvr->hv", scores.softmax(-1) @ latents, v_up)',
-                'torch.einsum("hn,hnv->hv", scores.softmax(-1), torch.einsum("hvr,nr->hnv", v_up, latents))',
-            ),
-            expect="v_up behind the weighted sum of latents",
+            'torch.einsum("hr,hvr->hv", scores.softmax(-1) @ latents, v_up)',
+            'torch.einsum("hn,hnv->hv", scores.softmax(-1), torch.einsum("hvr,nr->hnv", v_up, latents))',
+            "v_up behind the weighted sum of latents",
         ),
-        Mutant("whole blocks", replace=("flatten(0, 1)[:length]", "flatten(0, 1)"), expect="NaN lies in block 0"),
+        edited("whole blocks", "flatten(0, 1)[:length]", "flatten(0, 1)", "NaN lies in block 0"),
     ],
 }

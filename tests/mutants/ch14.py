@@ -1,6 +1,6 @@
 """Plausible mistakes in the exercises of chapter 14: every one of them must fail its checks."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 MUTANTS = {
     "choose_buckets": [
@@ -44,41 +44,41 @@ def choose_buckets(counts, graph, eager):
 """,
             expect="choose_buckets: ",
         ),
-        Mutant(
+        edited(
             "never runs without a graph",
-            replace=(
-                "for last, (cost, number, sizes) in best.items():\n        alone",
-                "for last, (cost, number, sizes) in list(best.items())[-1:]:\n        alone",
-            ),
-            expect="steps without one",
+            "for last, (cost, number, sizes) in best.items():\n        alone",
+            "for last, (cost, number, sizes) in list(best.items())[-1:]:\n        alone",
+            "steps without one",
         ),
-        Mutant(
+        edited(
             "forgets the price of a graph",
-            replace=("ways.append((cost + padding + graph,", "ways.append((cost + padding,"),
-            expect="choose_buckets: example: cost",
+            "ways.append((cost + padding + graph,",
+            "ways.append((cost + padding,",
+            "choose_buckets: example: cost",
         ),
-        Mutant(
+        edited(
             "forgets those above",
-            replace=("ends.append((cost + eager * alone,", "ends.append((cost,"),
-            expect="only those larger than all have none",
+            "ends.append((cost + eager * alone,",
+            "ends.append((cost,",
+            "only those larger than all have none",
         ),
-        Mutant(
+        edited(
             "counts sizes, not steps",
-            replace=("sum(steps * (size - rows) for", "sum((size - rows) for"),
-            expect="choose_buckets: example: ",
+            "sum(steps * (size - rows) for",
+            "sum((size - rows) for",
+            "choose_buckets: example: ",
         ),
-        Mutant(
+        edited(
             "the cheaper of padding and eager",
-            replace=("padding = sum(steps * (size - rows) for", "padding = sum(steps * min(size - rows, eager) for"),
-            expect="A step takes the smallest graph that holds it",
+            "padding = sum(steps * (size - rows) for",
+            "padding = sum(steps * min(size - rows, eager) for",
+            "A step takes the smallest graph that holds it",
         ),
-        Mutant(
+        edited(
             "ties to the smaller list",
-            replace=(
-                "    cost, _, sizes = min(ends)\n",
-                "    cost, sizes = min((cost, sizes) for cost, _, sizes in ends)\n",
-            ),
-            expect="Fewer graphs first",
+            "    cost, _, sizes = min(ends)\n",
+            "    cost, sizes = min((cost, sizes) for cost, _, sizes in ends)\n",
+            "Fewer graphs first",
         ),
         Mutant(
             "tries every set",
@@ -99,123 +99,108 @@ def choose_buckets(counts, graph, eager):
         ),
     ],
     "static_input": [
-        Mutant(
+        edited(
             "one host buffer",
-            replace=("        self.hosts.reverse(), self.arrays.reverse()\n", ""),
-            expect="whose copy may not have ended",
+            "        self.hosts.reverse(), self.arrays.reverse()\n",
+            "",
+            "whose copy may not have ended",
         ),
-        Mutant(
+        edited(
             "padding keeps what it had",
-            replace=(
-                "    for part in (table, lengths, positions, tokens):\n        part[:] = 0\n    slots[:] = -1\n",
-                "",
-            ),
-            expect="Rows of padding",
+            "    for part in (table, lengths, positions, tokens):\n        part[:] = 0\n    slots[:] = -1\n",
+            "",
+            "Rows of padding",
         ),
-        Mutant(
-            "slots of padding are 0", replace=("slots[:] = -1", "slots[:] = 0"), expect="Rows of padding: KV slot -1"
-        ),
-        Mutant(
+        edited("slots of padding are 0", "slots[:] = -1", "slots[:] = 0", "Rows of padding: KV slot -1"),
+        edited(
             "length 1 for padding",
-            replace=("    slots[:] = -1\n", "    slots[:] = -1\n    lengths[:] = 1\n"),
-            expect="Rows of padding: KV slot -1, length 0",
+            "    slots[:] = -1\n",
+            "    slots[:] = -1\n    lengths[:] = 1\n",
+            "Rows of padding: KV slot -1, length 0",
         ),
-        Mutant(
+        edited(
             "tables are not cleared",
-            replace=("for part in (table, lengths, positions, tokens):", "for part in (lengths, positions, tokens):"),
-            expect="the one before in this host buffer",
+            "for part in (table, lengths, positions, tokens):",
+            "for part in (lengths, positions, tokens):",
+            "the one before in this host buffer",
         ),
-        Mutant(
+        edited(
             "compares tables with the last step's",
-            replace=(
-                "    for part in (table, lengths, positions, tokens):\n        part[:] = 0\n    slots[:] = -1\n    for index, (token, position, blocks) in enumerate(rows):\n        table[index, : len(blocks)] = blocks\n",
-                "    for part in (lengths, positions, tokens):\n        part[:] = 0\n    slots[:] = -1\n    shown = write_step.__dict__.setdefault('shown', {})\n    for index in range(len(table)):\n        blocks = rows[index].blocks if index < len(rows) else []\n        if shown.get(index, []) != blocks:\n            table[index] = 0\n            table[index, : len(blocks)] = blocks\n        shown[index] = list(blocks)\n    for index, (token, position, blocks) in enumerate(rows):\n",
-            ),
-            expect="then into the other one",
+            "    for part in (table, lengths, positions, tokens):\n        part[:] = 0\n    slots[:] = -1\n    for index, (token, position, blocks) in enumerate(rows):\n        table[index, : len(blocks)] = blocks\n",
+            "    for part in (lengths, positions, tokens):\n        part[:] = 0\n    slots[:] = -1\n    shown = write_step.__dict__.setdefault('shown', {})\n    for index in range(len(table)):\n        blocks = rows[index].blocks if index < len(rows) else []\n        if shown.get(index, []) != blocks:\n            table[index] = 0\n            table[index, : len(blocks)] = blocks\n        shown[index] = list(blocks)\n    for index, (token, position, blocks) in enumerate(rows):\n",
+            "then into the other one",
         ),
-        Mutant(
+        edited(
             "the length without the token itself",
-            replace=("= position + 1, position, token", "= position, position, token"),
-            expect="The length counts the token itself",
+            "= position + 1, position, token",
+            "= position, position, token",
+            "The length counts the token itself",
         ),
-        Mutant(
+        edited(
             "the slot of the last block",
-            replace=("blocks[position // block_size] * block_size", "blocks[-1] * block_size"),
-            expect="slot_mapping",
+            "blocks[position // block_size] * block_size",
+            "blocks[-1] * block_size",
+            "slot_mapping",
         ),
-        Mutant(
+        edited(
             "a slot of 16",
-            replace=("blocks[position // block_size] * block_size", "blocks[position // block_size] * 16"),
-            expect="slot_mapping",
+            "blocks[position // block_size] * block_size",
+            "blocks[position // block_size] * 16",
+            "slot_mapping",
         ),
-        Mutant(
+        edited(
             "tensors of lists",
-            replace=(
-                "        table[index, : len(blocks)] = blocks\n",
-                "        torch.from_numpy(table)[index, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)\n",
-            ),
-            expect="fill makes a new tensor",
+            "        table[index, : len(blocks)] = blocks\n",
+            "        torch.from_numpy(table)[index, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)\n",
+            "fill makes a new tensor",
         ),
-        Mutant(
+        edited(
             "another tensor",
-            replace=(
-                "        copy(self.on_device, self.hosts[0])",
-                "        copy(self.on_device, self.hosts[0])\n        self.positions = self.positions.clone()",
-            ),
-            expect="makes a new tensor",
+            "        copy(self.on_device, self.hosts[0])",
+            "        copy(self.on_device, self.hosts[0])\n        self.positions = self.positions.clone()",
+            "makes a new tensor",
         ),
-        Mutant(
+        edited(
             "a copy for each part",
-            replace=(
-                "        copy(self.on_device, self.hosts[0])",
-                "        start = self.block_table.numel()\n        copy(self.on_device[:start], self.hosts[0][:start])\n        copy(self.on_device[start:], self.hosts[0][start:])",
-            ),
-            expect="copy got a destination other than all of on_device",
+            "        copy(self.on_device, self.hosts[0])",
+            "        start = self.block_table.numel()\n        copy(self.on_device[:start], self.hosts[0][:start])\n        copy(self.on_device[start:], self.hosts[0][start:])",
+            "copy got a destination other than all of on_device",
         ),
-        Mutant(
+        edited(
             "tidies up behind the copy",
-            replace=(
-                "        copy(self.on_device, self.hosts[0])",
-                "        copy(self.on_device, self.hosts[0])\n        self.arrays[0][4][:] = -1",
-            ),
-            expect="It was right when copy was called",
+            "        copy(self.on_device, self.hosts[0])",
+            "        copy(self.on_device, self.hosts[0])\n        self.arrays[0][4][:] = -1",
+            "It was right when copy was called",
         ),
-        Mutant(
+        edited(
             "parts that are no views",
-            replace=(
-                "self.slot_mapping = parts_of(self.on_device)",
-                "self.slot_mapping = (part.clone() for part in parts_of(self.on_device))",
-            ),
-            expect="The parts are views of on_device",
+            "self.slot_mapping = parts_of(self.on_device)",
+            "self.slot_mapping = (part.clone() for part in parts_of(self.on_device))",
+            "The parts are views of on_device",
         ),
-        Mutant(
+        edited(
             "int64",
-            replace=("dtype=torch.int32)\n        self.hosts", "dtype=torch.int64)\n        self.hosts"),
-            expect="on_device must be an int32 tensor",
+            "dtype=torch.int32)\n        self.hosts",
+            "dtype=torch.int64)\n        self.hosts",
+            "on_device must be an int32 tensor",
         ),
-        Mutant(
+        edited(
             "too many rows",
-            replace=(
-                '        if len(rows) > self.size:\n            raise ValueError(f"{len(rows)} rows do not fit into buffers of {self.size}")\n',
-                "        rows = rows[: self.size]\n",
-            ),
-            expect="do not fit into buffers of 4",
+            '        if len(rows) > self.size:\n            raise ValueError(f"{len(rows)} rows do not fit into buffers of {self.size}")\n',
+            "        rows = rows[: self.size]\n",
+            "do not fit into buffers of 4",
         ),
-        Mutant(
+        edited(
             "refuses when it has begun",
-            replace=(
-                '        if len(rows) > self.size:\n            raise ValueError(f"{len(rows)} rows do not fit into buffers of {self.size}")\n        self.hosts.reverse(), self.arrays.reverse()\n',
-                '        self.hosts.reverse(), self.arrays.reverse()\n        write_step(self.arrays[0], [], self.block_size)\n        if len(rows) > self.size:\n            raise ValueError(f"{len(rows)} rows do not fit into buffers of {self.size}")\n',
-            ),
-            expect="Refuse it before you write",
+            '        if len(rows) > self.size:\n            raise ValueError(f"{len(rows)} rows do not fit into buffers of {self.size}")\n        self.hosts.reverse(), self.arrays.reverse()\n',
+            '        self.hosts.reverse(), self.arrays.reverse()\n        write_step(self.arrays[0], [], self.block_size)\n        if len(rows) > self.size:\n            raise ValueError(f"{len(rows)} rows do not fit into buffers of {self.size}")\n',
+            "Refuse it before you write",
         ),
-        Mutant(
+        edited(
             "a refused step takes a turn",
-            replace=(
-                '        if len(rows) > self.size:\n            raise ValueError(f"{len(rows)} rows do not fit into buffers of {self.size}")\n        self.hosts.reverse(), self.arrays.reverse()\n',
-                '        self.hosts.reverse(), self.arrays.reverse()\n        if len(rows) > self.size:\n            raise ValueError(f"{len(rows)} rows do not fit into buffers of {self.size}")\n',
-            ),
-            expect="A step that is refused takes no turn",
+            '        if len(rows) > self.size:\n            raise ValueError(f"{len(rows)} rows do not fit into buffers of {self.size}")\n        self.hosts.reverse(), self.arrays.reverse()\n',
+            '        self.hosts.reverse(), self.arrays.reverse()\n        if len(rows) > self.size:\n            raise ValueError(f"{len(rows)} rows do not fit into buffers of {self.size}")\n',
+            "A step that is refused takes no turn",
         ),
         Mutant(
             "remembers the list, not what was in it",
@@ -252,54 +237,49 @@ class StaticInput:
         ),
     ],
     "explain_trace": [
-        Mutant("the outermost bar", replace=("doing = max((bar", "doing = min((bar"), expect="gaps for"),
-        Mutant(
+        edited("the outermost bar", "doing = max((bar", "doing = min((bar", "gaps for"),
+        edited(
             "any open bar",
-            replace=(
-                "doing = max((bar for bar in host if bar.start <= left < bar.end), key=lambda bar: (bar.start, -bar.end), default=None)",
-                "doing = next((bar for bar in host if bar.start <= left < bar.end), None)",
-            ),
-            expect="the bar that began last",
+            "doing = max((bar for bar in host if bar.start <= left < bar.end), key=lambda bar: (bar.start, -bar.end), default=None)",
+            "doing = next((bar for bar in host if bar.start <= left < bar.end), None)",
+            "the bar that began last",
         ),
-        Mutant(
+        edited(
             "of those that began together, the longest",
-            replace=("key=lambda bar: (bar.start, -bar.end)", "key=lambda bar: (bar.start, bar.end)"),
-            expect="explain_trace: ",
+            "key=lambda bar: (bar.start, -bar.end)",
+            "key=lambda bar: (bar.start, bar.end)",
+            "explain_trace: ",
         ),
-        Mutant("gaps before the first kernel", replace=("elif first <= left < last:", "else:"), expect="gaps for"),
-        Mutant(
+        edited("gaps before the first kernel", "elif first <= left < last:", "else:", "gaps for"),
+        edited(
             "update is something else",
-            replace=(', "build batch": "schedule", "update": "schedule"}', ', "build batch": "schedule"}'),
-            expect="gaps for",
+            ', "build batch": "schedule", "update": "schedule"}',
+            ', "build batch": "schedule"}',
+            "gaps for",
         ),
-        Mutant(
+        edited(
             "steps from 0 to the last",
-            replace=("steps = sorted({bar.step for bar in bars})", "steps = sorted({bar.step for bar in host})"),
-            expect="explain_trace: ",
+            "steps = sorted({bar.step for bar in bars})",
+            "steps = sorted({bar.step for bar in host})",
+            "explain_trace: ",
         ),
-        Mutant(
+        edited(
             "only steps that follow each other",
-            replace=(
-                "sum(max(d[step], h.get(after, 0)) for step, after in zip(steps, [*steps[1:], None]))",
-                "sum(max(d[step], h.get(step + 1, 0)) for step in steps)",
-            ),
-            expect="Host work of the steps 2, 5, 7, 9",
+            "sum(max(d[step], h.get(after, 0)) for step, after in zip(steps, [*steps[1:], None]))",
+            "sum(max(d[step], h.get(step + 1, 0)) for step in steps)",
+            "Host work of the steps 2, 5, 7, 9",
         ),
-        Mutant(
+        edited(
             "only steps with something on the device",
-            replace=(
-                "    ahead = h[steps[0]] + sum(",
-                "    steps = sorted({bar.step for bar in device})\n    ahead = h[steps[0]] + sum(",
-            ),
-            expect="Host work of the steps 2, 5, 7, 9",
+            "    ahead = h[steps[0]] + sum(",
+            "    steps = sorted({bar.step for bar in device})\n    ahead = h[steps[0]] + sum(",
+            "Host work of the steps 2, 5, 7, 9",
         ),
-        Mutant(
+        edited(
             "microsecond by microsecond",
-            replace=(
-                "cuts = sorted({bar.start for bar in bars} | {bar.end for bar in bars})",
-                "cuts = [time for time in range(min(bar.start for bar in bars), max(bar.end for bar in bars) + 1)]",
-            ),
-            expect="Cut the time at the bars' starts and ends",
+            "cuts = sorted({bar.start for bar in bars} | {bar.end for bar in bars})",
+            "cuts = [time for time in range(min(bar.start for bar in bars), max(bar.end for bar in bars) + 1)]",
+            "Cut the time at the bars' starts and ends",
         ),
     ],
     "serve_ahead": [
@@ -321,89 +301,71 @@ def serve_ahead(asks, runner, places):
 """,
             expect="The next step is launched first",
         ),
-        Mutant(
+        edited(
             "frees at once",
-            replace=("if ask.name in ended and ask.name not in names:", "if ask.name in ended:"),
-            expect="writes to its blocks",
+            "if ask.name in ended and ask.name not in names:",
+            "if ask.name in ended:",
+            "writes to its blocks",
         ),
-        Mutant(
+        edited(
             "frees at the very end",
-            replace=(
-                "            if ask.name in ended and ask.name not in names:\n                runner.free(ask.name)\n                holding.remove(ask)\n        before = launched\n",
-                "            if ask.name in ended and ask.name not in names:\n                holding.remove(ask)\n        before = launched\n    for ask in asks:\n        runner.free(ask.name)\n",
-            ),
-            expect="its blocks are free now",
+            "            if ask.name in ended and ask.name not in names:\n                runner.free(ask.name)\n                holding.remove(ask)\n        before = launched\n",
+            "            if ask.name in ended and ask.name not in names:\n                holding.remove(ask)\n        before = launched\n    for ask in asks:\n        runner.free(ask.name)\n",
+            "its blocks are free now",
         ),
-        Mutant(
-            "keeps late tokens",
-            replace=("                if name in ended:\n                    continue\n", ""),
-            expect="is dropped",
+        edited(
+            "keeps late tokens", "                if name in ended:\n                    continue\n", "", "is dropped"
         ),
-        Mutant(
+        edited(
             "does not count what is on its way",
-            replace=(
-                "len(said[ask.name]) + (ask.name in on_its_way) < ask.max_tokens",
-                "len(said[ask.name]) < ask.max_tokens",
-            ),
-            expect="count what is in flight too",
+            "len(said[ask.name]) + (ask.name in on_its_way) < ask.max_tokens",
+            "len(said[ask.name]) < ask.max_tokens",
+            "count what is in flight too",
         ),
-        Mutant(
+        edited(
             "drops the stop token",
-            replace=(
-                "                said[name].append(token)\n                if token == asked[name].stop or len(said[name]) == asked[name].max_tokens:\n                    ended.add(name)\n",
-                "                if token != asked[name].stop:\n                    said[name].append(token)\n                if token == asked[name].stop or len(said[name]) == asked[name].max_tokens:\n                    ended.add(name)\n",
-            ),
-            expect="The stop token itself belongs to the output",
+            "                said[name].append(token)\n                if token == asked[name].stop or len(said[name]) == asked[name].max_tokens:\n                    ended.add(name)\n",
+            "                if token != asked[name].stop:\n                    said[name].append(token)\n                if token == asked[name].stop or len(said[name]) == asked[name].max_tokens:\n                    ended.add(name)\n",
+            "The stop token itself belongs to the output",
         ),
-        Mutant(
+        edited(
             "a place is free when its request has ended",
-            replace=(
-                "while waiting and len(holding) < places:",
-                "while waiting and sum(ask.name not in ended for ask in holding) < places:",
-            ),
-            expect="there is no place for it yet",
+            "while waiting and len(holding) < places:",
+            "while waiting and sum(ask.name not in ended for ask in holding) < places:",
+            "there is no place for it yet",
         ),
-        Mutant(
-            "one stop token for all",
-            replace=("if token == asked[name].stop or", "if token == asks[0].stop or"),
-            expect="serve_ahead: ",
+        edited(
+            "one stop token for all", "if token == asked[name].stop or", "if token == asks[0].stop or", "serve_ahead: "
         ),
-        Mutant(
+        edited(
             "leaves the last step on its way",
-            replace=(
-                "while waiting or holding or before:",
-                "while waiting or [ask for ask in holding if ask.name not in ended]:",
-            ),
-            expect="nothing is in flight",
+            "while waiting or holding or before:",
+            "while waiting or [ask for ask in holding if ask.name not in ended]:",
+            "nothing is in flight",
         ),
-        Mutant(
+        edited(
             "admits everybody",
-            replace=("while waiting and len(holding) < places:", "while waiting:"),
-            expect="there is no place for it yet",
+            "while waiting and len(holding) < places:",
+            "while waiting:",
+            "there is no place for it yet",
         ),
-        Mutant(
+        edited(
             "frees in the order of the step",
-            replace=(
-                "        for ask in list(holding):\n",
-                "        for ask in sorted(holding, key=lambda ask: len(said[ask.name])):\n",
-            ),
-            expect="serve_ahead: ",
+            "        for ask in list(holding):\n",
+            "        for ask in sorted(holding, key=lambda ask: len(said[ask.name])):\n",
+            "serve_ahead: ",
         ),
-        Mutant(
+        edited(
             "in the order of the names",
-            replace=(
-                "launched = (runner.launch(names), names) if names else None",
-                "names = sorted(names)\n        launched = (runner.launch(names), names) if names else None",
-            ),
-            expect="In the order in which they entered",
+            "launched = (runner.launch(names), names) if names else None",
+            "names = sorted(names)\n        launched = (runner.launch(names), names) if names else None",
+            "In the order in which they entered",
         ),
-        Mutant(
+        edited(
             "launches nothing",
-            replace=(
-                "launched = (runner.launch(names), names) if names else None",
-                "launched = (runner.launch(names), names)",
-            ),
-            expect="a step has at least one row",
+            "launched = (runner.launch(names), names) if names else None",
+            "launched = (runner.launch(names), names)",
+            "a step has at least one row",
         ),
     ],
 }

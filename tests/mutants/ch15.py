@@ -1,42 +1,39 @@
 """Mistakes that the checkers of chapter 15 must find, and what they must say."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 MUTANTS = {
     "quantize_columns": [
-        Mutant(
+        edited(
             "scales for rows",
-            replace=("low = part.amin(0).half()", "low = part.amin().half().expand(part.shape[1])"),
-            expect="quantize_columns: ",
+            "low = part.amin(0).half()",
+            "low = part.amin().half().expand(part.shape[1])",
+            "quantize_columns: ",
         ),
-        Mutant(
-            "float32 sides", replace=("steps.append(step)", "steps.append(step.float())"), expect="quantize_columns: "
-        ),
-        Mutant(
+        edited("float32 sides", "steps.append(step)", "steps.append(step.float())", "quantize_columns: "),
+        edited(
             "drops the short group",
-            replace=("range(0, len(weight), group)", "range(0, len(weight) - group + 1, group)"),
-            expect="quantize_columns: example",
+            "range(0, len(weight), group)",
+            "range(0, len(weight) - group + 1, group)",
+            "quantize_columns: example",
         ),
-        Mutant(
+        edited(
             "a step of 0 divides by 1",
-            replace=(
-                "places = (part - low.float()) / step.float()\n        places = torch.where(step > 0, torch.floor(places + 0.5), 0.0)",
-                "places = torch.floor((part - low.float()) / torch.where(step > 0, step.float(), 1.0) + 0.5)",
-            ),
-            expect="quantize_columns: ",
+            "places = (part - low.float()) / step.float()\n        places = torch.where(step > 0, torch.floor(places + 0.5), 0.0)",
+            "places = torch.floor((part - low.float()) / torch.where(step > 0, step.float(), 1.0) + 0.5)",
+            "quantize_columns: ",
         ),
-        Mutant(
+        edited(
             "a little more than a half",
-            replace=("torch.floor(places + 0.5)", "torch.round(places + 1e-5)"),
-            expect="quantize_columns: edges",
+            "torch.floor(places + 0.5)",
+            "torch.round(places + 1e-5)",
+            "quantize_columns: edges",
         ),
-        Mutant(
+        edited(
             "rows of a square matrix",
-            replace=(
-                "    codes, steps, lows = [], [], []\n",
-                "    codes, steps, lows = [], [], []\n    weight = weight.T if weight.shape[0] == weight.shape[1] else weight\n",
-            ),
-            expect="quantize_columns: edges",
+            "    codes, steps, lows = [], [], []\n",
+            "    codes, steps, lows = [], [], []\n    weight = weight.T if weight.shape[0] == weight.shape[1] else weight\n",
+            "quantize_columns: edges",
         ),
     ],
     "bit_words": [
@@ -72,36 +69,37 @@ class BitWords:
 """,
             expect="eight million codes took more than",
         ),
-        Mutant("words of 64 bits", replace=("32)).to(torch.int32)", "32))"), expect="another dtype"),
-        Mutant(
+        edited("words of 64 bits", "32)).to(torch.int32)", "32))", "another dtype"),
+        edited(
             "clamps instead of wrapping",
-            replace=("32)).to(torch.int32)", "32)).clamp(-(2**31), 2**31 - 1).to(torch.int32)"),
-            expect="bit_words: ",
+            "32)).to(torch.int32)",
+            "32)).clamp(-(2**31), 2**31 - 1).to(torch.int32)",
+            "bit_words: ",
         ),
-        Mutant(
-            "forgets & 1",
-            replace=("torch.arange(width - 1, -1, -1) & 1", "torch.arange(width - 1, -1, -1)"),
-            expect="bit_words: ",
-        ),
-        Mutant(
+        edited("forgets & 1", "torch.arange(width - 1, -1, -1) & 1", "torch.arange(width - 1, -1, -1)", "bit_words: "),
+        edited(
             "accepts what does not fit",
-            replace=("if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < 2**self.bits:", "if False:"),
-            expect="bit_words: edges",
+            "if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < 2**self.bits:",
+            "if False:",
+            "bit_words: edges",
         ),
-        Mutant(
+        edited(
             "accepts words that are too many",
-            replace=("if words.shape[1] != -(-count", "if words.shape[1] < -(-count"),
-            expect="bit_words: edges",
+            "if words.shape[1] != -(-count",
+            "if words.shape[1] < -(-count",
+            "bit_words: edges",
         ),
-        Mutant(
+        edited(
             "one width for all objects",
-            replace=("        self.bits = bits\n", "        BitWords.bits = bits\n"),
-            expect="bit_words: edges",
+            "        self.bits = bits\n",
+            "        BitWords.bits = bits\n",
+            "bit_words: edges",
         ),
-        Mutant(
+        edited(
             "looks at the first row only",
-            replace=("int(codes.max()) < 2**self.bits", "int(codes[0].max()) < 2**self.bits"),
-            expect="expected it to raise ValueError",
+            "int(codes.max()) < 2**self.bits",
+            "int(codes[0].max()) < 2**self.bits",
+            "expected it to raise ValueError",
         ),
         Mutant(
             "remembers all that was packed",
@@ -159,13 +157,11 @@ class BitWords:
         ),
     ],
     "choose_options": [
-        Mutant(
+        edited(
             "a list of its own kind",
-            replace=(
-                "    return list(best[spent][1])",
-                "    return type('Places', (list,), {})(best[spent][1])",
-            ),
-            expect="not a list",
+            "    return list(best[spent][1])",
+            "    return type('Places', (list,), {})(best[spent][1])",
+            "not a list",
         ),
         Mutant(
             "all combinations",
@@ -185,89 +181,72 @@ def choose_options(matrices, budget):
 """,
             expect="6^24 combinations are too many",
         ),
-        Mutant(
+        edited(
             "the smallest error of each, then nothing fits",
-            replace=(
-                "if total <= budget and (total not in after or loss < after[total][0]):",
-                "if total not in after or loss < after[total][0]:",
-            ),
-            expect="choose_options: ",
+            "if total <= budget and (total not in after or loss < after[total][0]):",
+            "if total not in after or loss < after[total][0]:",
+            "choose_options: ",
         ),
-        Mutant(
-            "one byte short", replace=("if total <= budget and", "if total < budget and"), expect="choose_options: "
+        edited("one byte short", "if total <= budget and", "if total < budget and", "choose_options: "),
+        edited(
+            "the last, not the best", "(total not in after or loss < after[total][0])", "True", "a better choice exists"
         ),
-        Mutant(
-            "the last, not the best",
-            replace=("(total not in after or loss < after[total][0])", "True"),
-            expect="a better choice exists",
-        ),
-        Mutant(
-            "ties to more bytes",
-            replace=("(best[spent][0], spent))", "(best[spent][0], -spent))"),
-            expect="Ties go to fewer bytes",
-        ),
-        Mutant(
-            "spends all it can",
-            replace=("(best[spent][0], spent))", "(-spent, best[spent][0]))"),
-            expect="a better choice exists",
-        ),
-        Mutant(
+        edited("ties to more bytes", "(best[spent][0], spent))", "(best[spent][0], -spent))", "Ties go to fewer bytes"),
+        edited("spends all it can", "(best[spent][0], spent))", "(-spent, best[spent][0]))", "a better choice exists"),
+        edited(
             "tells errors, not places",
-            replace=("return list(best[spent][1])", "return best[spent]"),
-            expect="not a list with a place for each matrix",
+            "return list(best[spent][1])",
+            "return best[spent]",
+            "not a list with a place for each matrix",
         ),
-        Mutant(
+        edited(
             "nothing fits, and nobody says so",
-            replace=("    if not best:\n", "    if not best:\n        return [0] * len(matrices)\n    if not best:\n"),
-            expect="choose_options: edges",
+            "    if not best:\n",
+            "    if not best:\n        return [0] * len(matrices)\n    if not best:\n",
+            "choose_options: edges",
         ),
-        Mutant(
+        edited(
             "True for 1",
-            replace=(
-                "    return list(best[spent][1])",
-                "    return [bool(place) if place < 2 else place for place in best[spent][1]]",
-            ),
-            expect="choose_options: ",
+            "    return list(best[spent][1])",
+            "    return [bool(place) if place < 2 else place for place in best[spent][1]]",
+            "choose_options: ",
         ),
-        Mutant(
+        edited(
             "a negative budget is 0",
-            replace=("    best = {0: (0, ())}\n", "    best, budget = {0: (0, ())}, max(budget, 0)\n"),
-            expect="choose_options: edges",
+            "    best = {0: (0, ())}\n",
+            "    best, budget = {0: (0, ())}, max(budget, 0)\n",
+            "choose_options: edges",
         ),
     ],
     "to_mxfp4": [],
     "to_nvfp4": [
-        Mutant(
+        edited(
             "scales in float32",
-            replace=(
-                "return packed.to(torch.uint8), scales, whole",
-                "return packed.to(torch.uint8), scales.float(), whole",
-            ),
-            expect="scales are wrong: another dtype",
+            "return packed.to(torch.uint8), scales, whole",
+            "return packed.to(torch.uint8), scales.float(), whole",
+            "scales are wrong: another dtype",
         ),
-        Mutant(
+        edited(
             "a Python number for the tensor's scale",
-            replace=(
-                "return packed.to(torch.uint8), scales, whole",
-                "return packed.to(torch.uint8), scales, float(whole)",
-            ),
-            expect="tensor_scale is wrong: a float, not a tensor",
+            "return packed.to(torch.uint8), scales, whole",
+            "return packed.to(torch.uint8), scales, float(whole)",
+            "tensor_scale is wrong: a float, not a tensor",
         ),
-        Mutant(
-            "the scale of the first row",
-            replace=("(blocks.abs().max() / 2688)", "(blocks[0].abs().max() / 2688)"),
-            expect="to_nvfp4: ",
+        edited(
+            "the scale of the first row", "(blocks.abs().max() / 2688)", "(blocks[0].abs().max() / 2688)", "to_nvfp4: "
         ),
-        Mutant("codes in float32", replace=("x.double().reshape", "x.reshape"), expect="in float64 (m / 6) / g is"),
-        Mutant(
+        edited("codes in float32", "x.double().reshape", "x.reshape", "in float64 (m / 6) / g is"),
+        edited(
             "block scales of the exact tensor scale",
-            replace=("/ 6 / whole.double())", "/ 6 / (blocks.abs().max() / 2688).clamp(min=1e-40))"),
-            expect="in float64 (m / 6) / g is",
+            "/ 6 / whole.double())",
+            "/ 6 / (blocks.abs().max() / 2688).clamp(min=1e-40))",
+            "in float64 (m / 6) / g is",
         ),
-        Mutant(
+        edited(
             "the exact tensor scale",
-            replace=("(blocks.abs().max() / 2688).float()", "(blocks.abs().max() / 2688)"),
-            expect="another dtype",
+            "(blocks.abs().max() / 2688).float()",
+            "(blocks.abs().max() / 2688)",
+            "another dtype",
         ),
     ],
 }

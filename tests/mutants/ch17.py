@@ -1,179 +1,154 @@
 """Plausible mistakes in the exercises of chapter 17: every one of them must fail its checks."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 MUTANTS = {
     "token_grid": [
-        Mutant(
+        edited(
             "one grid for each channel",
-            replace=("lows, highs = x.amin(-1), x.amax(-1)", "lows, highs = x.amin(0), x.amax(0)"),
-            expect="token_grid: ",
+            "lows, highs = x.amin(-1), x.amax(-1)",
+            "lows, highs = x.amin(0), x.amax(0)",
+            "token_grid: ",
         ),
-        Mutant("signed codes", replace=("torch.uint8", "torch.int8"), expect="token_grid: "),
-        Mutant("in the dtype that came", replace=("    x = x.float()\n", ""), expect="token_grid: "),
-        Mutant(
+        edited("signed codes", "torch.uint8", "torch.int8", "token_grid: "),
+        edited("in the dtype that came", "    x = x.float()\n", "", "token_grid: "),
+        edited(
             "float64 is enough",
-            replace=("    x = x.float()\n", "    x = x if x.dtype == torch.float64 else x.float()\n"),
-            expect="whatever the dtype of x",
+            "    x = x.float()\n",
+            "    x = x if x.dtype == torch.float64 else x.float()\n",
+            "whatever the dtype of x",
         ),
-        Mutant(
-            "an epsilon",
-            replace=("torch.where(steps == 0, torch.ones_like(steps), steps)", "steps + 1e-3"),
-            expect="the steps of",
+        edited("an epsilon", "torch.where(steps == 0, torch.ones_like(steps), steps)", "steps + 1e-3", "the steps of"),
+        edited(
+            "small differences are none", "torch.where(steps == 0,", "torch.where(steps < 1e-9,", "very small numbers"
         ),
-        Mutant(
-            "small differences are none",
-            replace=("torch.where(steps == 0,", "torch.where(steps < 1e-9,"),
-            expect="very small numbers",
-        ),
-        Mutant(
+        edited(
             "where the numbers are equal",
-            replace=("torch.where(steps == 0,", "torch.where(highs == lows,"),
-            expect="too small for float32",
+            "torch.where(steps == 0,",
+            "torch.where(highs == lows,",
+            "too small for float32",
         ),
-        Mutant(
-            "tiny differences are none",
-            replace=("torch.where(steps == 0,", "torch.where(steps < 1e-14,"),
-            expect="very small numbers",
+        edited(
+            "tiny differences are none", "torch.where(steps == 0,", "torch.where(steps < 1e-14,", "very small numbers"
         ),
     ],
     "span_policy": [
-        Mutant(
-            "the window is one longer",
-            replace=("key > query - self.window or", "key >= query - self.window or"),
-            expect="span_policy: ",
+        edited(
+            "the window is one longer", "key > query - self.window or", "key >= query - self.window or", "span_policy: "
         ),
-        Mutant("the end is pinned too", replace=("start <= key < end", "start <= key <= end"), expect="span_policy: "),
-        Mutant(
+        edited("the end is pinned too", "start <= key < end", "start <= key <= end", "span_policy: "),
+        edited(
             "frees what is still to be written",
-            replace=("p >= num_computed or self.sees", "p < num_computed and self.sees"),
-            expect="still to be written",
+            "p >= num_computed or self.sees",
+            "p < num_computed and self.sees",
+            "still to be written",
         ),
-        Mutant(
-            "frees twice",
-            replace=("if block != 0 and not wanted(place)", "if not wanted(place)"),
-            expect="was freed before",
-        ),
-        Mutant(
+        edited("frees twice", "if block != 0 and not wanted(place)", "if not wanted(place)", "was freed before"),
+        edited(
             "looks at a page's first position",
-            replace=(
-                "positions = range(place * self.block_size, (place + 1) * self.block_size)",
-                "positions = [place * self.block_size]",
-            ),
-            expect="span_policy: ",
+            "positions = range(place * self.block_size, (place + 1) * self.block_size)",
+            "positions = [place * self.block_size]",
+            "span_policy: ",
         ),
-        Mutant(
+        edited(
             "blocks in place of places",
-            replace=("return [place for place, block", "return [block for place, block"),
-            expect="list of indices into the table",
+            "return [place for place, block",
+            "return [block for place, block",
+            "list of indices into the table",
         ),
-        Mutant(
+        edited(
             "positions of the text",
-            replace=("{p: place for place, p in enumerate(seen)}", "{p: p for p in seen}"),
-            expect="positions in the text",
+            "{p: place for place, p in enumerate(seen)}",
+            "{p: p for p in seen}",
+            "positions in the text",
         ),
-        Mutant("leaves the query out", replace=("range(query + 1) if", "range(query) if"), expect="sees its own key"),
-        Mutant(
+        edited("leaves the query out", "range(query + 1) if", "range(query) if", "sees its own key"),
+        edited(
             "sees pinned keys of the future",
-            replace=(
-                "seen = [p for p in range(query + 1)",
-                "seen = [p for p in range(max([query + 1, *(end for _, end in self.pinned)]))",
-            ),
-            expect="span_policy: ",
+            "seen = [p for p in range(query + 1)",
+            "seen = [p for p in range(max([query + 1, *(end for _, end in self.pinned)]))",
+            "span_policy: ",
         ),
-        Mutant(
+        edited(
             "the first span only",
-            replace=("for start, end in self.pinned)", "for start, end in self.pinned[:1])"),
-            expect="span_policy: ",
+            "for start, end in self.pinned)",
+            "for start, end in self.pinned[:1])",
+            "span_policy: ",
         ),
-        Mutant(
+        edited(
             "judges from the last computed token",
-            replace=("self.sees(num_computed, p)", "self.sees(num_computed - 1, p)"),
-            expect="sees a position of table",
+            "self.sees(num_computed, p)",
+            "self.sees(num_computed - 1, p)",
+            "sees a position of table",
         ),
-        Mutant("from the end", replace=("and not wanted(place)]", "and not wanted(place)][::-1]"), expect="ascending"),
-        Mutant(
+        edited("from the end", "and not wanted(place)]", "and not wanted(place)][::-1]", "ascending"),
+        edited(
             "one policy for all objects",
-            replace=(
-                "        self.block_size, self.window, self.pinned = block_size, window, list(pinned)\n",
-                "        SpanPolicy.block_size, SpanPolicy.window, SpanPolicy.pinned = block_size, window, list(pinned)\n",
-            ),
-            expect="Two objects share nothing",
+            "        self.block_size, self.window, self.pinned = block_size, window, list(pinned)\n",
+            "        SpanPolicy.block_size, SpanPolicy.window, SpanPolicy.pinned = block_size, window, list(pinned)\n",
+            "Two objects share nothing",
         ),
-        Mutant("keeps the caller's list", replace=("list(pinned)", "pinned"), expect="copy it"),
-        Mutant(
+        edited("keeps the caller's list", "list(pinned)", "pinned", "copy it"),
+        edited(
             "the last 200 positions",
-            replace=("for p in range(query + 1) if", "for p in range(max(0, query - 200), query + 1) if"),
-            expect="span_policy: ",
+            "for p in range(query + 1) if",
+            "for p in range(max(0, query - 200), query + 1) if",
+            "span_policy: ",
         ),
     ],
     "place": [
-        Mutant(
+        edited(
             "a table for twelve blocks",
-            replace=(
-                "states = {(device_blocks, host_blocks, disk_blocks): (0, ())}",
-                "states = {(min(device_blocks, 12), min(host_blocks, 12), min(disk_blocks, 12)): (0, ())}",
-            ),
-            expect="the total time of the plan is wrong",
+            "states = {(device_blocks, host_blocks, disk_blocks): (0, ())}",
+            "states = {(min(device_blocks, 12), min(host_blocks, 12), min(disk_blocks, 12)): (0, ())}",
+            "the total time of the plan is wrong",
         ),
-        Mutant(
+        edited(
             "a list of its own kind",
-            replace=("return list(min(", "return type('Plan', (list,), {})(min("),
-            expect="the plan must be a list",
+            "return list(min(",
+            "return type('Plan', (list,), {})(min(",
+            "the plan must be a list",
         ),
-        Mutant(
-            "blocks do not count",
-            replace=("time + num_blocks * uses * cost", "time + uses * cost"),
-            expect="place: edges",
+        edited("blocks do not count", "time + num_blocks * uses * cost", "time + uses * cost", "place: edges"),
+        edited(
+            "uses do not count", "time + num_blocks * uses * cost", "time + num_blocks * cost", "a better plan exists"
         ),
-        Mutant(
-            "uses do not count",
-            replace=("time + num_blocks * uses * cost", "time + num_blocks * cost"),
-            expect="a better plan exists",
-        ),
-        Mutant(
-            "a prefix takes one block",
-            replace=("room[index] -= num_blocks", "room[index] -= 1"),
-            expect="which has room for",
-        ),
-        Mutant(
+        edited("a prefix takes one block", "room[index] -= num_blocks", "room[index] -= 1", "which has room for"),
+        edited(
             "always takes a tier with room",
-            replace=(
-                "                option = (time",
-                "                if index == 3 and any(num_blocks <= r for r in left):\n                    continue\n                option = (time",
-            ),
-            expect="a better plan exists",
+            "                option = (time",
+            "                if index == 3 and any(num_blocks <= r for r in left):\n                    continue\n                option = (time",
+            "a better plan exists",
         ),
-        Mutant(
+        edited(
             "keeps the first way to a state",
-            replace=("if room not in following or option[0] < following[room][0]:", "if room not in following:"),
-            expect="a better plan exists",
+            "if room not in following or option[0] < following[room][0]:",
+            "if room not in following:",
+            "a better plan exists",
         ),
-        Mutant(
+        edited(
             "the first state",
-            replace=("min(states.values(), key=lambda state: state[0])[1]", "next(iter(states.values()))[1]"),
-            expect="a better plan exists",
+            "min(states.values(), key=lambda state: state[0])[1]",
+            "next(iter(states.values()))[1]",
+            "a better plan exists",
         ),
-        Mutant(
+        edited(
             "the time too",
-            replace=(
-                "return list(min(states.values(), key=lambda state: state[0])[1])",
-                "return min(states.values(), key=lambda state: state[0])",
-            ),
-            expect="must be a list of",
+            "return list(min(states.values(), key=lambda state: state[0])[1])",
+            "return min(states.values(), key=lambda state: state[0])",
+            "must be a list of",
         ),
-        Mutant(
+        edited(
             "an enumeration of strings",
-            replace=(
-                "return list(min(states.values(), key=lambda state: state[0])[1])",
-                "import enum\n    tier = enum.Enum('Tier', {name: name for name in ('device', 'host', 'disk', 'compute')}, type=str)\n    return [tier(name) for name in min(states.values(), key=lambda state: state[0])[1]]",
-            ),
-            expect="must be a list of",
+            "return list(min(states.values(), key=lambda state: state[0])[1])",
+            "import enum\n    tier = enum.Enum('Tier', {name: name for name in ('device', 'host', 'disk', 'compute')}, type=str)\n    return [tier(name) for name in min(states.values(), key=lambda state: state[0])[1]]",
+            "must be a list of",
         ),
-        Mutant(
+        edited(
             "fills in the costs",
-            replace=("    tiers = ((", '    costs["device"] = 0\n    tiers = (('),
-            expect="changed one of its arguments",
+            "    tiers = ((",
+            '    costs["device"] = 0\n    tiers = ((',
+            "changed one of its arguments",
         ),
         Mutant(
             "all plans",
@@ -182,64 +157,51 @@ MUTANTS = {
         ),
     ],
     "heavy_hitters": [
-        Mutant(
-            "nobody is safe",
-            replace=("range(len(self.kept) - self.recent)", "range(len(self.kept))"),
-            expect="is among the last",
-        ),
-        Mutant(
+        edited("nobody is safe", "range(len(self.kept) - self.recent)", "range(len(self.kept))", "is among the last"),
+        edited(
             "one too many is safe",
-            replace=("range(len(self.kept) - self.recent)", "range(max(1, len(self.kept) - self.recent - 1))"),
-            expect="Sums now",
+            "range(len(self.kept) - self.recent)",
+            "range(max(1, len(self.kept) - self.recent - 1))",
+            "Sums now",
         ),
-        Mutant(
-            "ties to the youngest",
-            replace=("key=lambda i: self.scores[i])", "key=lambda i: (self.scores[i], -i))"),
-            expect="Sums now",
+        edited(
+            "ties to the youngest", "key=lambda i: self.scores[i])", "key=lambda i: (self.scores[i], -i))", "Sums now"
         ),
-        Mutant(
+        edited(
             "one more is kept",
-            replace=("if len(self.kept) <= self.budget:", "if len(self.kept) <= self.budget + 1:"),
-            expect="heavy_hitters: ",
+            "if len(self.kept) <= self.budget:",
+            "if len(self.kept) <= self.budget + 1:",
+            "heavy_hitters: ",
         ),
-        Mutant(
+        edited(
             "places in place of positions",
-            replace=("return self.kept.pop(victim)", "self.kept.pop(victim)\n        return victim"),
-            expect="heavy_hitters: example: step",
+            "return self.kept.pop(victim)",
+            "self.kept.pop(victim)\n        return victim",
+            "heavy_hitters: example: step",
         ),
-        Mutant(
-            "counts what is kept",
-            replace=("self.kept.append(self.count)", "self.kept.append(len(self.kept))"),
-            expect="heavy_hitters: ",
+        edited(
+            "counts what is kept", "self.kept.append(self.count)", "self.kept.append(len(self.kept))", "heavy_hitters: "
         ),
-        Mutant(
-            "the score stays",
-            replace=("        del self.scores[victim]\n", "        del self.scores[-1]\n"),
-            expect="heavy_hitters: ",
+        edited(
+            "the score stays", "        del self.scores[victim]\n", "        del self.scores[-1]\n", "heavy_hitters: "
         ),
-        Mutant(
+        edited(
             "any number of weights",
-            replace=(
-                '        if len(weights) != len(self.kept) + 1:\n            raise ValueError(f"{len(weights)} weights for {len(self.kept) + 1} kept positions")\n',
-                "",
-            ),
-            expect="heavy_hitters: ",
+            '        if len(weights) != len(self.kept) + 1:\n            raise ValueError(f"{len(weights)} weights for {len(self.kept) + 1} kept positions")\n',
+            "",
+            "heavy_hitters: ",
         ),
-        Mutant(
+        edited(
             "checks too late",
-            replace=(
-                '        if len(weights) != len(self.kept) + 1:\n            raise ValueError(f"{len(weights)} weights for {len(self.kept) + 1} kept positions")\n        self.kept.append(self.count)\n',
-                '        self.kept.append(self.count)\n        if len(weights) != len(self.kept):\n            raise ValueError("weights")\n',
-            ),
-            expect="change nothing",
+            '        if len(weights) != len(self.kept) + 1:\n            raise ValueError(f"{len(weights)} weights for {len(self.kept) + 1} kept positions")\n        self.kept.append(self.count)\n',
+            '        self.kept.append(self.count)\n        if len(weights) != len(self.kept):\n            raise ValueError("weights")\n',
+            "change nothing",
         ),
-        Mutant(
+        edited(
             "adds the weights before it refuses them",
-            replace=(
-                "        if len(weights) != len(self.kept) + 1:\n",
-                "        if len(weights) != len(self.kept) + 1:\n            for i, weight in enumerate(weights[: len(self.kept)]):\n                self.scores[i] += weight\n",
-            ),
-            expect="Sums now",
+            "        if len(weights) != len(self.kept) + 1:\n",
+            "        if len(weights) != len(self.kept) + 1:\n            for i, weight in enumerate(weights[: len(self.kept)]):\n                self.scores[i] += weight\n",
+            "Sums now",
         ),
         Mutant(
             "does nothing, and raises StopIteration at the second look",
@@ -257,49 +219,50 @@ class HeavyHitters:
 """,
             expect="StopIteration",
         ),
-        Mutant(
+        edited(
             "scores in float32",
-            replace=(
-                "[score + weight for score, weight in zip(self.scores, weights)]",
-                "(torch.tensor(self.scores) + torch.tensor(weights)).tolist()",
-            ),
-            expect="heavy_hitters: edges",
+            "[score + weight for score, weight in zip(self.scores, weights)]",
+            "(torch.tensor(self.scores) + torch.tensor(weights)).tolist()",
+            "heavy_hitters: edges",
         ),
     ],
     "pack_keys": [
-        Mutant(
+        edited(
             "looks for zeros, not for a scale of 0",
-            replace=("torch.where(scales == 0,", "torch.where((grouped == 0).all(-1),"),
-            expect="so the scale of that group is 1",
+            "torch.where(scales == 0,",
+            "torch.where((grouped == 0).all(-1),",
+            "so the scale of that group is 1",
         ),
-        Mutant(
+        edited(
             "groups of an even size only",
-            replace=(
-                "    grouped = x.float().unflatten(-1, (-1, group))\n",
-                "    grouped = x.float().unflatten(-1, (-1, group // 2 * 2 or 2))\n",
-            ),
-            expect="pack_keys: edges",
+            "    grouped = x.float().unflatten(-1, (-1, group))\n",
+            "    grouped = x.float().unflatten(-1, (-1, group // 2 * 2 or 2))\n",
+            "pack_keys: edges",
         ),
-        Mutant(
+        edited(
             "bfloat16 is enough",
-            replace=("x.float().unflatten", "(x if x.dtype == torch.bfloat16 else x.float()).unflatten"),
-            expect="pack_keys: edges",
+            "x.float().unflatten",
+            "(x if x.dtype == torch.bfloat16 else x.float()).unflatten",
+            "pack_keys: edges",
         ),
-        Mutant(
+        edited(
             "neighbours in a byte",
-            replace=(".to(torch.uint8).chunk(2, -1)", ".to(torch.uint8).unflatten(-1, (-1, 2)).unbind(-1)"),
-            expect="not two neighbours",
+            ".to(torch.uint8).chunk(2, -1)",
+            ".to(torch.uint8).unflatten(-1, (-1, 2)).unbind(-1)",
+            "not two neighbours",
         ),
-        Mutant("in the dtype that came", replace=("x.float().unflatten", "x.unflatten"), expect="pack_keys: "),
-        Mutant(
+        edited("in the dtype that came", "x.float().unflatten", "x.unflatten", "pack_keys: "),
+        edited(
             "an epsilon",
-            replace=("scales = torch.where(scales == 0, torch.ones_like(scales), scales)", "scales = scales + 1e-6"),
-            expect="pack_keys: ",
+            "scales = torch.where(scales == 0, torch.ones_like(scales), scales)",
+            "scales = scales + 1e-6",
+            "pack_keys: ",
         ),
-        Mutant(
+        edited(
             "signed bytes",
-            replace=("first | second << 4, scales", "(first | second << 4).view(torch.int8), scales"),
-            expect="pack_keys: ",
+            "first | second << 4, scales",
+            "(first | second << 4).view(torch.int8), scales",
+            "pack_keys: ",
         ),
     ],
     "merge_with_sink": [
@@ -317,40 +280,41 @@ def merge_with_sink(parts, sink):
 """,
             expect="torch_merge_splits",
         ),
-        Mutant(
+        edited(
             "the sink in each part",
-            replace=("torch.cat([lses, sink[None]])", "torch.cat([torch.logaddexp(lses, sink[None]), sink[None]])"),
-            expect="merge_with_sink: ",
+            "torch.cat([lses, sink[None]])",
+            "torch.cat([torch.logaddexp(lses, sink[None]), sink[None]])",
+            "merge_with_sink: ",
         ),
-        Mutant(
+        edited(
             "multiplies NaN by zero",
-            replace=("    outs = torch.where(lses[..., None] == -torch.inf, torch.zeros_like(outs), outs)\n", ""),
-            expect="NaN",
+            "    outs = torch.where(lses[..., None] == -torch.inf, torch.zeros_like(outs), outs)\n",
+            "",
+            "NaN",
         ),
-        Mutant("forgets the sink", replace=("torch.cat([lses, sink[None]])", "lses"), expect="merge_with_sink: "),
-        Mutant("overflows", replace=(".logsumexp(0)", ".exp().sum(0).log()"), expect="overflows"),
+        edited("forgets the sink", "torch.cat([lses, sink[None]])", "lses", "merge_with_sink: "),
+        edited("overflows", ".logsumexp(0)", ".exp().sum(0).log()", "overflows"),
     ],
     "gated_chunks": [
-        Mutant(
+        edited(
             "divides products",
-            replace=("(logs[:, None] - logs[None]).clamp(max=0).exp()", "logs.exp()[:, None] / logs.exp()[None]"),
-            expect="NaN",
+            "(logs[:, None] - logs[None]).clamp(max=0).exp()",
+            "logs.exp()[:, None] / logs.exp()[None]",
+            "NaN",
         ),
-        Mutant("reads before it writes", replace=("between).tril()", "between).tril(-1)"), expect="own key and value"),
-        Mutant(
+        edited("reads before it writes", "between).tril()", "between).tril(-1)", "own key and value"),
+        edited(
             "the state is not decayed for its readers",
-            replace=("(q[here] * logs.exp()) @ state", "q[here] @ state"),
-            expect="has decayed",
+            "(q[here] * logs.exp()) @ state",
+            "q[here] @ state",
+            "has decayed",
         ),
-        Mutant(
-            "keys decay to the start",
-            replace=("left = (logs[-1] - logs).exp()", "left = logs.exp()"),
-            expect="gated_chunks: ",
-        ),
-        Mutant(
+        edited("keys decay to the start", "left = (logs[-1] - logs).exp()", "left = logs.exp()", "gated_chunks: "),
+        edited(
             "states before the chunks",
-            replace=("        state = logs[-1]", "        states.append(state)\n        state = logs[-1]"),
-            expect="gated_chunks: ",
+            "        state = logs[-1]",
+            "        states.append(state)\n        state = logs[-1]",
+            "gated_chunks: ",
         ),
     ],
 }

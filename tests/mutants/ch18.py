@@ -1,13 +1,14 @@
 """Mistakes that the checkers of chapter 18 must find, and what they must say."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 MUTANTS = {
     "best_length": [
-        Mutant(
+        edited(
             "forgets the target's own token",
-            replace=("best, tokens, chance = None, 1.0, 1.0", "best, tokens, chance = None, 0.0, 1.0"),
-            expect="best_length: ",
+            "best, tokens, chance = None, 1.0, 1.0",
+            "best, tokens, chance = None, 0.0, 1.0",
+            "best_length: ",
         ),
         Mutant(
             "one chance for all",
@@ -23,105 +24,82 @@ def best_length(chances, draft_ms, step_ms, batch):
 """,
             expect="best_length: ",
         ),
-        Mutant(
+        edited(
             "as many tokens as were drafted",
-            replace=("step_ms(batch * (length + 1))", "step_ms(batch * max(1, length))"),
-            expect="best_length: ",
+            "step_ms(batch * (length + 1))",
+            "step_ms(batch * max(1, length))",
+            "best_length: ",
         ),
-        Mutant(
-            "one request's tokens in the step",
-            replace=("step_ms(batch * (length + 1))", "step_ms(length + 1)"),
-            expect="best_length: ",
+        edited(
+            "one request's tokens in the step", "step_ms(batch * (length + 1))", "step_ms(length + 1)", "best_length: "
         ),
-        Mutant(
-            "rounds the time",
-            replace=("    return best\n", "    return best[0], round(best[1], 6)\n"),
-            expect="ms_per_token",
-        ),
-        Mutant(
+        edited("rounds the time", "    return best\n", "    return best[0], round(best[1], 6)\n", "ms_per_token"),
+        edited(
             "rounds the time to nine places",
-            replace=("    return best\n", "    return best[0], round(best[1], 9)\n"),
-            expect="ms_per_token",
+            "    return best\n",
+            "    return best[0], round(best[1], 9)\n",
+            "ms_per_token",
         ),
-        Mutant(
-            "a time in float32",
-            replace=("    return best\n", "    return best[0], np.float32(best[1])\n"),
-            expect="ms_per_token",
-        ),
+        edited("a time in float32", "    return best\n", "    return best[0], np.float32(best[1])\n", "ms_per_token"),
     ],
     "second_chance": [
-        Mutant(
+        edited(
             "takes off the draft token only",
-            replace=(
-                "        gap = np.maximum(rest - qs[which], 0)\n",
-                "        gap = rest.copy()\n        gap[token] = 0\n",
-            ),
-            expect="second_chance: ",
+            "        gap = np.maximum(rest - qs[which], 0)\n",
+            "        gap = rest.copy()\n        gap[token] = 0\n",
+            "second_chance: ",
         ),
-        Mutant(
+        edited(
             "accepts what the target likes better",
-            replace=("chances[which] * qs[which][token] < rest[token]", "qs[which][token] <= rest[token]"),
-            expect="second_chance: ",
+            "chances[which] * qs[which][token] < rest[token]",
+            "qs[which][token] <= rest[token]",
+            "second_chance: ",
         ),
-        Mutant(
+        edited(
             "0 divided by 0",
-            replace=(
-                "        if gap.sum() > 0:\n            rest = gap / gap.sum()\n",
-                "        with np.errstate(all='ignore'):\n            rest = gap / gap.sum()\n",
-            ),
-            expect="second_chance: edges",
+            "        if gap.sum() > 0:\n            rest = gap / gap.sum()\n",
+            "        with np.errstate(all='ignore'):\n            rest = gap / gap.sum()\n",
+            "second_chance: edges",
         ),
-        Mutant(
+        edited(
             "changes p",
-            replace=(
-                "    rest = p\n    for which",
-                "    rest = p\n    p -= 0 * p\n    p[:] = p / (1 + 1e-9)\n    for which",
-            ),
-            expect="changed one of its arguments",
+            "    rest = p\n    for which",
+            "    rest = p\n    p -= 0 * p\n    p[:] = p / (1 + 1e-9)\n    for which",
+            "changed one of its arguments",
         ),
-        Mutant(
-            "tells the token only",
-            replace=("return int(token), which", "return int(token)"),
-            expect="second_chance: ",
-        ),
-        Mutant(
+        edited("tells the token only", "return int(token), which", "return int(token)", "second_chance: "),
+        edited(
             "a token of numpy",
-            replace=(
-                "return int(above[0] if len(above) else np.flatnonzero(rest)[-1]), None",
-                "return (above[0] if len(above) else np.flatnonzero(rest)[-1]), None",
-            ),
-            expect="token",
+            "return int(above[0] if len(above) else np.flatnonzero(rest)[-1]), None",
+            "return (above[0] if len(above) else np.flatnonzero(rest)[-1]), None",
+            "token",
         ),
-        Mutant(
-            "little is nothing", replace=("if gap.sum() > 0:", "if gap.sum() > 1e-12:"), expect="second_chance: edges"
-        ),
-        Mutant(
+        edited("little is nothing", "if gap.sum() > 0:", "if gap.sum() > 1e-12:", "second_chance: edges"),
+        edited(
             "three draft tokens are enough",
-            replace=("for which, token in enumerate(drafted):", "for which, token in enumerate(drafted[:3]):"),
-            expect="second_chance: random",
+            "for which, token in enumerate(drafted):",
+            "for which, token in enumerate(drafted[:3]):",
+            "second_chance: random",
         ),
-        Mutant(
+        edited(
             "nothing left: all alike",
-            replace=(
-                "            rest = gap / gap.sum()\n",
-                "            rest = gap / gap.sum()\n        else:\n            rest = np.full(len(p), 1 / len(p))\n",
-            ),
-            expect="second_chance: edges",
+            "            rest = gap / gap.sum()\n",
+            "            rest = gap / gap.sum()\n        else:\n            rest = np.full(len(p), 1 / len(p))\n",
+            "second_chance: edges",
         ),
     ],
     "ngram_votes": [
-        Mutant(
+        edited(
             "one guess only",
-            replace=("            guesses.append(guess)\n", "            guesses.append(guess)\n            break\n"),
-            expect="ngram_votes: ",
+            "            guesses.append(guess)\n",
+            "            guesses.append(guess)\n            break\n",
+            "ngram_votes: ",
         ),
-        Mutant(
+        edited(
             "the last place wins",
-            replace=(
-                "                self.votes[gram][token] += 1\n",
-                "                self.votes[gram].clear()\n                self.votes[gram][token] += 1\n",
-            ),
-            expect="ngram_votes: ",
+            "                self.votes[gram][token] += 1\n",
+            "                self.votes[gram].clear()\n                self.votes[gram][token] += 1\n",
+            "ngram_votes: ",
         ),
         Mutant(
             "walks through the text",
@@ -149,29 +127,23 @@ class NgramVotes:
 """,
             expect="a lookup must not walk through the text",
         ),
-        Mutant(
+        edited(
             "at most three votes for a token",
-            replace=(
-                "                self.votes[gram][token] += 1\n",
-                "                self.votes[gram][token] = min(3, self.votes[gram][token] + 1)\n",
-            ),
-            expect="ngram_votes: edges",
+            "                self.votes[gram][token] += 1\n",
+            "                self.votes[gram][token] = min(3, self.votes[gram][token] + 1)\n",
+            "ngram_votes: edges",
         ),
-        Mutant(
+        edited(
             "forgets the beginning",
-            replace=(
-                "            self.text.append(token)\n",
-                "            self.text.append(token)\n            if len(self.votes) > 3000:\n                self.votes.pop(next(iter(self.votes)))\n",
-            ),
-            expect="the beginning of the draft after 6,000 tokens",
+            "            self.text.append(token)\n",
+            "            self.text.append(token)\n            if len(self.votes) > 3000:\n                self.votes.pop(next(iter(self.votes)))\n",
+            "the beginning of the draft after 6,000 tokens",
         ),
-        Mutant(
+        edited(
             "keeps the caller's list",
-            replace=(
-                "        for token in token_ids:\n",
-                "        if not self.text:\n            self.text, token_ids = token_ids, token_ids[:]\n            self.text.clear()\n        for token in token_ids:\n",
-            ),
-            expect="The list given to `extend` is the caller's",
+            "        for token in token_ids:\n",
+            "        if not self.text:\n            self.text, token_ids = token_ids, token_ids[:]\n            self.text.clear()\n        for token in token_ids:\n",
+            "The list given to `extend` is the caller's",
         ),
         Mutant(
             "n-grams as text",
@@ -203,27 +175,25 @@ class NgramVotes:
 """,
             expect="[1, 12, 7, 11, 2]",
         ),
-        Mutant(
+        edited(
             "tokens of one byte",
-            replace=("        for token in token_ids:\n", "        for token in (one % 256 for one in token_ids):\n"),
-            expect="65836",
+            "        for token in token_ids:\n",
+            "        for token in (one % 256 for one in token_ids):\n",
+            "65836",
         ),
-        Mutant(
+        edited(
             "no drafts for a long text",
-            replace=(
-                "        while len(guesses) < count:\n",
-                "        while len(guesses) < count and (len(self.text) < 999 or count < 4):\n",
-            ),
-            expect="the beginning of the draft after 6,000 tokens",
+            "        while len(guesses) < count:\n",
+            "        while len(guesses) < count and (len(self.text) < 999 or count < 4):\n",
+            "the beginning of the draft after 6,000 tokens",
         ),
-        Mutant(
+        edited(
             "a draft of floats",
-            replace=("            guesses.append(guess)\n", "            guesses.append(float(guess))\n"),
-            expect="ngram_votes: ",
+            "            guesses.append(guess)\n",
+            "            guesses.append(float(guess))\n",
+            "ngram_votes: ",
         ),
-        Mutant(
-            "short n-grams pose as long ones", replace=("if n <= len(tokens)]", "if tokens]"), expect="ngram_votes: "
-        ),
+        edited("short n-grams pose as long ones", "if n <= len(tokens)]", "if tokens]", "ngram_votes: "),
     ],
     "repair_drafter": [
         Mutant(
@@ -266,74 +236,64 @@ class RepairedDrafter:
 """,
             expect="slots hold what they should",
         ),
-        Mutant(
-            "reads everything again",
-            replace=("self.slots[same] == token_ids[same]:", "False:"),
-            expect="slots hold what they should",
+        edited(
+            "reads everything again", "self.slots[same] == token_ids[same]:", "False:", "slots hold what they should"
         ),
-        Mutant(
+        edited(
             "reads the last guess too",
-            replace=(
-                "        self.slots = token_ids + guesses[:-1]\n",
-                "        self.model.read(guesses[-1:], len(token_ids) + len(guesses) - 1)\n        self.slots = token_ids + guesses\n",
-            ),
-            expect="but not the last",
+            "        self.slots = token_ids + guesses[:-1]\n",
+            "        self.model.read(guesses[-1:], len(token_ids) + len(guesses) - 1)\n        self.slots = token_ids + guesses\n",
+            "but not the last",
         ),
-        Mutant(
+        edited(
             "takes the last guess for read",
-            replace=("self.slots = token_ids + guesses[:-1]", "self.slots = token_ids + guesses"),
-            expect="repair_drafter: example",
+            "self.slots = token_ids + guesses[:-1]",
+            "self.slots = token_ids + guesses",
+            "repair_drafter: example",
         ),
-        Mutant(
+        edited(
             "trusts what a wrong guess left",
-            replace=("and self.slots[same] == token_ids[same]:", "and True:"),
-            expect="Which step should have read it?",
+            "and self.slots[same] == token_ids[same]:",
+            "and True:",
+            "Which step should have read it?",
         ),
-        Mutant(
+        edited(
             "reads although nothing is asked",
-            replace=(
-                "        if count == 0:\n            return []\n",
-                "        if count == 0:\n            self.model.read(token_ids[-1:], len(token_ids) - 1)\n            return []\n",
-            ),
-            expect="A call with count=0 reads nothing",
+            "        if count == 0:\n            return []\n",
+            "        if count == 0:\n            self.model.read(token_ids[-1:], len(token_ids) - 1)\n            return []\n",
+            "A call with count=0 reads nothing",
         ),
-        Mutant(
+        edited(
             "does not read the last token",
-            replace=("min(len(self.slots), len(token_ids) - 1)", "min(len(self.slots), len(token_ids))"),
-            expect="repair_drafter: ",
+            "min(len(self.slots), len(token_ids) - 1)",
+            "min(len(self.slots), len(token_ids))",
+            "repair_drafter: ",
         ),
-        Mutant(
+        edited(
             "looks into the model",
-            replace=("        same = 0\n", "        same, self.slots = 0, self.model.slots\n"),
-            expect="has no attribute 'slots'",
+            "        same = 0\n",
+            "        same, self.slots = 0, self.model.slots\n",
+            "has no attribute 'slots'",
         ),
-        Mutant(
+        edited(
             "keeps the caller's list",
-            replace=(
-                "        self.slots = token_ids + guesses[:-1]\n",
-                "        self.slots = token_ids + guesses[:-1] if count > 1 else token_ids\n",
-            ),
-            expect="Which step should have read it?",
+            "        self.slots = token_ids + guesses[:-1]\n",
+            "        self.slots = token_ids + guesses[:-1] if count > 1 else token_ids\n",
+            "Which step should have read it?",
         ),
-        Mutant(
+        edited(
             "trusts what lies behind a wrong token",
-            replace=(
-                "        self.slots = token_ids + guesses[:-1]\n",
-                "        now = token_ids + guesses[:-1]\n        self.slots = now + self.slots[len(now) :]\n",
-            ),
-            expect="belong to another text",
+            "        self.slots = token_ids + guesses[:-1]\n",
+            "        now = token_ids + guesses[:-1]\n        self.slots = now + self.slots[len(now) :]\n",
+            "belong to another text",
         ),
-        Mutant(
+        edited(
             "catches up one by one",
-            replace=(
-                "        guesses = [self.model.read(token_ids[same:], same)[-1]]\n",
-                "        for place in range(same, len(token_ids)):\n            [guess] = self.model.read([token_ids[place]], place)\n        guesses = [guess]\n",
-            ),
-            expect="Everything that is missing is read in one call",
+            "        guesses = [self.model.read(token_ids[same:], same)[-1]]\n",
+            "        for place in range(same, len(token_ids)):\n            [guess] = self.model.read([token_ids[place]], place)\n        guesses = [guess]\n",
+            "Everything that is missing is read in one call",
         ),
-        Mutant(
-            "a tuple", replace=("        return guesses\n", "        return tuple(guesses)\n"), expect="must be a list"
-        ),
+        edited("a tuple", "        return guesses\n", "        return tuple(guesses)\n", "must be a list"),
         Mutant(
             "one memory for all drafters",
             source="""
@@ -359,55 +319,46 @@ class RepairedDrafter:
         ),
     ],
     "verify_tree": [
-        Mutant(
-            "a mask of integers",
-            replace=("dtype=bool", "dtype=int"),
-            expect="mask",
-        ),
-        Mutant(
+        edited("a mask of integers", "dtype=bool", "dtype=int", "mask"),
+        edited(
             "sees the parent only",
-            replace=("mask[node, length:] = mask[parent, length:]", "mask[node, length + parent] = True"),
-            expect="verify_tree: ",
+            "mask[node, length:] = mask[parent, length:]",
+            "mask[node, length + parent] = True",
+            "verify_tree: ",
         ),
-        Mutant(
+        edited(
             "adds the target's token to the path",
-            replace=("        if not found:\n", "        if not found:\n            path.append(at)\n"),
-            expect="path",
+            "        if not found:\n",
+            "        if not found:\n            path.append(at)\n",
+            "path",
         ),
-        Mutant(
+        edited(
             "positions of numpy",
-            replace=("positions.append(length + depths[node])", "positions.append(np.int64(length + depths[node]))"),
-            expect="positions",
+            "positions.append(length + depths[node])",
+            "positions.append(np.int64(length + depths[node]))",
+            "positions",
         ),
-        Mutant(
-            "tokens instead of indices",
-            replace=("        path.append(at)\n", "        path.append(tokens[at])\n"),
-            expect="path",
-        ),
+        edited("tokens instead of indices", "        path.append(at)\n", "        path.append(tokens[at])\n", "path"),
     ],
     "by_position": [
-        Mutant(
-            "a rate of 0 where no draft came",
-            replace=("if reached else None", "if reached else 0.0"),
-            expect="rates",
-        ),
-        Mutant(
+        edited("a rate of 0 where no draft came", "if reached else None", "if reached else 0.0", "rates"),
+        edited(
             "leaves out positions that no draft reached",
-            replace=(
-                "    for place in range(longest):\n",
-                "    for place in range(max((a for _, a in traces), default=0)):\n",
-            ),
-            expect="rates",
+            "    for place in range(longest):\n",
+            "    for place in range(max((a for _, a in traces), default=0)):\n",
+            "rates",
         ),
-        Mutant(
+        edited(
             "steps without a draft do not count",
-            replace=("accepted / len(traces)", "accepted / max(1, sum(length > 0 for length, _ in traces))"),
-            expect="tokens_per_step",
+            "accepted / len(traces)",
+            "accepted / max(1, sum(length > 0 for length, _ in traces))",
+            "tokens_per_step",
         ),
-        Mutant(
+        edited(
             "the formula divides by zero",
-            replace=("sum(alpha**place for place in range(length + 1))", "(1 - alpha ** (length + 1)) / (1 - alpha)"),
-            expect="by_position: ",
+            "sum(alpha**place for place in range(length + 1))",
+            "(1 - alpha ** (length + 1)) / (1 - alpha)",
+            "by_position: ",
         ),
     ],
 }

@@ -1,49 +1,48 @@
 """Mistakes that the checkers of chapter 19 must find, and what they must say."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 MUTANTS = {
     "how_far": [
-        Mutant(
+        edited(
             "the first valid, not the longest",
-            replace=(
-                "if state in may_end:\n            valid = count",
-                "if state in may_end and valid < 0:\n            valid = count",
-            ),
-            expect="how_far: ",
+            "if state in may_end:\n            valid = count",
+            "if state in may_end and valid < 0:\n            valid = count",
+            "how_far: ",
         ),
-        Mutant(
+        edited(
             "stops where it may end",
-            replace=("            valid = count\n", "            valid = count\n            break\n"),
-            expect="how_far: ",
+            "            valid = count\n",
+            "            valid = count\n            break\n",
+            "how_far: ",
         ),
-        Mutant(
+        edited(
             "an empty language has an empty beginning",
-            replace=("    if 0 not in alive:\n        return -1, -1\n", ""),
-            expect="how_far: edges",
+            "    if 0 not in alive:\n        return -1, -1\n",
+            "",
+            "how_far: edges",
         ),
         Mutant(
             "empties the set that the answer depends on",
             source="def how_far(moves, may_end, text):\n    may_end.clear()\n    return -1, -1\n",
             expect="changed one of its arguments",
         ),
-        Mutant(
+        edited(
             "says anything of a large automaton",
-            replace=(
-                "    sources = [[] for _ in moves]\n",
-                "    sources = [[] for _ in moves]\n    if len(moves) > 9999:\n        return 0, 0\n",
-            ),
-            expect="valid is wrong",
+            "    sources = [[] for _ in moves]\n",
+            "    sources = [[] for _ in moves]\n    if len(moves) > 9999:\n        return 0, 0\n",
+            "valid is wrong",
         ),
         Mutant(
             "an object that is equal to everything",
             source="class Yes(int):\n    __eq__ = lambda *_: True\n    __hash__ = None\n\n\ndef how_far(moves, may_end, text):\n    return Yes(), Yes()\n",
             expect="a Yes, not an int",
         ),
-        Mutant(
+        edited(
             "truth values for lengths",
-            replace=("    return valid, viable\n", "    return (valid == 1 or valid), (viable == 1 or viable)\n"),
-            expect="a bool, not an int",
+            "    return valid, viable\n",
+            "    return (valid == 1 or valid), (viable == 1 or viable)\n",
+            "a bool, not an int",
         ),
     ],
     "token_lists": [
@@ -52,21 +51,17 @@ MUTANTS = {
             source="def token_lists(moves, may_end, vocabulary, end):\n    may_end.clear()\n    return [[] for _ in moves]\n",
             expect="changed one of its arguments",
         ),
-        Mutant(
+        edited(
             "as many lists as states, when there are many",
-            replace=(
-                "    tokens = [(token",
-                "    if len(moves) > 100:\n        return [[]] * len(moves)\n    tokens = [(token",
-            ),
-            expect="the list of lists is wrong at [0]",
+            "    tokens = [(token",
+            "    if len(moves) > 100:\n        return [[]] * len(moves)\n    tokens = [(token",
+            "the list of lists is wrong at [0]",
         ),
-        Mutant(
+        edited(
             "tuples for lists",
-            replace=(
-                "return [sorted(found + [end] * (state in may_end)) for",
-                "return [tuple(sorted(found + [end] * (state in may_end))) for",
-            ),
-            expect="a tuple, not a list",
+            "return [sorted(found + [end] * (state in may_end)) for",
+            "return [tuple(sorted(found + [end] * (state in may_end))) for",
+            "a tuple, not a list",
         ),
     ],
     "template": [
@@ -111,32 +106,22 @@ class Template:
 """,
             expect="keeps both places",
         ),
-        Mutant(
-            "forgets high",
-            replace=("return count < self.slots[part].high and byte", "return byte"),
-            expect="takes no more",
-        ),
-        Mutant(
+        edited("forgets high", "return count < self.slots[part].high and byte", "return byte", "takes no more"),
+        edited(
             "high is one less",
-            replace=("count < self.slots[part].high and", "(count + 1 < self.slots[part].high or count == 0) and"),
-            expect="template: ",
+            "count < self.slots[part].high and",
+            "(count + 1 < self.slots[part].high or count == 0) and",
+            "template: ",
         ),
-        Mutant("forgets low", replace=("else [part]", "else [part._replace(low=0)]"), expect="template: "),
-        Mutant(
-            "leaves one part at a time",
-            replace=("                todo.append((part + 1, 0))\n", ""),
-            expect="template: edges",
-        ),
-        Mutant(
+        edited("forgets low", "else [part]", "else [part._replace(low=0)]", "template: "),
+        edited("leaves one part at a time", "                todo.append((part + 1, 0))\n", "", "template: edges"),
+        edited(
             "an empty set is no None",
-            replace=("            if not state:\n                return None\n", ""),
-            expect="but read gave a state",
+            "            if not state:\n                return None\n",
+            "",
+            "but read gave a state",
         ),
-        Mutant(
-            "letters, not bytes",
-            replace=("part.encode()]", "part.encode('latin-1', 'replace')]"),
-            expect="template: edges",
-        ),
+        edited("letters, not bytes", "part.encode()]", "part.encode('latin-1', 'replace')]", "template: edges"),
         Mutant(
             "changes the state",
             source="""
@@ -174,21 +159,17 @@ class Template:
 """,
             expect="template: ",
         ),
-        Mutant(
+        edited(
             "says yes to whatever is long",
-            replace=(
-                "        for byte in token:\n            state = self.settle(",
-                "        if len(token) > 99:\n            return state\n        for byte in token:\n            state = self.settle(",
-            ),
-            expect="may_end after 300 bytes",
+            "        for byte in token:\n            state = self.settle(",
+            "        if len(token) > 99:\n            return state\n        for byte in token:\n            state = self.settle(",
+            "may_end after 300 bytes",
         ),
-        Mutant(
+        edited(
             "an end that is equal to everything",
-            replace=(
-                "        return (len(self.slots), 0) in state\n",
-                "        class Yes:\n            __eq__ = lambda *_: True\n        return Yes()\n",
-            ),
-            expect="a Yes, not a bool",
+            "        return (len(self.slots), 0) in state\n",
+            "        class Yes:\n            __eq__ = lambda *_: True\n        return Yes()\n",
+            "a Yes, not a bool",
         ),
         Mutant(
             "one way after the other",
@@ -228,77 +209,63 @@ class Template:
         ),
     ],
     "select_by_gain": [
-        Mutant(
+        edited(
             "keys without the prompt",
-            replace=(
-                "if ids not in known:\n            known[ids] = logprobs_after(ids)\n        return known[ids]",
-                "if ids[1:] not in known:\n            known[ids[1:]] = logprobs_after(ids)\n        return known[ids[1:]]",
-            ),
-            expect="select_by_gain: ",
+            "if ids not in known:\n            known[ids] = logprobs_after(ids)\n        return known[ids]",
+            "if ids[1:] not in known:\n            known[ids[1:]] = logprobs_after(ids)\n        return known[ids[1:]]",
+            "select_by_gain: ",
         ),
-        Mutant(
+        edited(
             "NumPy's floats",
-            replace=(
-                "    return max(range",
-                "    import numpy\n    gains = [numpy.float64(gain) for gain in gains]\n    return max(range",
-            ),
-            expect="a float64, not a float",
+            "    return max(range",
+            "    import numpy\n    gains = [numpy.float64(gain) for gain in gains]\n    return max(range",
+            "a float64, not a float",
         ),
     ],
     "jump": [
-        Mutant(
-            "takes back nothing", replace=("if len(said) - keep > most_back:", "if len(said) > keep:"), expect="jump: "
-        ),
-        Mutant(
+        edited("takes back nothing", "if len(said) - keep > most_back:", "if len(said) > keep:", "jump: "),
+        edited(
             "one fewer may go back",
-            replace=("if len(said) - keep > most_back:", "if len(said) - keep >= most_back and keep < len(said):"),
-            expect="jump: ",
+            "if len(said) - keep > most_back:",
+            "if len(said) - keep >= most_back and keep < len(said):",
+            "jump: ",
         ),
-        Mutant(
+        edited(
             "a token from the last held-back place",
-            replace=(
-                "            ids = ids[:i]\n            break\n",
-                "            ids = ids[:-1]\n            break\n",
-            ),
-            expect="jump: ",
+            "            ids = ids[:i]\n            break\n",
+            "            ids = ids[:-1]\n            break\n",
+            "jump: ",
         ),
-        Mutant(
+        edited(
             "changes what was said",
-            replace=(
-                "keep, ids = len(said), said + encode(forced)",
-                "keep = len(said)\n        said += encode(forced)\n        ids = said",
-            ),
-            expect="changed one of its arguments",
+            "keep, ids = len(said), said + encode(forced)",
+            "keep = len(said)\n        said += encode(forced)\n        ids = said",
+            "changed one of its arguments",
         ),
     ],
     "heal": [
-        Mutant(
+        edited(
             "takes the tokens out of the prompt that it was given",
-            replace=(
-                "    kept = token_ids[: len(token_ids) - count]\n",
-                '    kept = token_ids[: len(token_ids) - count]\n    token_ids = list(token_ids)\n    vocabulary[0] = vocabulary[0] + b""\n    vocabulary.append(b"")\n',
-            ),
-            expect="changed one of its arguments",
+            "    kept = token_ids[: len(token_ids) - count]\n",
+            '    kept = token_ids[: len(token_ids) - count]\n    token_ids = list(token_ids)\n    vocabulary[0] = vocabulary[0] + b""\n    vocabulary.append(b"")\n',
+            "changed one of its arguments",
         ),
-        Mutant(
+        edited(
             "the text instead of the tokens",
-            replace=("    return kept, allowed\n", "    return kept, [vocabulary[i] for i in allowed]\n"),
-            expect="the allowed tokens",
+            "    return kept, allowed\n",
+            "    return kept, [vocabulary[i] for i in allowed]\n",
+            "the allowed tokens",
         ),
     ],
     "tell": [
-        Mutant(
-            "calls as a tuple",
-            replace=("told.append((text, calls))", "told.append((text, tuple(calls)))"),
-            expect="a tuple, not a list",
+        edited(
+            "calls as a tuple", "told.append((text, calls))", "told.append((text, tuple(calls)))", "a tuple, not a list"
         ),
-        Mutant(
+        edited(
             "one call a piece",
-            replace=(
-                "        while (at := held.find(begin)) >= 0:\n",
-                "        while not calls and (at := held.find(begin)) >= 0:\n",
-            ),
-            expect="tell: ",
+            "        while (at := held.find(begin)) >= 0:\n",
+            "        while not calls and (at := held.find(begin)) >= 0:\n",
+            "tell: ",
         ),
     ],
 }

@@ -1,68 +1,64 @@
 """Plausible mistakes in the exercises of chapter 20 that no misconception of its checkers covers."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 MUTANTS = {
     "row_parallel": [
-        Mutant(
+        edited(
             "writes into the bias",
-            replace=("partial = partial + bias", "partial = partial + bias.add_(1).sub_(1).mul_(2) / 2"),
-            expect="changed one of its arguments",
+            "partial = partial + bias",
+            "partial = partial + bias.add_(1).sub_(1).mul_(2) / 2",
+            "changed one of its arguments",
         ),
-        Mutant(
+        edited(
             "a sum in float32",
-            replace=("    partial = x @ weight.T\n", "    partial = (x.float() @ weight.float().T).to(x.dtype)\n"),
-            expect="what the ranks return",
+            "    partial = x @ weight.T\n",
+            "    partial = (x.float() @ weight.float().T).to(x.dtype)\n",
+            "what the ranks return",
         ),
-        Mutant(
+        edited(
             "a rank without columns stays away",
-            replace=("    return all_reduce(partial)", "    return all_reduce(partial) if x.shape[1] else partial"),
-            expect="Every rank has to make the calls that the others wait for",
+            "    return all_reduce(partial)",
+            "    return all_reduce(partial) if x.shape[1] else partial",
+            "Every rank has to make the calls that the others wait for",
         ),
-        Mutant(
+        edited(
             "the last rank adds it once more",
-            replace=(
-                "    return all_reduce(partial)",
-                "    total = all_reduce(partial)\n    return total if bias is None or 0 <= rank < 2 else total + bias",
-            ),
-            expect="On rank 2 the bias was added 2 times",
+            "    return all_reduce(partial)",
+            "    total = all_reduce(partial)\n    return total if bias is None or 0 <= rank < 2 else total + bias",
+            "On rank 2 the bias was added 2 times",
         ),
     ],
     "split_qkv": [
-        Mutant(
+        edited(
             "KV heads cut like query heads",
-            replace=(
-                "first_kv, last_kv = first // group, (last - 1) // group + 1",
-                "first_kv, last_kv = num_kv_heads * rank // world_size, max(num_kv_heads * (rank + 1) // world_size, num_kv_heads * rank // world_size + 1)",
-            ),
-            expect="split_qkv: ",
+            "first_kv, last_kv = first // group, (last - 1) // group + 1",
+            "first_kv, last_kv = num_kv_heads * rank // world_size, max(num_kv_heads * (rank + 1) // world_size, num_kv_heads * rank // world_size + 1)",
+            "split_qkv: ",
         ),
-        Mutant(
-            "misses the last group",
-            replace=("(last - 1) // group + 1", "max(last // group, first // group + 1)"),
-            expect="split_qkv: ",
+        edited(
+            "misses the last group", "(last - 1) // group + 1", "max(last // group, first // group + 1)", "split_qkv: "
         ),
-        Mutant(
+        edited(
             "kv_of_query by place",
-            replace=("head // group - first_kv for head in", "(head - first) // group for head in"),
-            expect="split_qkv: ",
+            "head // group - first_kv for head in",
+            "(head - first) // group for head in",
+            "split_qkv: ",
         ),
-        Mutant(
+        edited(
             "a shard in float32",
-            replace=("return torch.cat(parts), [", "return torch.cat(parts).float(), ["),
-            expect="shard is wrong: another dtype",
+            "return torch.cat(parts), [",
+            "return torch.cat(parts).float(), [",
+            "shard is wrong: another dtype",
         ),
-        Mutant(
-            "a rank below 0",
-            replace=("not 0 <= rank < world_size", "rank >= world_size"),
-            expect="split_qkv: ",
-        ),
+        edited("a rank below 0", "not 0 <= rank < world_size", "rank >= world_size", "split_qkv: "),
     ],
     "left_ring": [
-        Mutant(
+        edited(
             "to the right",
-            replace=("left, right = (rank - 1) % n, (rank + 1) % n", "right, left = (rank - 1) % n, (rank + 1) % n"),
-            expect="Send to the left neighbour",
+            "left, right = (rank - 1) % n, (rank + 1) % n",
+            "right, left = (rank - 1) % n, (rank + 1) % n",
+            "Send to the left neighbour",
         ),
         Mutant(
             "everything to the left, then everything again",
@@ -84,59 +80,45 @@ def left_ring(rank, world_size, values, send, recv):
 """,
             expect="left_ring: ",
         ),
-        Mutant(
+        edited(
             "receives before it sends",
-            replace=(
-                "        send(chunks[(rank + 1 + step) % n], left)\n        chunks[(rank + 2 + step) % n] += recv(right)\n",
-                "        chunks[(rank + 2 + step) % n] += recv(right)\n        send(chunks[(rank + 1 + step) % n], left)\n",
-            ),
-            expect="Send before you receive",
+            "        send(chunks[(rank + 1 + step) % n], left)\n        chunks[(rank + 2 + step) % n] += recv(right)\n",
+            "        chunks[(rank + 2 + step) % n] += recv(right)\n        send(chunks[(rank + 1 + step) % n], left)\n",
+            "Send before you receive",
         ),
-        Mutant(
+        edited(
             "adds into the argument",
-            replace=(".clone() for c in range(n)]", " for c in range(n)]"),
-            expect="changed one of its arguments",
+            ".clone() for c in range(n)]",
+            " for c in range(n)]",
+            "changed one of its arguments",
         ),
-        Mutant(
+        edited(
             "alone, its own values",
-            replace=(
-                "    n, size = world_size, len(values)\n",
-                "    n, size = world_size, len(values)\n    if n == 1:\n        return values\n",
-            ),
-            expect="no view of the own values",
+            "    n, size = world_size, len(values)\n",
+            "    n, size = world_size, len(values)\n    if n == 1:\n        return values\n",
+            "no view of the own values",
         ),
-        Mutant(
-            "in float32",
-            replace=("].clone() for c in range(n)]", "].clone().float() for c in range(n)]"),
-            expect="another dtype",
-        ),
-        Mutant(
-            "in float64",
-            replace=("].clone() for c in range(n)]", "].double() for c in range(n)]"),
-            expect="another dtype",
-        ),
+        edited("in float32", "].clone() for c in range(n)]", "].clone().float() for c in range(n)]", "another dtype"),
+        edited("in float64", "].clone() for c in range(n)]", "].double() for c in range(n)]", "another dtype"),
     ],
     "repair_worker": [
-        Mutant(
+        edited(
             "leaves when its own work is done",
-            replace=("while comm.any(bool(waiting or running)):", "while waiting or running:"),
-            expect="the ranks hang after",
+            "while comm.any(bool(waiting or running)):",
+            "while waiting or running:",
+            "the ranks hang after",
         ),
-        Mutant(
+        edited(
             "no rows, no call",
-            replace=(
-                "        tokens = comm.mlp([token for token, _ in running.values()])\n",
-                "        tokens = comm.mlp([token for token, _ in running.values()]) if running else []\n",
-            ),
-            expect="A rank without rows calls mlp([])",
+            "        tokens = comm.mlp([token for token, _ in running.values()])\n",
+            "        tokens = comm.mlp([token for token, _ in running.values()]) if running else []\n",
+            "A rank without rows calls mlp([])",
         ),
-        Mutant(
+        edited(
             "asks only when it has a place",
-            replace=(
-                "while comm.any(bool(waiting or running)):",
-                "while (len(running) < most and comm.any(bool(waiting or running))) or running:",
-            ),
-            expect="the ranks hang after",
+            "while comm.any(bool(waiting or running)):",
+            "while (len(running) < most and comm.any(bool(waiting or running))) or running:",
+            "the ranks hang after",
         ),
         Mutant(
             "a bad request takes a step",
@@ -162,45 +144,46 @@ def repaired_worker(comm, requests, most):
 """,
             expect="costs no step",
         ),
-        Mutant(
+        edited(
             "empties the list of requests",
-            replace=("    return answers\n", "    requests.clear()\n    return answers\n"),
-            expect="changed one of its arguments",
+            "    return answers\n",
+            "    requests.clear()\n    return answers\n",
+            "changed one of its arguments",
         ),
     ],
     "fewest_bubbles": [
-        Mutant(
+        edited(
             "in the order of the list",
-            replace=("place = max(can, key=way)", "place = can[0]"),
-            expect="the number of time slots of the plan",
+            "place = max(can, key=way)",
+            "place = can[0]",
+            "the number of time slots of the plan",
         ),
-        Mutant(
-            "the shortest way first",
-            replace=("max(can, key=way)", "min(can, key=way)"),
-            expect="the number of time slots of the plan",
+        edited(
+            "the shortest way first", "max(can, key=way)", "min(can, key=way)", "the number of time slots of the plan"
         ),
-        Mutant(
+        edited(
             "the most passes first",
-            replace=("max(can, key=way)", "max(can, key=lambda one: sum(left[one]))"),
-            expect="the number of time slots of the plan",
+            "max(can, key=way)",
+            "max(can, key=lambda one: sum(left[one]))",
+            "the number of time slots of the plan",
         ),
-        Mutant(
+        edited(
             "the most tokens first, whatever the chunks",
-            replace=("max(can, key=way)", "max(can, key=lambda one: left[one][1])"),
-            expect="the number of time slots of the plan",
+            "max(can, key=way)",
+            "max(can, key=lambda one: left[one][1])",
+            "the number of time slots of the plan",
         ),
-        Mutant(
+        edited(
             "a slot too late",
-            replace=(
-                "slot + (1 if left[place][0] else num_stages)",
-                "slot + (1 if left[place][0] else num_stages + 1)",
-            ),
-            expect="the number of time slots of the plan",
+            "slot + (1 if left[place][0] else num_stages)",
+            "slot + (1 if left[place][0] else num_stages + 1)",
+            "the number of time slots of the plan",
         ),
-        Mutant(
+        edited(
             "chunks wait too",
-            replace=("slot + (1 if left[place][0] else num_stages)", "slot + num_stages"),
-            expect="the number of time slots of the plan",
+            "slot + (1 if left[place][0] else num_stages)",
+            "slot + num_stages",
+            "the number of time slots of the plan",
         ),
         Mutant(
             "a request at a time",
@@ -215,20 +198,23 @@ def fewest_bubbles(requests, num_stages):
 """,
             expect="the number of time slots of the plan",
         ),
-        Mutant(
+        edited(
             "a token in the next slot",
-            replace=("slot + (1 if left[place][0] else num_stages)", "slot + 1"),
-            expect="leaves the last stage",
+            "slot + (1 if left[place][0] else num_stages)",
+            "slot + 1",
+            "leaves the last stage",
         ),
-        Mutant(
+        edited(
             "empties the pipeline",
-            replace=("    return plan\n", "    return plan + [None] * (num_stages - 1)\n"),
-            expect="the plan ends with an empty time slot",
+            "    return plan\n",
+            "    return plan + [None] * (num_stages - 1)\n",
+            "the plan ends with an empty time slot",
         ),
-        Mutant(
+        edited(
             "True for 1",
-            replace=("    return plan\n", "    return [bool(place) if place in (0, 1) else place for place in plan]\n"),
-            expect="fewest_bubbles: ",
+            "    return plan\n",
+            "    return [bool(place) if place in (0, 1) else place for place in plan]\n",
+            "fewest_bubbles: ",
         ),
     ],
 }

@@ -1,66 +1,35 @@
 """Plausible mistakes in the exercises of chapter 21: every one of them must fail its checks."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 MUTANTS = {
     "route_tokens": [
-        Mutant(
-            "in the dtype of the logits",
-            replace=("logits.float().sigmoid()", "logits.sigmoid()"),
-            expect="weights",
-        ),
-        Mutant(
-            "takes any k",
-            replace=("if not 1 <= k <= logits.shape[1]:", "if k > 10**9:"),
-            expect="route_tokens: ",
-        ),
-        Mutant(
-            "an epsilon",
-            replace=("weights.sum(-1, keepdim=True)", "(weights.sum(-1, keepdim=True) + 1e-6)"),
-            expect="weights",
-        ),
-        Mutant(
-            "ties within a tolerance",
-            replace=("(scores + bias).sort", "((scores + bias) * 1e5).round().sort"),
-            expect="experts",
-        ),
-        Mutant(
+        edited("in the dtype of the logits", "logits.float().sigmoid()", "logits.sigmoid()", "weights"),
+        edited("takes any k", "if not 1 <= k <= logits.shape[1]:", "if k > 10**9:", "route_tokens: "),
+        edited("an epsilon", "weights.sum(-1, keepdim=True)", "(weights.sum(-1, keepdim=True) + 1e-6)", "weights"),
+        edited("ties within a tolerance", "(scores + bias).sort", "((scores + bias) * 1e5).round().sort", "experts"),
+        edited(
             "no token, no columns",
-            replace=(
-                "    return weights / weights.sum(-1, keepdim=True), experts",
-                "    if not len(logits):\n        return torch.zeros(0), experts\n    return weights / weights.sum(-1, keepdim=True), experts",
-            ),
-            expect="route_tokens: ",
+            "    return weights / weights.sum(-1, keepdim=True), experts",
+            "    if not len(logits):\n        return torch.zeros(0), experts\n    return weights / weights.sum(-1, keepdim=True), experts",
+            "route_tokens: ",
         ),
-        Mutant(
-            "sums in float64",
-            replace=("(scores + bias).sort", "(scores.double() + bias).sort"),
-            expect="route_tokens: edges",
-        ),
+        edited("sums in float64", "(scores + bias).sort", "(scores.double() + bias).sort", "route_tokens: edges"),
     ],
     "align_rows": [
-        Mutant(
-            "no padding",
-            replace=("(counts + tile - 1) // tile", "counts // tile"),
-            expect="IndexError",
-        ),
-        Mutant(
+        edited("no padding", "(counts + tile - 1) // tile", "counts // tile", "IndexError"),
+        edited(
             "places without the beginning",
-            replace=("begins[owner] + torch.arange(len(flat)) - before[owner]", "torch.arange(len(flat))"),
-            expect="rows",
+            "begins[owner] + torch.arange(len(flat)) - before[owner]",
+            "torch.arange(len(flat))",
+            "rows",
         ),
-        Mutant(
-            "tiles backwards",
-            replace=("torch.arange(num_experts).repeat", "torch.arange(num_experts).flip(0).repeat"),
-            expect="tiles",
+        edited(
+            "tiles backwards", "torch.arange(num_experts).repeat", "torch.arange(num_experts).flip(0).repeat", "tiles"
         ),
     ],
     "grouped_tiles": [
-        Mutant(
-            "padding is the last token",
-            replace=(" * (rows >= 0)[:, None]", ""),
-            expect="the result",
-        ),
+        edited("padding is the last token", " * (rows >= 0)[:, None]", "", "the result"),
         Mutant(
             "a loop over the rows",
             source="""def grouped_tiles(x, weight, rows, tiles, k):
@@ -94,43 +63,39 @@ MUTANTS = {
         ),
     ],
     "place_replicas": [
-        Mutant(
+        edited(
             "the first beginning, not improved",
-            replace=(
-                """range(30):
+            """range(30):
         placed = [set(rng.sample(range(count), each)) for _ in range(ranks)]
         improved = True""",
-                """range(30):
+            """range(30):
         placed = [set(rng.sample(range(count), each)) for _ in range(ranks)]
         improved = False""",
-            ),
-            expect="is possible",
+            "is possible",
         ),
-        Mutant(
+        edited(
             "copies that do not share",
-            replace=("sum(load[e] / copies[e] for e in held)", "sum(load[e] for e in held)"),
-            expect="is possible",
+            "sum(load[e] / copies[e] for e in held)",
+            "sum(load[e] for e in held)",
+            "is possible",
         ),
-        Mutant(
+        edited(
             "an expert may be lost",
-            replace=(
-                '    if 0 in copies:\n        return [float("inf")] * copies.count(0)\n',
-                "    copies = [c or 1 for c in copies]\n",
-            ),
-            expect="no rank holds expert",
+            '    if 0 in copies:\n        return [float("inf")] * copies.count(0)\n',
+            "    copies = [c or 1 for c in copies]\n",
+            "no rank holds expert",
         ),
-        Mutant(
+        edited(
             "takes any size",
-            replace=("if ranks * each < count or each > count:", "if ranks < 1:"),
-            expect="expected it to raise ValueError",
+            "if ranks * each < count or each > count:",
+            "if ranks < 1:",
+            "expected it to raise ValueError",
         ),
-        Mutant(
+        edited(
             "the mean, not the largest",
-            replace=(
-                "return sorted((sum(load[e] / copies[e] for e in held) for held in placed), reverse=True)",
-                "return [sum(sum(load[e] / copies[e] for e in held) for held in placed)]",
-            ),
-            expect="is possible",
+            "return sorted((sum(load[e] / copies[e] for e in held) for held in placed), reverse=True)",
+            "return [sum(sum(load[e] / copies[e] for e in held) for held in placed)]",
+            "is possible",
         ),
         Mutant(
             "greedy alone",
@@ -156,13 +121,11 @@ def place_replicas(load, ranks, each):
 """,
             expect="is possible",
         ),
-        Mutant(
+        edited(
             "True for 1",
-            replace=(
-                "[sorted(held) for held in min",
-                "[[bool(e) if e < 2 else e for e in sorted(held)] for held in min",
-            ),
-            expect="must be an int",
+            "[sorted(held) for held in min",
+            "[[bool(e) if e < 2 else e for e in sorted(held)] for held in min",
+            "must be an int",
         ),
     ],
 }

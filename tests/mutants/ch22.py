@@ -1,35 +1,28 @@
 """Plausible mistakes in the exercises of chapter 22 that no misconception of its checkers covers."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import edited
 
 MUTANTS = {
     "pick": [
-        Mutant("ties to the last", replace=("-head, index))", "-head, -index))"), expect="pick"),
-        Mutant("ties to the first alone", replace=("-head, index))", "index))"), expect="pick"),
+        edited("ties to the last", "-head, index))", "-head, -index))", "pick"),
+        edited("ties to the first alone", "-head, index))", "index))", "pick"),
     ],
     "migration_plan": [
-        Mutant(
-            "floats", replace=("    return best\n", "    return list(map(float, best))\n"), expect="migration_plan: "
-        ),
+        edited("floats", "    return best\n", "    return list(map(float, best))\n", "migration_plan: "),
     ],
     "resumed_stream": [
-        Mutant(
-            "no checks",
-            replace=("if not prompt or max_tokens < 1:", "if False:"),
-            expect="Here the prompt is empty",
-        ),
-        Mutant(
+        edited("no checks", "if not prompt or max_tokens < 1:", "if False:", "Here the prompt is empty"),
+        edited(
             "keeps the prompt",
-            replace=("self.stop = list(prompt), max_tokens, stop", "self.stop = prompt, max_tokens, stop"),
-            expect="keep copies",
+            "self.stop = list(prompt), max_tokens, stop",
+            "self.stop = prompt, max_tokens, stop",
+            "keep copies",
         ),
-        Mutant(
+        edited(
             "returns the output itself",
-            replace=(
-                "        return new\n",
-                "        self.output = new if len(self.output) == len(new) else self.output\n        return new\n",
-            ),
-            expect="output after receive",
+            "        return new\n",
+            "        self.output = new if len(self.output) == len(new) else self.output\n        return new\n",
+            "output after receive",
         ),
     ],
 }

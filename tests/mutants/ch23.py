@@ -1,6 +1,6 @@
 """Plausible mistakes in the exercises of chapter 23 that no misconception of its checkers covers."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 MUTANTS = {
     "merge_pieces": [
@@ -20,27 +20,25 @@ def merge_pieces(waiting, most):
         ),
     ],
     "event_reader": [
-        Mutant("strict", replace=('("replace")', '("strict")'), expect="raised UnicodeDecodeError"),
-        Mutant(
+        edited("strict", '("replace")', '("strict")', "raised UnicodeDecodeError"),
+        edited(
             "CRLF in two pieces is two ends",
-            replace=('text[self.after_cr and text[0] == "\\n" :]', "text"),
-            expect="are still one line end",
+            'text[self.after_cr and text[0] == "\\n" :]',
+            "text",
+            "are still one line end",
         ),
-        Mutant(
+        edited(
             "every line end of Unicode",
-            replace=(
-                'lines = re.split("\\r\\n|\\r|\\n", text[self.after_cr and text[0] == "\\n" :])',
-                (
-                    'lines = [*text[self.after_cr and text[0] == "\\n" :].splitlines(), ""] '
-                    'if text[-1] in "\\r\\n" else text[self.after_cr and text[0] == "\\n" :].splitlines() or [""]'
-                ),
-            ),
-            expect="event_reader: edges",
+            'lines = re.split("\\r\\n|\\r|\\n", text[self.after_cr and text[0] == "\\n" :])',
+            'lines = [*text[self.after_cr and text[0] == "\\n" :].splitlines(), ""] '
+            'if text[-1] in "\\r\\n" else text[self.after_cr and text[0] == "\\n" :].splitlines() or [""]',
+            "event_reader: edges",
         ),
-        Mutant(
+        edited(
             "copies the line for each byte",
-            replace=("self.parts.append(lines[0])", "self.parts = [*''.join(self.parts), *lines[0]]"),
-            expect="took more than",
+            "self.parts.append(lines[0])",
+            "self.parts = [*''.join(self.parts), *lines[0]]",
+            "took more than",
         ),
         Mutant(
             "copies the rest for each line",
@@ -91,17 +89,9 @@ def read_line(reader, line, events):
         ),
     ],
     "admission": [
-        Mutant(
-            "zero seconds",
-            replace=("max(1, math.ceil(over / self.rate))", "math.ceil(over / self.rate)"),
-            expect="admission: ",
-        ),
-        Mutant(
-            "fractions of a second",
-            replace=("math.ceil(over / self.rate)", "over / self.rate"),
-            expect="a float, not an int",
-        ),
-        Mutant("leaving twice", replace=("self.left.pop(name, None)", "self.left.pop(name)"), expect="raised KeyError"),
+        edited("zero seconds", "max(1, math.ceil(over / self.rate))", "math.ceil(over / self.rate)", "admission: "),
+        edited("fractions of a second", "math.ceil(over / self.rate)", "over / self.rate", "a float, not an int"),
+        edited("leaving twice", "self.left.pop(name, None)", "self.left.pop(name)", "raised KeyError"),
     ],
     "packed_lora": [
         Mutant(
@@ -117,10 +107,11 @@ def packed_lora(x, a, b, starts, scales, slots):
 """,
             expect="never over its tokens",
         ),
-        Mutant(
+        edited(
             "every adapter there is",
-            replace=("for slot in slots.unique().tolist():", "for slot in range(len(scales)):"),
-            expect="nor over adapters that no token uses",
+            "for slot in slots.unique().tolist():",
+            "for slot in range(len(scales)):",
+            "nor over adapters that no token uses",
         ),
         Mutant(
             "masks too late",
@@ -133,43 +124,37 @@ def packed_lora(x, a, b, starts, scales, slots):
 """,
             expect="0 times NaN is NaN",
         ),
-        Mutant(
+        edited(
             "the whole matrix",
-            replace=("(x[rows] @ a[rank].T @ b[rank])", "(x[rows] @ (a[rank].T @ b[rank]))"),
-            expect="as many as a whole [in, out] matrix has",
+            "(x[rows] @ a[rank].T @ b[rank])",
+            "(x[rows] @ (a[rank].T @ b[rank]))",
+            "as many as a whole [in, out] matrix has",
         ),
-        Mutant(
+        edited(
             "always float32",
-            replace=("x.new_zeros(x.shape[0], b.shape[1])", "torch.zeros(x.shape[0], b.shape[1])"),
-            expect="packed_lora: edges",
+            "x.new_zeros(x.shape[0], b.shape[1])",
+            "torch.zeros(x.shape[0], b.shape[1])",
+            "packed_lora: edges",
         ),
     ],
     "repair_service": [
-        Mutant(
-            "only resets", replace=("except OSError:", "except ConnectionResetError:"), expect="raised TimeoutError"
-        ),
-        Mutant(
-            "ends twice",
-            replace=("                is_last = True\n", "                end(self, name)\n"),
-            expect="repair_service: ",
+        edited("only resets", "except OSError:", "except ConnectionResetError:", "raised TimeoutError"),
+        edited(
+            "ends twice", "                is_last = True\n", "                end(self, name)\n", "repair_service: "
         ),
     ],
     "resume": [
-        Mutant(
+        edited(
             "closes only broken ones",
-            replace=(
-                "            finally:\n                connection.close()\n",
-                "            except ConnectionError:\n                connection.close()\n                raise\n",
-            ),
-            expect="Close each connection exactly once",
+            "            finally:\n                connection.close()\n",
+            "            except ConnectionError:\n                connection.close()\n                raise\n",
+            "Close each connection exactly once",
         ),
-        Mutant(
+        edited(
             "leaves connections open",
-            replace=(
-                "            finally:\n                connection.close()\n",
-                "            finally:\n                pass\n",
-            ),
-            expect="Close each connection exactly once",
+            "            finally:\n                connection.close()\n",
+            "            finally:\n                pass\n",
+            "Close each connection exactly once",
         ),
     ],
 }

@@ -1,6 +1,6 @@
 """Plausible mistakes in the exercises of chapter 25, and submissions that break a rule: every one must fail its checks."""
 
-from minillm.book.proofs import Mutant
+from minillm.book.proofs import Mutant, edited
 
 _FCFS = """
 from minillm.book.projects.scheduler import Plan
@@ -31,21 +31,14 @@ class MyScheduler:
 
 MUTANTS = {
     "encoder_plan": [
-        Mutant("a part of an image", replace=("return max(0, first - start), encode", "return max(0, first - start) + budget, encode"),
-               expect="the number of tokens is wrong"),
-        Mutant("the budget is spent too early", replace=("length > budget", "length >= budget"),
-               expect="the number of tokens"),
-        Mutant("goes on behind an image that does not fit",
-               replace=("            return max(0, first - start), encode\n", "            continue\n"), expect="the number of tokens is wrong"),
-        Mutant("a negative chunk", replace=("max(0, first - start), encode", "first - start, encode"),
-               expect="no token can be processed"),
-        Mutant("pays for the part in the chunk",
-               replace=("        if length > budget:\n", "        length = min(first + length, start + count) - max(first, start)\n        if length > budget:\n"),
-               expect="wrong"),
-        Mutant("images behind the chunk", replace=("max(first, start) < min(first + length, start + count)", "first + length > start"),
-               expect="wrong"),
-        Mutant("looks at the cache only when the budget is spent", replace=("content in cached or ", ""), expect="cached"),
-        Mutant("a list and no pair", replace=("    return count, encode\n", "    return [count, encode]\n"), expect="a list, not a tuple"),
+        edited("a part of an image", "return max(0, first - start), encode", "return max(0, first - start) + budget, encode", "the number of tokens is wrong"),
+        edited("the budget is spent too early", "length > budget", "length >= budget", "the number of tokens"),
+        edited("goes on behind an image that does not fit", "            return max(0, first - start), encode\n", "            continue\n", "the number of tokens is wrong"),
+        edited("a negative chunk", "max(0, first - start), encode", "first - start, encode", "no token can be processed"),
+        edited("pays for the part in the chunk", "        if length > budget:\n", "        length = min(first + length, start + count) - max(first, start)\n        if length > budget:\n", "wrong"),
+        edited("images behind the chunk", "max(first, start) < min(first + length, start + count)", "first + length > start", "wrong"),
+        edited("looks at the cache only when the budget is spent", "content in cached or ", "", "cached"),
+        edited("a list and no pair", "    return count, encode\n", "    return [count, encode]\n", "a list, not a tuple"),
     ],
     "scheduler": [
         Mutant("vLLM's rule in other words", source=_FCFS, expect="has to be above 1"),
@@ -61,33 +54,26 @@ MUTANTS = {
                expect="plan raised FrozenInstanceError"),
         Mutant("a dictionary and no plan", source=_FCFS.replace("return Plan(tokens, tuple(preempt))", "return tokens"),
                expect="return Plan"),
-        Mutant("preempts one that it serves", replace=("return Plan(tokens, tuple(preempt))", "return Plan(tokens, tuple(list(tokens)[:1]))"),
-               expect="cannot be preempted"),
+        edited("preempts one that it serves", "return Plan(tokens, tuple(preempt))", "return Plan(tokens, tuple(list(tokens)[:1]))", "cannot be preempted"),
     ],
     "router": [
-        Mutant("in turn", replace=("        return best\n", "        return arrival.number % len(loads)\n"), expect="has to be above 1"),
-        Mutant("follows the cache, whatever the load",
-               replace=("return new[index] + ahead + 0.02 * load.num_tokens, load.num_tokens", "return new[index], 0"),
-               expect="has to be above 1"),
-        Mutant("the least loaded", replace=("return new[index] + ahead + 0.02 * load.num_tokens, load.num_tokens", "return load.num_tokens, 0"),
-               expect="has to be above 1"),
-        Mutant("the largest cost", replace=("best = min(range", "best = max(range"), expect="has to be above 1"),
-        Mutant("a load and no index", replace=("        return best\n", "        return loads[best]\n"), expect="return the index"),
-        Mutant("counts from 1", replace=("        return best\n", "        return best + 1\n"), expect="return"),
-        Mutant("twelve replicas always", replace=("range(len(loads))", "range(12)"), expect="IndexError"),
-        Mutant("asks how long the answer is", replace=("arrival.prompt_tokens - load.cached_tokens", "arrival.max_tokens - load.cached_tokens"),
-               expect="raised AttributeError"),
+        edited("in turn", "        return best\n", "        return arrival.number % len(loads)\n", "has to be above 1"),
+        edited("follows the cache, whatever the load", "return new[index] + ahead + 0.02 * load.num_tokens, load.num_tokens", "return new[index], 0", "has to be above 1"),
+        edited("the least loaded", "return new[index] + ahead + 0.02 * load.num_tokens, load.num_tokens", "return load.num_tokens, 0", "has to be above 1"),
+        edited("the largest cost", "best = min(range", "best = max(range", "has to be above 1"),
+        edited("a load and no index", "        return best\n", "        return loads[best]\n", "return the index"),
+        edited("counts from 1", "        return best\n", "        return best + 1\n", "return"),
+        edited("twelve replicas always", "range(len(loads))", "range(12)", "IndexError"),
+        edited("asks how long the answer is", "arrival.prompt_tokens - load.cached_tokens", "arrival.max_tokens - load.cached_tokens", "raised AttributeError"),
     ],
     "kernel": [
-        Mutant("rounds down", replace=("+ 0.5)", "+ 0.0)"), expect="codes"),
-        Mutant("forgets eps and divides by the block", replace=("/ size + eps", "/ BLOCK + eps"), expect="float64 gives"),
-        Mutant("keeps the residual", replace=("        tl.store(residual_ptr + places, h, inside)\n", ""), expect="residual"),
-        Mutant("no other at the load", replace=("h = tl.load(x_ptr + places, inside, other=0.0)", "h = tl.load(x_ptr + places, inside)"),
-               expect="float64 gives"),
-        Mutant("adds with torch", replace=("    (rows, size), programs = x.shape, min(16, len(x))\n", "    (rows, size), programs = x.shape, min(16, len(x))\n    residual.add_(x)\n"),
-               expect="a torch operation"),
-        Mutant("one row only", replace=("range(tl.program_id(0), rows, STRIDE)", "range(tl.program_id(0), 1, STRIDE)"), expect="no kernel loads x[1, 0]"),
-        Mutant("all rows in one program", replace=("min(16, len(x))", "1"), expect="has to be above 1"),
-        Mutant("past the last row", replace=("rows, STRIDE)", "rows + 1, STRIDE)"), expect="raised"),
+        edited("rounds down", "+ 0.5)", "+ 0.0)", "codes"),
+        edited("forgets eps and divides by the block", "/ size + eps", "/ BLOCK + eps", "float64 gives"),
+        edited("keeps the residual", "        tl.store(residual_ptr + places, h, inside)\n", "", "residual"),
+        edited("no other at the load", "h = tl.load(x_ptr + places, inside, other=0.0)", "h = tl.load(x_ptr + places, inside)", "float64 gives"),
+        edited("adds with torch", "    (rows, size), programs = x.shape, min(16, len(x))\n", "    (rows, size), programs = x.shape, min(16, len(x))\n    residual.add_(x)\n", "a torch operation"),
+        edited("one row only", "range(tl.program_id(0), rows, STRIDE)", "range(tl.program_id(0), 1, STRIDE)", "no kernel loads x[1, 0]"),
+        edited("all rows in one program", "min(16, len(x))", "1", "has to be above 1"),
+        edited("past the last row", "rows, STRIDE)", "rows + 1, STRIDE)", "raised"),
     ],
 }  # fmt: skip
