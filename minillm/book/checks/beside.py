@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minillm.book.checks.case import Case, Raised
-from minillm.book.checks.checker import PARTS, Checker, noted
+from minillm.book.checks.checker import PARTS, Checker, noted, switched
 from minillm.book.checks.draw import Draw
 from minillm.book.checks.failure import CheckFailed
 from minillm.book.checks.snapshot import detached
@@ -120,11 +120,13 @@ class ClassChecker(Checker):
         explain: Callable[[Any, Any, Any, Call], str | None] | None = None,
         also: Mapping[str, Callable[[Case], None]] | None = None,
         hint: str = "",
-        misconceptions: Mapping[str, Callable[..., Any]] | None = None,
+        misconceptions: Mapping[str, Callable[..., Any] | dict[str, Any]] | None = None,
         forbid: tuple[str, ...] = (),
         allow: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(name, hint=hint, misconceptions=misconceptions, forbid=forbid, allow=allow)
+        super().__init__(
+            name, hint=hint, misconceptions=switched(reference, misconceptions), forbid=forbid, allow=allow
+        )
         self.reference, self.what, self.shows, self.raises, self.explain = reference, what, shows, raises, explain
         self.stories = {"example": examples, "edges": edges}
         self.make, self.trials, self.also = random, trials, also or {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -138,10 +137,10 @@ check_gumbel_top_k = FunctionChecker(
     explain=_why_drawn,
     hint="Scores are logits / temperature - log(-log(u)); a row at temperature 0 has no noise.",
     misconceptions={
-        _COLD: partial(drawn, mistake="cold"),
-        "Equal scores: ties go to the smaller id.": partial(drawn, mistake="larger ids"),
-        "Gumbel noise has two logarithms: -log(-log(u)).": partial(drawn, mistake="one logarithm"),
-        "The temperature divides the logits, not the noise.": partial(drawn, mistake="noise first"),
+        _COLD: dict(mistake="cold"),
+        "Equal scores: ties go to the smaller id.": dict(mistake="larger ids"),
+        "Gumbel noise has two logarithms: -log(-log(u)).": dict(mistake="one logarithm"),
+        "The temperature divides the logits, not the noise.": dict(mistake="noise first"),
     },
     forbid=("minillm.sampling.noise.gumbel_noise",),
 )
@@ -214,19 +213,17 @@ check_young_penalty = FunctionChecker(
     trials=20,
     hint="Mark the tokens first (last `window` of the output, not in the prompt), then change each once.",
     misconceptions={
-        "Token 0 occurred twice and is halved once, like every token of the window.": partial(
-            penalized, mistake="each time"
+        "Token 0 occurred twice and is halved once, like every token of the window.": dict(mistake="each time"),
+        "Half of -2 is -1, and more likely than before: a logit that is not positive is multiplied.": dict(
+            mistake="divides"
         ),
-        "Half of -2 is -1, and more likely than before: a logit that is not positive is multiplied.": partial(
-            penalized, mistake="divides"
-        ),
-        "A token that stands in the prompt is never penalised.": partial(penalized, mistake="prompt"),
-        "Only the last `window` tokens of the output count.": partial(penalized, mistake="no window"),
+        "A token that stands in the prompt is never penalised.": dict(mistake="prompt"),
+        "Only the last `window` tokens of the output count.": dict(mistake="no window"),
         "The window counts tokens of the output, those of the prompt as well: cut first, then leave the prompt out.": (
-            partial(penalized, mistake="prompt before the cut")
+            dict(mistake="prompt before the cut")
         ),
-        "The window counts tokens of the output, repeated ones as well: cut first, then make a set.": partial(
-            penalized, mistake="set before the cut"
+        "The window counts tokens of the output, repeated ones as well: cut first, then make a set.": dict(
+            mistake="set before the cut"
         ),
     },
     forbid=("minillm.sampling.filters.apply_penalties",),

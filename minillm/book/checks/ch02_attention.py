@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -84,16 +83,13 @@ check_interleaved_rotary = FunctionChecker(
     rtol=1e-5,
     hint="Dimensions 2i and 2i+1 turn together, by position · theta^(-2i / head_dim), counter-clockwise.",
     misconceptions={
-        "This is the half-split layout of Hugging Face checkpoints; here neighbours 2i and 2i+1 form a pair.": partial(
-            rotated, halves=True
-        ),
+        "This is the half-split layout of Hugging Face checkpoints; here neighbours 2i and 2i+1 form a pair.":
+            dict(halves=True),
         "The pairs are turned correctly, but then all first members stand before all second ones: they must alternate.":
-            partial(rotated, apart=True),
-        "The pairs turn clockwise: check the signs, (a cos - b sin, b cos + a sin).": partial(rotated, sign=-1),
-        "A token's angle comes from its entry in `positions`, not from its place in x.": partial(rotated, counted=True),
-        "The frequencies fall half as fast as they should: pair i has the exponent -2i / head_dim.": partial(
-            rotated, slow=0.5
-        ),
+            dict(apart=True),
+        "The pairs turn clockwise: check the signs, (a cos - b sin, b cos + a sin).": dict(sign=-1),
+        "A token's angle comes from its entry in `positions`, not from its place in x.": dict(counted=True),
+        "The frequencies fall half as fast as they should: pair i has the exponent -2i / head_dim.": dict(slow=0.5),
     },
     forbid=("minillm.model.layers.apply_rotary",),
 )  # fmt: skip
@@ -221,16 +217,13 @@ check_gqa_attention = FunctionChecker(
     also=_small,
     hint="Query head h reads KV head h % num_kv_heads; give q a group dimension instead of repeating K.",
     misconceptions={
-        "Here consecutive query heads share a KV head; query head h has to read KV head h % num_kv_heads.": partial(
-            attended, kv_of=lambda h, n, kv: h // (n // kv)
-        ),
-        "The scores were not scaled: divide them by sqrt(head_dim).": partial(attended, scale=lambda size: 1.0),
-        "The scores were divided by head_dim: divide them by its square root.": partial(attended, scale=float),
+        "Here consecutive query heads share a KV head; query head h has to read KV head h % num_kv_heads.":
+            dict(kv_of=lambda h, n, kv: h // (n // kv)),
+        "The scores were not scaled: divide them by sqrt(head_dim).": dict(scale=lambda size: 1.0),
+        "The scores were divided by head_dim: divide them by its square root.": dict(scale=float),
         "The mask is the wrong way round: True means that the query may look, so -inf goes where allowed is False.":
-            partial(attended, seen=torch.logical_not),
-        "These are the values for attention over all keys: the mask was not applied.": partial(
-            attended, seen=torch.ones_like
-        ),
+            dict(seen=torch.logical_not),
+        "These are the values for attention over all keys: the mask was not applied.": dict(seen=torch.ones_like),
     },
     forbid=("minillm.model.attention.causal_attention",),
 )  # fmt: skip

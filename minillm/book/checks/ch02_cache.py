@@ -3,7 +3,6 @@ Built in chapter 02."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from minillm.book.checks import Draw, FunctionChecker
@@ -79,27 +78,19 @@ check_cache_bytes = FunctionChecker(
     },
     random=_random,
     misconceptions={
-        "Query heads leave nothing behind: count num_key_value_heads.": partial(cache_bytes, query_heads=True),
-        "A token leaves a key and a value in each KV head: two vectors.": partial(cache_bytes, vectors=1),
-        "The file gives head_dim, which need not be hidden_size / num_attention_heads.": partial(
-            cache_bytes, given_size=False
+        "Query heads leave nothing behind: count num_key_value_heads.": dict(query_heads=True),
+        "A token leaves a key and a value in each KV head: two vectors.": dict(vectors=1),
+        "The file gives head_dim, which need not be hidden_size / num_attention_heads.": dict(given_size=False),
+        "A file with kv_lora_rank keeps latents; its num_key_value_heads and head_dim are of the naive form.": dict(
+            latents=False
         ),
-        "A file with kv_lora_rank keeps latents; its num_key_value_heads and head_dim are of the naive form.": partial(
-            cache_bytes, latents=False
+        "A latent is kept once: the values are computed from the same numbers as the keys.": dict(latent_vectors=2),
+        "Beside the latent a token keeps its rotary key, qk_rope_head_dim numbers.": dict(rotary=False),
+        "num_key_value_heads may be there and be null (None): then there are as many as query heads.": dict(
+            nulls=False
         ),
-        "A latent is kept once: the values are computed from the same numbers as the keys.": partial(
-            cache_bytes, latent_vectors=2
-        ),
-        "Beside the latent a token keeps its rotary key, qk_rope_head_dim numbers.": partial(cache_bytes, rotary=False),
-        "num_key_value_heads may be there and be null (None): then there are as many as query heads.": partial(
-            cache_bytes, nulls=False
-        ),
-        "A layer that slides keeps at most sliding_window tokens.": partial(cache_bytes, window="nowhere"),
-        "Only the layers that layer_types calls sliding_attention have the window.": partial(
-            cache_bytes, window="everywhere"
-        ),
-        "A sequence shorter than the window is kept whole: min(num_tokens, sliding_window).": partial(
-            cache_bytes, most=False
-        ),
+        "A layer that slides keeps at most sliding_window tokens.": dict(window="nowhere"),
+        "Only the layers that layer_types calls sliding_attention have the window.": dict(window="everywhere"),
+        "A sequence shorter than the window is kept whole: min(num_tokens, sliding_window).": dict(most=False),
     },
 )

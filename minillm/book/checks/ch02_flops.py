@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from minillm.book.checks import Draw, FunctionChecker
@@ -104,24 +103,17 @@ check_count_flops = FunctionChecker(
     explain=_parts,
     hint="Two FLOPs for each multiply-add; go through the products of a layer one by one.",
     misconceptions={
-        "The MLP of these models has three products: gate_proj, up_proj and down_proj.": partial(counted, products=2),
-        "A multiply-add is two FLOPs.": partial(counted, flops=1),
-        "Each visible pair costs twice: a product for the score, and one for the weighted sum of V.": partial(
-            counted, sums=1
-        ),
-        "A query sees no later key: count p + 1 keys for position p.": partial(counted, every_key=True),
-        "Logits are computed for num_logits rows, however many new tokens there are.": partial(
-            counted, every_logit=True
-        ),
-        "o_proj is a product too, [hidden_size, num_heads · head_dim].": partial(counted, out=0),
-        "A layer with a window has fewer visible keys: min(p + 1, window) at position p.": partial(
-            counted, windows=False
-        ),
-        "The window counts the query's own position: W keys, not W + 1.": partial(counted, one_more=1),
-        "k_proj and v_proj are as wide as the KV heads, which are fewer than the query heads.": partial(
-            counted, kv_heads="num_heads"
-        ),
-        "The configuration gives head_dim, which need not be hidden_size / num_heads.": partial(counted, divides=True),
-        "The logits are a product also where the matrix is the embedding's.": partial(counted, tied=False),
+        "The MLP of these models has three products: gate_proj, up_proj and down_proj.": dict(products=2),
+        "A multiply-add is two FLOPs.": dict(flops=1),
+        "Each visible pair costs twice: a product for the score, and one for the weighted sum of V.": dict(sums=1),
+        "A query sees no later key: count p + 1 keys for position p.": dict(every_key=True),
+        "Logits are computed for num_logits rows, however many new tokens there are.": dict(every_logit=True),
+        "o_proj is a product too, [hidden_size, num_heads · head_dim].": dict(out=0),
+        "A layer with a window has fewer visible keys: min(p + 1, window) at position p.": dict(windows=False),
+        "The window counts the query's own position: W keys, not W + 1.": dict(one_more=1),
+        "k_proj and v_proj are as wide as the KV heads, which are fewer than the query heads.":
+            dict(kv_heads="num_heads"),
+        "The configuration gives head_dim, which need not be hidden_size / num_heads.": dict(divides=True),
+        "The logits are a product also where the matrix is the embedding's.": dict(tied=False),
     },
 )  # fmt: skip

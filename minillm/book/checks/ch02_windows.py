@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -72,15 +70,13 @@ check_window_bias = FunctionChecker(
     explain=_of_a_row,
     hint="New token j of a sequence is at position p = seq_len - query_len + j and sees positions p - window to p.",
     misconceptions={
-        "Both ends of the window count: with window=1 a query sees itself and one position before it.": partial(
-            bias, narrow=1
+        "Both ends of the window count: with window=1 a query sees itself and one position before it.": dict(narrow=1),
+        "The new tokens of a sequence are its last ones: the first one is at position seq_len - query_len.": dict(
+            last=False
         ),
-        "The new tokens of a sequence are its last ones: the first one is at position seq_len - query_len.": partial(
-            bias, last=False
-        ),
-        "A query sees no position behind its own, whatever the window is.": partial(bias, future=True),
-        "A sequence cannot have more new tokens than it is long: raise ValueError.": partial(bias, checks=False),
-        "What a query may not see is -inf: a large negative number is no minus infinity.": partial(bias, low=-1e9),
+        "A query sees no position behind its own, whatever the window is.": dict(future=True),
+        "A sequence cannot have more new tokens than it is long: raise ValueError.": dict(checks=False),
+        "What a query may not see is -inf: a large negative number is no minus infinity.": dict(low=-1e9),
     },
     forbid=("minillm.model.attention.causal_mask",),
 )

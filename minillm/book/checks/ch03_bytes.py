@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from minillm.book.checks import Draw, FunctionChecker, Raised
@@ -105,16 +104,12 @@ check_cache_bytes = FunctionChecker(
     explain=_explain,
     hint="Sum over the layers: 2 · KV heads · head size · bytes per number · positions that this layer keeps.",
     misconceptions={
-        "Keys and values have KV heads, which may be fewer than the query heads.": partial(
-            cache_bytes, query_heads=True
-        ),
-        "A layer keeps keys and values: that is two numbers for each.": partial(cache_bytes, keys_only=True),
-        "head_dim need not be hidden_size / num_attention_heads.": partial(cache_bytes, divides=True),
-        "Newer files have dtype; if both entries are there, dtype counts.": partial(cache_bytes, old_dtype=True),
-        "A layer that slides keeps at most sliding_window positions.": partial(cache_bytes, never_slides=True),
-        "Without layer_types every layer is full, whatever sliding_window says.": partial(
-            cache_bytes, always_slides=True
-        ),
+        "Keys and values have KV heads, which may be fewer than the query heads.": dict(query_heads=True),
+        "A layer keeps keys and values: that is two numbers for each.": dict(keys_only=True),
+        "head_dim need not be hidden_size / num_attention_heads.": dict(divides=True),
+        "Newer files have dtype; if both entries are there, dtype counts.": dict(old_dtype=True),
+        "A layer that slides keeps at most sliding_window positions.": dict(never_slides=True),
+        "Without layer_types every layer is full, whatever sliding_window says.": dict(always_slides=True),
     },
     forbid=("minillm.model.config.ModelConfig",),
 )

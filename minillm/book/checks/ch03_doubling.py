@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -132,15 +131,11 @@ check_doubling_cache = ClassChecker(
     hint="keys and values are [num_kv_heads, capacity, head_dim]; "
     "query i of a chunk of m is at position length - m + i.",
     misconceptions={
-        CAUSAL: partial(Doubling, causal=False),
-        "Query i of the chunk was taken to stand at position i; it is at length - m + i.": partial(
-            Doubling, behind=False
-        ),
-        "Query head h reads KV head h // (num_heads // num_kv_heads), not h % num_kv_heads.": partial(
-            Doubling, modulo=True
-        ),
-        "The capacity doubles as often as needed, and is not just what is needed.": partial(Doubling, exact=True),
-        COPIES: partial(Doubling, copies=True),
+        CAUSAL: dict(causal=False),
+        "Query i of the chunk was taken to stand at position i; it is at length - m + i.": dict(behind=False),
+        "Query head h reads KV head h // (num_heads // num_kv_heads), not h % num_kv_heads.": dict(modulo=True),
+        "The capacity doubles as often as needed, and is not just what is needed.": dict(exact=True),
+        COPIES: dict(copies=True),
     },
     forbid=BACKENDS,
     **NEAR,

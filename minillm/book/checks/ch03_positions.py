@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -137,19 +136,15 @@ check_repair_positions = FunctionChecker(
     hint="A token's position is the number of tokens before it.",
     misconceptions={
         "A token's position is the number of tokens before it, so the next one is at the number of tokens so far.": (
-            partial(generated, shift=1)
+            dict(shift=1)
         ),
-        "A call writes over the last position that is cached: the next token stands behind it.": partial(
-            generated, shift=-1
+        "A call writes over the last position that is cached: the next token stands behind it.": dict(shift=-1),
+        "What is cached is not processed again: a call has the new tokens only.": dict(whole=True),
+        "The last call's logits are not read: choose a token, and call again only if one more is needed.": dict(
+            needless=True
         ),
-        "What is cached is not processed again: a call has the new tokens only.": partial(generated, whole=True),
-        "The last call's logits are not read: choose a token, and call again only if one more is needed.": partial(
-            generated, needless=True
-        ),
-        "0 is a token id as good as any: compare with None to see whether there is an eos_id.": partial(
-            generated, zero=False
-        ),
-        "The text ends with eos_id as soon as it is chosen.": partial(generated, stops=False),
-        "The eos_id that ends the text is the last token of the list.": partial(generated, keeps=False),
+        "0 is a token id as good as any: compare with None to see whether there is an eos_id.": dict(zero=False),
+        "The text ends with eos_id as soon as it is chosen.": dict(stops=False),
+        "The eos_id that ends the text is the last token of the list.": dict(keeps=False),
     },
 )

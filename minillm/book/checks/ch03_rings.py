@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -173,14 +172,14 @@ check_ring_cache = ClassChecker(
     explain=poisoned,
     hint="Position p is in KV slot p % window; a query at position p sees the positions from p - window + 1 to p.",
     misconceptions={
-        CAUSAL: partial(Ring, causal=False),
-        _FIRST: partial(Ring, written_first=True),
-        "positions() tells of each KV slot which position is in it: slot by slot, not in ascending order.": partial(
-            Ring, ascending=True
+        CAUSAL: dict(causal=False),
+        _FIRST: dict(written_first=True),
+        "positions() tells of each KV slot which position is in it: slot by slot, not in ascending order.": dict(
+            ascending=True
         ),
-        _SHORT: partial(Ring, longer=-1),
-        _LONG: partial(Ring, longer=1),
-        COPIES: partial(Ring, copies=True),
+        _SHORT: dict(longer=-1),
+        _LONG: dict(longer=1),
+        COPIES: dict(copies=True),
     },
     forbid=BACKENDS,
     **NEAR,
@@ -245,10 +244,10 @@ check_rewindable_ring = ClassChecker(
     explain=_why,
     hint="Position p is in KV slot p % (window + slack); the largest length so far says what has been overwritten.",
     misconceptions={
-        CAUSAL: partial(Rewindable, causal=False),
-        _SHORT: partial(Rewindable, longer=-1),
-        _LONG: partial(Rewindable, longer=1),
-        COPIES: partial(Rewindable, copies=True),
+        CAUSAL: dict(causal=False),
+        _SHORT: dict(longer=-1),
+        _LONG: dict(longer=1),
+        COPIES: dict(copies=True),
     },
     forbid=BACKENDS,
     **NEAR,

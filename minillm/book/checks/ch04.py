@@ -83,11 +83,9 @@ check_pack_short_first = FunctionChecker(
     raises=(ValueError,),
     returns="the batch",
     misconceptions={
-        "A batch without sequences, or a sequence without a new token, raises ValueError.": partial(packed, empty=True),
-        "Sort by the number of new tokens, not by the length of the sequence.": partial(
-            packed, size=lambda ids, done: len(ids)
-        ),
-        "Sequences with equally many new tokens keep the order in which they were given.": partial(packed, ties=-1),
+        "A batch without sequences, or a sequence without a new token, raises ValueError.": dict(empty=True),
+        "Sort by the number of new tokens, not by the length of the sequence.": dict(size=lambda ids, done: len(ids)),
+        "Sequences with equally many new tokens keep the order in which they were given.": dict(ties=-1),
         "Entry i of logits_indices belongs to sequence i as it was given, not to the i-th of the batch.": _but(
             "logits_indices", lambda batch, *_: batch["query_start_loc"][1:] - 1
         ),
@@ -156,15 +154,15 @@ check_fit_regimes = FunctionChecker(
     returns=("the floor (s)", "the slope (s per request)"),
     rtol=1e-9,
     misconceptions={
-        "The means are geometric: the floor of 1 s and 4 s is 2 s.": partial(fitted, mean=statistics.mean),
-        "Of equally good splits the largest k wins.": partial(fitted, ties=min),
-        "k = 0 is a split, too: all measurements belong to the slope.": partial(fitted, first=1),
-        "k = n is a split, too: all measurements belong to the floor, and the slope is 0.": partial(fitted, last=1),
-        "Errors count as equal only if they differ by less than 1e-12.": partial(fitted, near=1e-6),
-        "Each measurement is compared with the larger of floor and slope · B, on both sides of the split.": partial(
-            fitted, ends=True
+        "The means are geometric: the floor of 1 s and 4 s is 2 s.": dict(mean=statistics.mean),
+        "Of equally good splits the largest k wins.": dict(ties=min),
+        "k = 0 is a split, too: all measurements belong to the slope.": dict(first=1),
+        "k = n is a split, too: all measurements belong to the floor, and the slope is 0.": dict(last=1),
+        "Errors count as equal only if they differ by less than 1e-12.": dict(near=1e-6),
+        "Each measurement is compared with the larger of floor and slope · B, on both sides of the split.": dict(
+            ends=True
         ),
-        "The error is the sum of squared differences of logarithms.": partial(fitted, log=lambda value: value),
+        "The error is the sum of squared differences of logarithms.": dict(log=lambda value: value),
     },
 )
 

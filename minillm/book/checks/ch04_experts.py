@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from minillm.book.checks import Draw, FunctionChecker, Timed
 
 
@@ -89,16 +87,16 @@ check_expert_bend = FunctionChecker(
     returns="the batch",
     timed=(Timed("a limit of 1,000,000,000,000", lambda draw: (64, 1, 2.0, 1e18, 1e8, 10**12), _SLOW),),
     misconceptions={
-        "A small batch does not read all experts: multiply with T(B), not with num_experts.": partial(
-            bend, touched=lambda batch, e, k: e
+        "A small batch does not read all experts: multiply with T(B), not with num_experts.": dict(
+            touched=lambda batch, e, k: e
         ),
-        "Each row multiplies with top_k experts.": partial(bend, rows=lambda batch, e, k: batch),
-        "A row chooses top_k different experts: it misses one with probability 1 - k / E.": partial(
-            bend, touched=lambda batch, e, k: e * (1 - (1 - 1 / e) ** batch)
+        "Each row multiplies with top_k experts.": dict(rows=lambda batch, e, k: batch),
+        "A row chooses top_k different experts: it misses one with probability 1 - k / E.": dict(
+            touched=lambda batch, e, k: e * (1 - (1 - 1 / e) ** batch)
         ),
-        "A weight has weight_bytes bytes: 0.5625 in NVFP4, not always 2.": partial(bend, bytes_of=2.0),
-        "A batch beyond `largest` does not count: return None.": partial(bend, beyond=True),
-        "top_k must lie between 1 and num_experts: raise ValueError.": partial(bend, checks=False),
+        "A weight has weight_bytes bytes: 0.5625 in NVFP4, not always 2.": dict(bytes_of=2.0),
+        "A batch beyond `largest` does not count: return None.": dict(beyond=True),
+        "top_k must lie between 1 and num_experts: raise ValueError.": dict(checks=False),
         _SLOW: _one_by_one,
     },
 )

@@ -100,22 +100,18 @@ check_stop_conditions = FunctionChecker(
     trials=150,
     returns=("the list of kept tokens", "finish_reason", "stop_reason"),
     misconceptions={
-        "n is at least min_tokens: with min_tokens=3 the third output token can end the request.": partial(
-            taken, late=1
+        "n is at least min_tokens: with min_tokens=3 the third output token can end the request.": dict(late=1),
+        "The first new token is output token number num_outputs + 1.": dict(first=0),
+        "max_tokens and min_tokens count the num_outputs tokens that the request has already, too.": dict(before=False),
+        "Rule 1, too, needs min_tokens output tokens.": dict(minimum=("stop",)),
+        "Rule 2, too, needs min_tokens output tokens.": dict(minimum=("end",)),
+        "ignore_eos changes rule 1 only; a stop token still ends the request.": dict(ignores=("end", "stop")),
+        "rule 1 comes before rule 2: stop_reason is None for eos_id, also if it is a stop token.": dict(
+            rules=("stop", "end", "length")
         ),
-        "The first new token is output token number num_outputs + 1.": partial(taken, first=0),
-        "max_tokens and min_tokens count the num_outputs tokens that the request has already, too.": partial(
-            taken, before=False
-        ),
-        "Rule 1, too, needs min_tokens output tokens.": partial(taken, minimum=("stop",)),
-        "Rule 2, too, needs min_tokens output tokens.": partial(taken, minimum=("end",)),
-        "ignore_eos changes rule 1 only; a stop token still ends the request.": partial(taken, ignores=("end", "stop")),
-        "rule 1 comes before rule 2: stop_reason is None for eos_id, also if it is a stop token.": partial(
-            taken, rules=("stop", "end", "length")
-        ),
-        "Rules 1 and 2 come before rule 3.": partial(taken, rules=("length", "end", "stop")),
-        "The token that ends a request is kept.": partial(taken, keeps=0),
-        "0 is a token like any other; only None means that there is none.": partial(taken, zero=False),
+        "Rules 1 and 2 come before rule 3.": dict(rules=("length", "end", "stop")),
+        "The token that ends a request is kept.": dict(keeps=0),
+        "0 is a token like any other; only None means that there is none.": dict(zero=False),
     },
     explain=_explain_taken,
     forbid=("minillm.engine.request.Request",),
@@ -192,21 +188,19 @@ check_admission = FunctionChecker(
     trials=150,
     returns="the list of (name, tokens)",
     misconceptions={
-        "The tokens of a request are subtracted from the budget of those behind it.": partial(admitted, spends=False),
-        "Neither part may be shorter than min_chunk: not the piece, and not the rest.": partial(admitted, rest=False),
-        "A piece of exactly min_chunk tokens is allowed.": partial(admitted, piece=1),
-        "A request that does not join is passed over; the requests behind it still get their turn.": partial(
-            admitted, passes=False
+        "The tokens of a request are subtracted from the budget of those behind it.": dict(spends=False),
+        "Neither part may be shorter than min_chunk: not the piece, and not the rest.": dict(rest=False),
+        "A piece of exactly min_chunk tokens is allowed.": dict(piece=1),
+        "A request that does not join is passed over; the requests behind it still get their turn.": dict(passes=False),
+        "A whole request may be shorter than min_chunk.": dict(
+            whole=lambda num_tokens, left, least: least <= num_tokens <= left
         ),
-        "A whole request may be shorter than min_chunk.": partial(
-            admitted, whole=lambda num_tokens, left, least: least <= num_tokens <= left
+        "A request that needs exactly what is left fits whole.": dict(
+            whole=lambda num_tokens, left, least: num_tokens < left
         ),
-        "A request that needs exactly what is left fits whole.": partial(
-            admitted, whole=lambda num_tokens, left, least: num_tokens < left
-        ),
-        "No more than free_slots requests join.": partial(admitted, slots=1),
-        "A request that does not fit whole is cut if the rule allows it.": partial(admitted, cuts=False),
-        "Requests join in the order of the queue.": partial(admitted, key=lambda pair: pair[1]),
+        "No more than free_slots requests join.": dict(slots=1),
+        "A request that does not fit whole is cut if the rule allows it.": dict(cuts=False),
+        "Requests join in the order of the queue.": dict(key=lambda pair: pair[1]),
     },
     explain=_explain_admitted,
 )

@@ -228,30 +228,24 @@ check_repair_scheduler = ClassChecker(
     explain=_why,
     hint="A preempted request has more tokens than its prompt had, and all of them to compute again.",
     misconceptions={
-        "A preempted job may be cut: all that it has to compute may be more than any budget.": partial(
-            Repaired, whole=lambda job, left: job.num_tokens <= left
+        "A preempted job may be cut: all that it has to compute may be more than any budget.": dict(
+            whole=lambda job, left: job.num_tokens <= left
         ),
-        "A job that has never run joins with its whole prompt or not at all.": partial(
-            Repaired, whole=lambda job, left: True
+        "A job that has never run joins with its whole prompt or not at all.": dict(whole=lambda job, left: True),
+        "A preempted job joins with what is left of the budget, and gets the rest in later steps.": dict(over=True),
+        "A running job gets all tokens that are not computed yet: after a preemption these are several.": dict(
+            one_each=True
         ),
-        "A preempted job joins with what is left of the budget, and gets the rest in later steps.": partial(
-            Repaired, over=True
+        "A new token comes only when all tokens of a job are computed, not after every piece.": dict(every_piece=True),
+        "A preempted job loses its computed tokens.": dict(keeps=True),
+        "A job that does not fit is not overtaken.": dict(overtakes=True),
+        "No job is lost: one that does not fit stays in the queue.": dict(drops=True),
+        "No job joins where nothing is left of the budget.": dict(idle=True),
+        "Jobs that fill the memory exactly fit.": dict(brim=1),
+        "A running job holds num_tokens of the memory, also those that are not computed yet.": dict(
+            holds="num_computed_tokens"
         ),
-        "A running job gets all tokens that are not computed yet: after a preemption these are several.": partial(
-            Repaired, one_each=True
-        ),
-        "A new token comes only when all tokens of a job are computed, not after every piece.": partial(
-            Repaired, every_piece=True
-        ),
-        "A preempted job loses its computed tokens.": partial(Repaired, keeps=True),
-        "A job that does not fit is not overtaken.": partial(Repaired, overtakes=True),
-        "No job is lost: one that does not fit stays in the queue.": partial(Repaired, drops=True),
-        "No job joins where nothing is left of the budget.": partial(Repaired, idle=True),
-        "Jobs that fill the memory exactly fit.": partial(Repaired, brim=1),
-        "A running job holds num_tokens of the memory, also those that are not computed yet.": partial(
-            Repaired, holds="num_computed_tokens"
-        ),
-        "`add` stays as it is: it refuses a job that can never be served.": partial(Repaired, checks=False),
+        "`add` stays as it is: it refuses a job that can never be served.": dict(checks=False),
     },
     forbid=FORBIDDEN,
 )

@@ -135,7 +135,7 @@ _SLIPS = {
     "joining free": "The row of a request that joins counts against the budget.",
     "waiting first": "Running requests first: those that wait share what is left of the budget.",
     "stands still": "update() sets num_computed_tokens to the end of the row.",
-    "moves where sampled": "update() sets num_computed_tokens to the end of every row, also of one that samples nothing.",
+    "moves where sampled": "update() sets num_computed_tokens to the end of every row, also where none is sampled.",
     "keeps running": "A request that finishes leaves `running`.",
     "keeps waiting": "A request that is aborted while it waits leaves `waiting`.",
     "keeps blocks": "A request that finishes gives its blocks back: kv_cache.free(request).",

@@ -164,9 +164,9 @@ check_lowest_pool = ClassChecker(
     explain=_why,
     hint="A block is free when it has no owner, and of the free ones the lowest ids go first.",
     misconceptions={
-        "Block 0 is the null block: the ids that are handed out go from 1 to num_blocks.": partial(Lowest, null=True),
-        "A block that comes twice in one call counts twice.": partial(Lowest, once=True),
-        "From the other end: the lowest ids go first, not the highest.": partial(Lowest, falls=True),
+        "Block 0 is the null block: the ids that are handed out go from 1 to num_blocks.": dict(null=True),
+        "A block that comes twice in one call counts twice.": dict(once=True),
+        "From the other end: the lowest ids go first, not the highest.": dict(falls=True),
     },
     forbid=("minillm.kv_cache.block_pool.BlockPool", "minillm.kv_cache.manager.KVCacheManager"),
 )

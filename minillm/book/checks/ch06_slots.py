@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from minillm.book.checks import Draw, FunctionChecker, Raised
@@ -71,25 +70,23 @@ check_slot_mapping = FunctionChecker(
     raises=(ValueError,),
     returns="the list of KV slots",
     misconceptions={
-        "The first token of sequence i in this step is at position starts[i], not at 0.": partial(
-            slots, slot=lambda tables, t, p, i, size: t[i // size] * size + i % size
+        "The first token of sequence i in this step is at position starts[i], not at 0.": dict(
+            slot=lambda tables, t, p, i, size: t[i // size] * size + i % size
         ),
-        "A token whose block is the null block, 0, is not stored: its KV slot is -1.": partial(slots, null=False),
-        "One block too far: position block_size - 1 is the last one of the first block.": partial(
-            slots, slot=lambda tables, t, p, i, size: t[min((p + 1) // size, len(t) - 1)] * size + p % size
+        "A token whose block is the null block, 0, is not stored: its KV slot is -1.": dict(null=False),
+        "One block too far: position block_size - 1 is the last one of the first block.": dict(
+            slot=lambda tables, t, p, i, size: t[min((p + 1) // size, len(t) - 1)] * size + p % size
         ),
-        "A block has block_size KV slots: block b begins at KV slot b * block_size.": partial(
-            slots, slot=lambda tables, t, p, i, size: t[p // size] + p % size
+        "A block has block_size KV slots: block b begins at KV slot b * block_size.": dict(
+            slot=lambda tables, t, p, i, size: t[p // size] + p % size
         ),
-        "Blocks are counted from 0, and block 0 has KV slots, too: block b begins at b * block_size.": partial(
-            slots, slot=lambda tables, t, p, i, size: (t[p // size] - 1) * size + p % size
+        "Blocks are counted from 0, and block 0 has KV slots, too: block b begins at b * block_size.": dict(
+            slot=lambda tables, t, p, i, size: (t[p // size] - 1) * size + p % size
         ),
-        "Every sequence has a table of its own.": partial(
-            slots, slot=lambda tables, t, p, i, size: tables[0][p // size % len(tables[0])] * size + p % size
+        "Every sequence has a table of its own.": dict(
+            slot=lambda tables, t, p, i, size: tables[0][p // size % len(tables[0])] * size + p % size
         ),
-        "This is the position. The table says in which block it is.": partial(
-            slots, slot=lambda tables, t, p, i, size: p
-        ),
+        "This is the position. The table says in which block it is.": dict(slot=lambda tables, t, p, i, size: p),
     },
     explain=_explain_slots,
 )

@@ -81,26 +81,26 @@ check_vote = FunctionChecker(
     trials=60,
     returns=("the answer", "its votes"),
     misconceptions={
-        "None is no answer, however often it occurs.": partial(elected, readable=lambda answer: True),
-        "0 is an answer like any other.": partial(elected, readable=bool),
-        "The answer with the most votes wins, however improbable.": partial(
-            elected, rank=lambda votes, total, answer: (total, votes, -answer)
+        "None is no answer, however often it occurs.": dict(readable=lambda answer: True),
+        "0 is an answer like any other.": dict(readable=bool),
+        "The answer with the most votes wins, however improbable.": dict(
+            rank=lambda votes, total, answer: (total, votes, -answer)
         ),
-        "Ties: first the greater sum of log-probabilities (-8 is greater than -9), then the smaller answer.": partial(
-            elected, rank=lambda votes, total, answer: votes
+        "Ties: first the greater sum of log-probabilities (-8 is greater than -9), then the smaller answer.": dict(
+            rank=lambda votes, total, answer: votes
         ),
-        "The sum of the log-probabilities counts, not the best single sample.": partial(elected, total=max),
-        "Log-probabilities are added as they are; their exponentials are not.": partial(
-            elected, total=lambda logprobs: sum(2.718281828459045**p for p in logprobs)
+        "The sum of the log-probabilities counts, not the best single sample.": dict(total=max),
+        "Log-probabilities are added as they are; their exponentials are not.": dict(
+            total=lambda logprobs: sum(2.718281828459045**p for p in logprobs)
         ),
-        "Of two sums of log-probabilities the greater one wins: the more probable answer.": partial(
-            elected, rank=lambda votes, total, answer: (votes, -total, -answer)
+        "Of two sums of log-probabilities the greater one wins: the more probable answer.": dict(
+            rank=lambda votes, total, answer: (votes, -total, -answer)
         ),
-        "Equal votes, equal sums: the smaller answer wins.": partial(
-            elected, rank=lambda votes, total, answer: (votes, total, answer)
+        "Equal votes, equal sums: the smaller answer wins.": dict(
+            rank=lambda votes, total, answer: (votes, total, answer)
         ),
-        "Equal votes, equal sums: the smaller answer wins, and -5 is smaller than 3.": partial(
-            elected, rank=lambda votes, total, answer: (votes, total, -abs(answer), -answer)
+        "Equal votes, equal sums: the smaller answer wins, and -5 is smaller than 3.": dict(
+            rank=lambda votes, total, answer: (votes, total, -abs(answer), -answer)
         ),
     },
     explain=_explain_vote,

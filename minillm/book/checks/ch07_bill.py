@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from minillm.book.checks import Draw, FunctionChecker
 
 PRICES = {"input": 20, "write": 25, "read": 2, "output": 100}  # Anthropic's ratios; in millionths of a cent
@@ -66,16 +64,12 @@ check_agent_bill = FunctionChecker(
     trials=80,
     returns=("the bill", "the tokens read from the cache"),
     misconceptions={
-        "The lifetime begins anew with each use, not only with the first write.": partial(billed, on_use=False),
-        "A prompt is cached, its answer is not: the next turn writes it.": partial(billed, answers=1),
-        "An entry is alive up to and including `lifetime` minutes after its last use.": partial(
-            billed, inclusive=False
-        ),
-        "What a turn writes is cached too: the next turn reads the whole prompt of this one.": partial(
-            billed, grows=False
-        ),
-        "The whole prompt has to reach the minimum, not what is new in it.": partial(billed, least_new=True),
-        "Tokens that are written to the cache cost the price of a write.": partial(billed, premium="input"),
-        "Answers cost money, too, at the price of output.": partial(billed, output=False),
+        "The lifetime begins anew with each use, not only with the first write.": dict(on_use=False),
+        "A prompt is cached, its answer is not: the next turn writes it.": dict(answers=1),
+        "An entry is alive up to and including `lifetime` minutes after its last use.": dict(inclusive=False),
+        "What a turn writes is cached too: the next turn reads the whole prompt of this one.": dict(grows=False),
+        "The whole prompt has to reach the minimum, not what is new in it.": dict(least_new=True),
+        "Tokens that are written to the cache cost the price of a write.": dict(premium="input"),
+        "Answers cost money, too, at the price of output.": dict(output=False),
     },
 )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 
 from minillm.book.checks import Draw, FunctionChecker
@@ -117,30 +116,28 @@ check_goodput_window = FunctionChecker(
     returns=("the goodput (requests/s)", "the attainment"),
     rtol=1e-9,
     misconceptions={
-        "A request belongs to the window in which it ended, whenever it arrived.": partial(
-            goodput, ended=lambda arrival, times: arrival
+        "A request belongs to the window in which it ended, whenever it arrived.": dict(
+            ended=lambda arrival, times: arrival
         ),
-        "A request ends with its last token, not with its first.": partial(
-            goodput, ended=lambda arrival, times: (times or [arrival])[0]
+        "A request ends with its last token, not with its first.": dict(
+            ended=lambda arrival, times: (times or [arrival])[0]
         ),
-        "start <= t < end: a request that ends exactly at `end` belongs to the next window.": partial(
-            goodput, inside=lambda start, ended, end: start <= ended <= end
+        "start <= t < end: a request that ends exactly at `end` belongs to the next window.": dict(
+            inside=lambda start, ended, end: start <= ended <= end
         ),
-        "start <= t < end: a request that ends exactly at `start` belongs to this window.": partial(
-            goodput, inside=lambda start, ended, end: start < ended < end
+        "start <= t < end: a request that ends exactly at `start` belongs to this window.": dict(
+            inside=lambda start, ended, end: start < ended < end
         ),
-        "A target of 0 is a target: ask whether the name is there, not whether its value is true.": partial(
-            goodput, zero=False
+        "A target of 0 is a target: ask whether the name is there, not whether its value is true.": dict(zero=False),
+        "A value equal to the target meets it.": dict(meets=operator.lt),
+        "A good request meets every target.": dict(every=lambda met: any([*met] or [True])),
+        '"itl" is the longest gap, "tpot" the mean.': dict(itl=lambda gaps: sum(gaps) / len(gaps)),
+        "A failed request counts among the requests of its window.": dict(failed=False),
+        "A failed request is never good, not even without targets.": dict(empty=True),
+        "A target with another name raises ValueError, even if the window has no requests.": dict(
+            known=_TARGETS | {"ITL", "speed"}, meets=lambda value, most: value <= most
         ),
-        "A value equal to the target meets it.": partial(goodput, meets=operator.lt),
-        "A good request meets every target.": partial(goodput, every=lambda met: any([*met] or [True])),
-        '"itl" is the longest gap, "tpot" the mean.': partial(goodput, itl=lambda gaps: sum(gaps) / len(gaps)),
-        "A failed request counts among the requests of its window.": partial(goodput, failed=False),
-        "A failed request is never good, not even without targets.": partial(goodput, empty=True),
-        "A target with another name raises ValueError, even if the window has no requests.": partial(
-            goodput, known=_TARGETS | {"ITL", "speed"}, meets=lambda value, most: value <= most
-        ),
-        "The attainment of a window without requests is None.": partial(goodput, none=0.0),
+        "The attainment of a window without requests is None.": dict(none=0.0),
     },
     explain=_explain_goodput,
     forbid=("minillm.engine.metrics.goodput", "minillm.engine.metrics.Targets"),
@@ -227,17 +224,15 @@ check_itl_percentile = FunctionChecker(
     atol=1e-9,
     misconceptions={
         "Nothing is interpolated: the percentile is one of the gaps.": _interpolated,
-        "A delivery of k tokens makes one gap and then k - 1 gaps of 0: it is not spread evenly.": partial(
-            percentile, spread=True
+        "A delivery of k tokens makes one gap and then k - 1 gaps of 0: it is not spread evenly.": dict(spread=True),
+        "A delivery of k tokens makes k - 1 gaps of 0, too.": dict(zeros=False),
+        "Also a first delivery of k tokens makes k - 1 gaps of 0.": dict(first=False),
+        "A count of 0 is no delivery.": dict(zero=True),
+        "A gap is the time since the request's own previous delivery, however many steps lie between.": dict(
+            steps=True
         ),
-        "A delivery of k tokens makes k - 1 gaps of 0, too.": partial(percentile, zeros=False),
-        "Also a first delivery of k tokens makes k - 1 gaps of 0.": partial(percentile, first=False),
-        "A count of 0 is no delivery.": partial(percentile, zero=True),
-        "A gap is the time since the request's own previous delivery, however many steps lie between.": partial(
-            percentile, steps=True
-        ),
-        "Sort the gaps first.": partial(percentile, arranged=list),
-        "Without any gap the result is None.": partial(percentile, none=0.0),
+        "Sort the gaps first.": dict(arranged=list),
+        "Without any gap the result is None.": dict(none=0.0),
     },
     explain=_explain_percentile,
     forbid=("minillm.engine.metrics.percentile", "minillm.engine.metrics.Percentiles"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from minillm.book.checks import Draw, FunctionChecker
 from minillm.book.chips import Html, table
@@ -101,18 +100,16 @@ check_plan_step = FunctionChecker(
     trials=150,
     returns="the plan",
     misconceptions={
-        "Running requests with todo 1 come first, before any prompt.": partial(planned, decodes=False, key=lambda _: 0),
-        "Of the running prompts the one with the smallest todo comes first.": partial(planned, key=lambda pair: 0),
-        "Of running prompts with equal todo the one that arrived first comes first.": partial(
-            planned, key=lambda pair: (pair[1], pair[0])
+        "Running requests with todo 1 come first, before any prompt.": dict(decodes=False, key=lambda _: 0),
+        "Of the running prompts the one with the smallest todo comes first.": dict(key=lambda pair: 0),
+        "Of running prompts with equal todo the one that arrived first comes first.": dict(
+            key=lambda pair: (pair[1], pair[0])
         ),
-        "A whole todo need not be a multiple of the grain.": partial(planned, whole=lambda *_: False),
-        "No request gets more than the cap in one step.": partial(planned, capped=False),
-        "a waiting request overtakes: the first one that gets 0 tokens ends the plan.": partial(planned, passes=True),
-        "Every running request is in the batch, with or without tokens.": partial(
-            planned, places=lambda plan, running: len(plan)
-        ),
-        "Leave out the requests that get 0 tokens.": partial(planned, zeros=True),
+        "A whole todo need not be a multiple of the grain.": dict(whole=lambda *_: False),
+        "No request gets more than the cap in one step.": dict(capped=False),
+        "a waiting request overtakes: the first one that gets 0 tokens ends the plan.": dict(passes=True),
+        "Every running request is in the batch, with or without tokens.": dict(places=lambda plan, running: len(plan)),
+        "Leave out the requests that get 0 tokens.": dict(zeros=True),
     },
     explain=_explain_plan,
 )
@@ -177,13 +174,13 @@ check_repair_budget = FunctionChecker(
     raises=(ValueError,),
     returns="the plan",
     misconceptions={
-        "A budget below 0 raises ValueError, also if there are no rows: the caller made a mistake.": partial(
-            rows_planned, negative=True
+        "A budget below 0 raises ValueError, also if there are no rows: the caller made a mistake.": dict(
+            negative=True
         ),
-        "A row that may not be cut gets all its tokens or none.": partial(rows_planned, cuts=True),
-        "After a row that gets no tokens go on with the next one.": partial(rows_planned, stops=True),
-        "A row fits if it needs exactly what is left.": partial(rows_planned, strict=True),
-        "Leave out a row that gets no tokens.": partial(rows_planned, zeros=True),
+        "A row that may not be cut gets all its tokens or none.": dict(cuts=True),
+        "After a row that gets no tokens go on with the next one.": dict(stops=True),
+        "A row fits if it needs exactly what is left.": dict(strict=True),
+        "Leave out a row that gets no tokens.": dict(zeros=True),
     },
     explain=_explain_rows,
 )

@@ -13,7 +13,15 @@ from minillm.book.checks import Case
 from minillm.book.checks.ch09_ageing import check_ageing_key
 from minillm.book.checks.ch09_desk import BASES, POLICIES, Veiled, name_of
 from minillm.book.checks.ch09_fair import check_fair_queue
-from minillm.book.checks.ch09_oracle import BOUND, NothingToDo, given_queues, run_race, small_engine, small_trace, steps_of
+from minillm.book.checks.ch09_oracle import (
+    BOUND,
+    NothingToDo,
+    given_queues,
+    run_race,
+    small_engine,
+    small_trace,
+    steps_of,
+)
 from minillm.book.checks.ch09_patient import check_patient_queue
 from minillm.book.checks.ch09_priorities import check_make_way
 from minillm.book.checks.trial import TrialChecker
@@ -22,6 +30,7 @@ from minillm.engine.request import Request
 from minillm.engine.workload import to_requests
 
 __all__ = ["check_ageing_key", "check_beat_it", "check_fair_queue", "check_make_way", "check_patient_queue", "race"]
+
 
 def race(queue: type, seed: int = 0) -> tuple[float, ...]:
     """Mean E2E with first come, first served, with `sjf` and with `queue(clock, bound)`;
@@ -32,7 +41,7 @@ def race(queue: type, seed: int = 0) -> tuple[float, ...]:
 
 
 class Cautious(NothingToDo):
-    """The shortest first, and the oldest as soon as it has waited for a part of the bound. The keywords are mistakes."""
+    """The shortest first, and the oldest when it has waited for a part of the bound. The keywords are mistakes."""
 
     def __init__(
         self, clock: Callable[[], float], bound: float, *, part: float = 2 / 3, shown: bool = False,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -125,23 +124,16 @@ check_ageing_key = FunctionChecker(
     explain=_why,
     hint="Expand the expression: which term is the same for all waiting requests?",
     misconceptions={
-        "Who came earlier has waited longer, and goes first: an early arrival makes the key smaller.": partial(
-            aged, sign=-1
-        ),
-        "A request costs prompt_tokens + 4 * max_tokens.": partial(aged, weight=1),
-        "A priority is a delay in seconds: ageing turns it into cost like the arrival.": partial(aged, delayed=False),
-        "A priority delays its request, so `safe` is p * grace longer.": partial(aged, safe_of=""),
-        "`safe` counts from the request's own arrival: it is a duration, not a moment.": partial(
-            aged, safe_of="arrival"
-        ),
-        "A new request has a cost, too, at least `cheapest`: only the difference has to be waited for.": partial(
-            aged, above=False
-        ),
-        "Without ageing a cheapest request is safe at once: a request with an equal key does not overtake.": partial(
-            aged, without=lambda dear: math.inf
-        ),
-        "Without ageing waiting never helps a request that costs more than the cheapest: it is never safe.": partial(
-            aged, without=lambda dear: 0.0
-        ),
+        "Who came earlier has waited longer, and goes first: an early arrival makes the key smaller.": dict(sign=-1),
+        "A request costs prompt_tokens + 4 * max_tokens.": dict(weight=1),
+        "A priority is a delay in seconds: ageing turns it into cost like the arrival.": dict(delayed=False),
+        "A priority delays its request, so `safe` is p * grace longer.": dict(safe_of=""),
+        "`safe` counts from the request's own arrival: it is a duration, not a moment.": dict(safe_of="arrival"),
+        "A new request has a cost, too, at least `cheapest`: only the difference has to be waited for.":
+            dict(above=False),
+        "Without ageing a cheapest request is safe at once: a request with an equal key does not overtake.":
+            dict(without=lambda dear: math.inf),
+        "Without ageing waiting never helps a request that costs more than the cheapest: it is never safe.":
+            dict(without=lambda dear: 0.0),
     },
 )  # fmt: skip

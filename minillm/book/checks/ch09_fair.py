@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from minillm.book.checks import Case, Draw
 from minillm.book.checks.beside import ClassChecker, Story
@@ -190,39 +189,25 @@ check_fair_queue = ClassChecker(
     allow=BASES,
     hint="The smallest counter first; lifted on arrival; charged by weight over share.",
     misconceptions={
-        "A step may cross from the prompt into the output: each position has a weight of its own.": partial(
-            FairShares, whole=True
+        "A step may cross from the prompt into the output: each position has a weight of its own.": dict(whole=True),
+        "An output token weighs output_weight, and only a token of the prompt weighs 1.": dict(alike=True),
+        "The weight is divided by the user's share: who has a larger share is charged less.": dict(times=True),
+        "A user who is not in `shares` has a share of 1.": dict(strangers=False),
+        "Tokens below max_computed_tokens were charged before the preemption.": dict(first=lambda now, most: now),
+        "Tokens that came from the prefix cache are not new: begin at the larger of the two.": dict(
+            first=lambda now, most: most
         ),
-        "An output token weighs output_weight, and only a token of the prompt weighs 1.": partial(
-            FairShares, alike=True
-        ),
-        "The weight is divided by the user's share: who has a larger share is charged less.": partial(
-            FairShares, times=True
-        ),
-        "A user who is not in `shares` has a share of 1.": partial(FairShares, strangers=False),
-        "Tokens below max_computed_tokens were charged before the preemption.": partial(
-            FairShares, first=lambda now, most: now
-        ),
-        "Tokens that came from the prefix cache are not new: begin at the larger of the two.": partial(
-            FairShares, first=lambda now, most: most
-        ),
-        "Only users with a present request count for the floor.": partial(FairShares, seen=True),
-        "A user of whom no request is present is lifted to the floor.": partial(FairShares, lifts="never"),
-        "A counter never falls: the larger of its old value and the floor.": partial(FairShares, lifts="always"),
-        "The floor is the smallest counter of the users who are present, not the largest.": partial(
-            FairShares, floor=max
-        ),
-        "On an empty server the floor is the counter of the user whose request left last.": partial(
-            FairShares, empty=False
-        ),
-        "A request is present until leave, also while it runs.": partial(FairShares, leaves=True),
-        "A request that joined is present, too.": partial(FairShares, joins=False),
-        "A request that was put back goes before the user's others.": partial(FairShares, back=1),
-        "Ties go to the user whose next request arrived first, then to the smaller name.": partial(
-            FairShares, ties=False
-        ),
-        "order sorts by the counter of the request's user first.": partial(FairShares, sorts=False),
-        "__iter__ shows the waiting requests that are not finished.": partial(FairShares, shown=True),
-        "output_weight need not be a whole number.": partial(FairShares, rounds=True),
+        "Only users with a present request count for the floor.": dict(seen=True),
+        "A user of whom no request is present is lifted to the floor.": dict(lifts="never"),
+        "A counter never falls: the larger of its old value and the floor.": dict(lifts="always"),
+        "The floor is the smallest counter of the users who are present, not the largest.": dict(floor=max),
+        "On an empty server the floor is the counter of the user whose request left last.": dict(empty=False),
+        "A request is present until leave, also while it runs.": dict(leaves=True),
+        "A request that joined is present, too.": dict(joins=False),
+        "A request that was put back goes before the user's others.": dict(back=1),
+        "Ties go to the user whose next request arrived first, then to the smaller name.": dict(ties=False),
+        "order sorts by the counter of the request's user first.": dict(sorts=False),
+        "__iter__ shows the waiting requests that are not finished.": dict(shown=True),
+        "output_weight need not be a whole number.": dict(rounds=True),
     },
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from minillm.book.checks import Case, Draw
 from minillm.book.checks.beside import ClassChecker, Story
@@ -170,24 +169,20 @@ check_patient_queue = ClassChecker(
     hint="First those that were put back, then the first one overtaken `patience` times, then the shortest. "
     "A popped request overtakes those added before it.",
     misconceptions={
-        "A request that was overtaken `patience` times is next: no request is overtaken more often.": partial(
-            Patient, full=lambda times, most: times > most
+        "A request that was overtaken `patience` times is next: no request is overtaken more often.": dict(
+            full=lambda times, most: times > most
         ),
-        "A peek counts nothing, however often it is called.": partial(Patient, peeks=True),
-        "A popped request overtakes those that were added before it, and not those behind it.": partial(
-            Patient, earlier=False
+        "A peek counts nothing, however often it is called.": dict(peeks=True),
+        "A popped request overtakes those that were added before it, and not those behind it.": dict(earlier=False),
+        "Of those without patience left, the one that was added first is next.": dict(last=True),
+        "The length of a request is its prompt and its max_tokens together.": dict(
+            length=lambda request: request.num_prompt_tokens
         ),
-        "Of those without patience left, the one that was added first is next.": partial(Patient, last=True),
-        "The length of a request is its prompt and its max_tokens together.": partial(
-            Patient, length=lambda request: request.num_prompt_tokens
-        ),
-        "Of those that were put back, the one that arrived first is next, whatever its length.": partial(
-            Patient, back=_length
-        ),
-        "A request that was put back goes before all others.": partial(Patient, returns=False),
-        "__iter__ shows the waiting requests that are not finished.": partial(Patient, shown=True),
-        "Rules 2 and 3 go by the order of add, not by arrival_time.": partial(Patient, by_arrival=True),
-        "order sorts by arrival_time: the oldest request is preempted last.": partial(Patient, sorts=_length),
-        IN_PLACE: partial(Patient, sorted_copy=True),
+        "Of those that were put back, the one that arrived first is next, whatever its length.": dict(back=_length),
+        "A request that was put back goes before all others.": dict(returns=False),
+        "__iter__ shows the waiting requests that are not finished.": dict(shown=True),
+        "Rules 2 and 3 go by the order of add, not by arrival_time.": dict(by_arrival=True),
+        "order sorts by arrival_time: the oldest request is preempted last.": dict(sorts=_length),
+        IN_PLACE: dict(sorted_copy=True),
     },
 )

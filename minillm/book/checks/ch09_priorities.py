@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 
 from minillm.book.checks import Draw, FunctionChecker
 
@@ -64,20 +63,20 @@ check_make_way = FunctionChecker(
     trials=120,
     returns="the names",
     misconceptions={
-        "Priorities that are equal do not preempt each other.": partial(way, equals=True),
-        "A block is free when all its owners are preempted.": partial(way, owned=False),
-        "A request needs a batch slot, too.": partial(way, slot=False),
-        "A request needs blocks, too, not only a batch slot.": partial(way, blocks=False),
-        "If the request would not fit after all preemptions that are allowed, return [].": partial(way, vain=True),
-        "Check whether the request fits before the first preemption, too.": partial(way, at_least=1),
-        "The largest priority goes first, then the latest arrival.": partial(
-            way, key=lambda request, place: (-request[1], -request[2], place)
+        "Priorities that are equal do not preempt each other.": dict(equals=True),
+        "A block is free when all its owners are preempted.": dict(owned=False),
+        "A request needs a batch slot, too.": dict(slot=False),
+        "A request needs blocks, too, not only a batch slot.": dict(blocks=False),
+        "If the request would not fit after all preemptions that are allowed, return [].": dict(vain=True),
+        "Check whether the request fits before the first preemption, too.": dict(at_least=1),
+        "The largest priority goes first, then the latest arrival.": dict(
+            key=lambda request, place: (-request[1], -request[2], place)
         ),
-        "Among equals the request that arrived last is preempted first.": partial(
-            way, key=lambda request, place: (request[1], -request[2], place)
+        "Among equals the request that arrived last is preempted first.": dict(
+            key=lambda request, place: (request[1], -request[2], place)
         ),
-        "Among equals of the same arrival, the one that stands later in `running` is preempted first.": partial(
-            way, key=lambda request, place: (*request[1:3], -place)
+        "Among equals of the same arrival, the one that stands later in `running` is preempted first.": dict(
+            key=lambda request, place: (*request[1:3], -place)
         ),
     },
 )

@@ -10,7 +10,6 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
@@ -133,33 +132,30 @@ check_tile_traffic = FunctionChecker(
     also=_interpreted,
     hint="A is read once for every column of tiles, B once for every row of tiles; sorted(tiles) makes a new list.",
     misconceptions={
-        "At the edges masked lanes load nothing; each program loads all of K.": partial(best_tile, loads=_padded),
-        "A is read once for every column of tiles, B once for every row.": partial(
-            best_tile, loads=_loaded(_up, "rows")
+        "At the edges masked lanes load nothing; each program loads all of K.": dict(loads=_padded),
+        "A is read once for every column of tiles, B once for every row.": dict(loads=_loaded(_up, "rows")),
+        "Programs share nothing: each loads its own tiles, so a matrix is loaded several times.": dict(
+            loads=_loaded(_up, "once")
         ),
-        "Programs share nothing: each loads its own tiles, so a matrix is loaded several times.": partial(
-            best_tile, loads=_loaded(_up, "once")
+        "The grid covers all of C: round up.": dict(loads=_loaded(lambda size, side: size // side)),
+        "Return bytes, not elements.": dict(loads=_loaded(_up, factor=0)),
+        "A tile fits if it takes at most shared_limit bytes: exactly full is full.": dict(spare=1),
+        "num_stages times a tile of A and a tile of B lie in shared memory.": dict(
+            needs=lambda tile, itemsize, stages: shared_bytes(tile, itemsize, 1)
         ),
-        "The grid covers all of C: round up.": partial(best_tile, loads=_loaded(lambda size, side: size // side)),
-        "Return bytes, not elements.": partial(best_tile, loads=_loaded(_up, factor=0)),
-        "A tile fits if it takes at most shared_limit bytes: exactly full is full.": partial(best_tile, spare=1),
-        "num_stages times a tile of A and a tile of B lie in shared memory.": partial(
-            best_tile, needs=lambda tile, itemsize, stages: shared_bytes(tile, itemsize, 1)
+        "The tile of C does not lie in shared memory.": dict(
+            needs=lambda tile, itemsize, stages: shared_bytes(tile, itemsize, stages) + tile[0] * tile[1] * itemsize
         ),
-        "The tile of C does not lie in shared memory.": partial(
-            best_tile,
-            needs=lambda tile, itemsize, stages: shared_bytes(tile, itemsize, stages) + tile[0] * tile[1] * itemsize,
+        "An element in shared memory takes `itemsize` bytes.": dict(
+            needs=lambda tile, itemsize, stages: shared_bytes(tile, 1, stages)
         ),
-        "An element in shared memory takes `itemsize` bytes.": partial(
-            best_tile, needs=lambda tile, itemsize, stages: shared_bytes(tile, 1, stages)
+        "Multiply-adds count K rounded up to whole tiles, too.": dict(
+            work=lambda m, n, k, tile: multiply_adds(m, n, tile[2], tile)
         ),
-        "Multiply-adds count K rounded up to whole tiles, too.": partial(
-            best_tile, work=lambda m, n, k, tile: multiply_adds(m, n, tile[2], tile)
+        "Of those that load the fewest bytes, the one with the fewest multiply-adds.": dict(
+            work=lambda m, n, k, tile: 0
         ),
-        "Of those that load the fewest bytes, the one with the fewest multiply-adds.": partial(
-            best_tile, work=lambda m, n, k, tile: 0
-        ),
-        "Of those that are equal in both, the first of the list.": partial(best_tile, order=-1),
+        "Of those that are equal in both, the first of the list.": dict(order=-1),
     },
 )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from minillm.book.checks import Draw, FunctionChecker
 
 Piece = tuple[int, int, int]  # (tile, first turn, the turn after the last)
@@ -90,16 +88,14 @@ check_stream_k = FunctionChecker(
         "These are whole tiles only: the tiles that fill no wave, and one wave more, are split between all programs.": (
             _only_waves
         ),
-        "Whole tiles are assigned in turn: the first to program 0, the next to program 1.": partial(
-            streamed, in_blocks=True
-        ),
+        "Whole tiles are assigned in turn: the first to program 0, the next to program 1.": dict(in_blocks=True),
         "All tiles are cut here. Only the incomplete wave and the full one before it are.": _all_streamed,
-        "Only the incomplete wave is cut here. The full wave before it is, too.": partial(streamed, waves=0),
-        "The shared turns are divided as evenly as possible: program p begins at p * total // programs.": partial(
-            streamed, even=False
+        "Only the incomplete wave is cut here. The full wave before it is, too.": dict(waves=0),
+        "The shared turns are divided as evenly as possible: program p begins at p * total // programs.": dict(
+            even=False
         ),
-        "A piece ends where its tile ends: the next turn belongs to the next tile.": partial(streamed, cut=False),
-        "A program does its shared pieces first, then its whole tiles.": partial(streamed, whole_first=True),
-        "A program without work has an empty list.": partial(streamed, idle=False),
+        "A piece ends where its tile ends: the next turn belongs to the next tile.": dict(cut=False),
+        "A program does its shared pieces first, then its whole tiles.": dict(whole_first=True),
+        "A program without work has an empty list.": dict(idle=False),
     },
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -107,21 +106,15 @@ check_attend_lazily = FunctionChecker(
     trials=60,
     hint="Each query has a reference. It moves only when the largest score of a tile exceeds it by more than slack.",
     misconceptions={
-        "This rescales whenever a larger score comes. Up to the slack, keep the reference.": partial(
-            lazily, always=True
+        "This rescales whenever a larger score comes. Up to the slack, keep the reference.": dict(always=True),
+        "A score that exceeds the reference by exactly the slack does not move it.": dict(at_slack=True),
+        "Where nothing is rescaled, the reference stays: this tile's weights are relative to the old one.": dict(
+            moves=True
         ),
-        "A score that exceeds the reference by exactly the slack does not move it.": partial(lazily, at_slack=True),
-        "Where nothing is rescaled, the reference stays: this tile's weights are relative to the old one.": partial(
-            lazily, moves=True
-        ),
-        "Each query decides for itself.": partial(lazily, together=True),
-        "The first score that a query sees rescales nothing: there was nothing before.": partial(
-            lazily, counts_first=True
-        ),
-        "A weight may exceed 1, up to 2 to the power of slack: do not cut it off.": partial(lazily, capped=True),
-        "Scores are powers of two: exp2.": partial(lazily, natural=True),
-        "Compare with the reference, not with the largest score so far: many small steps add up.": partial(
-            lazily, drifts=True
-        ),
+        "Each query decides for itself.": dict(together=True),
+        "The first score that a query sees rescales nothing: there was nothing before.": dict(counts_first=True),
+        "A weight may exceed 1, up to 2 to the power of slack: do not cut it off.": dict(capped=True),
+        "Scores are powers of two: exp2.": dict(natural=True),
+        "Compare with the reference, not with the largest score so far: many small steps add up.": dict(drifts=True),
     },
 )

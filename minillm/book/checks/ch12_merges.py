@@ -4,7 +4,6 @@ Built in chapter 12."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -108,7 +107,7 @@ check_merge_states = FunctionChecker(
     explain=_explain,
     hint="Everything relative to the largest best of all parts: total and acc of a part times exp(its best - that).",
     misconceptions={
-        "acc is a sum, not a mean: it is divided by total when it is used, and not before.": partial(merged, mean=True),
+        "acc is a sum, not a mean: it is divided by total when it is used, and not before.": dict(mean=True),
     },
     forbid=tuple(f"minillm.kernels.paged_decode.{name}" for name in ("merge_splits", "torch_merge_splits")),
 )

@@ -6,8 +6,6 @@ The references are in `ch13_oracle`; `ch13_launches` looks at what the programs 
 
 from __future__ import annotations
 
-from functools import partial
-
 from minillm.book.checks import Draw, FunctionChecker
 from minillm.book.checks.ch13_latent import check_latent_decode
 from minillm.book.checks.ch13_oracle import PAGED, Costs, best_splits, last_end, merge_time, programs_of
@@ -62,31 +60,23 @@ check_best_splits = FunctionChecker(
     random=_random_splits,
     explain=_times,
     misconceptions={
-        "They take the same time: then fewer splits are better.": partial(best_splits, chosen=-1),
-        "One split leaves nothing to merge: no second kernel.": partial(
-            best_splits, merge=lambda splits, costs: costs.launch + splits * costs.part
-        ),
-        "With more than one split there is a second kernel: its launch, and a part of it for each split.": partial(
-            best_splits, merge=lambda splits, costs: 0
-        ),
-        "The second kernel costs its launch once, whatever it merges.": partial(
-            best_splits, merge=lambda splits, costs: splits * costs.part if splits > 1 else 0
-        ),
-        "Programs start in their order, not the longest first.": partial(
-            best_splits, end=lambda times, places: last_end(sorted(times, reverse=True), places)
-        ),
-        "A place takes the next program as soon as it is free: there are no waves.": partial(
-            best_splits, end=lambda times, places: -(-len(times) // places) * max(times)
-        ),
-        "Only as many programs run at a time as there are places.": partial(
-            best_splits, end=lambda times, places: max(times)
-        ),
+        "They take the same time: then fewer splits are better.": dict(chosen=-1),
+        "One split leaves nothing to merge: no second kernel.":
+            dict(merge=lambda splits, costs: costs.launch + splits * costs.part),
+        "With more than one split there is a second kernel: its launch, and a part of it for each split.":
+            dict(merge=lambda splits, costs: 0),
+        "The second kernel costs its launch once, whatever it merges.":
+            dict(merge=lambda splits, costs: splits * costs.part if splits > 1 else 0),
+        "Programs start in their order, not the longest first.":
+            dict(end=lambda times, places: last_end(sorted(times, reverse=True), places)),
+        "A place takes the next program as soon as it is free: there are no waves.":
+            dict(end=lambda times, places: -(-len(times) // places) * max(times)),
+        "Only as many programs run at a time as there are places.": dict(end=lambda times, places: max(times)),
         "A split takes ceil(tiles / num_splits) tiles while there are any; the last ones may get fewer, or none.":
-            partial(best_splits, even=True),
-        "A program without tiles is started all the same, and costs its start.": partial(best_splits, idle=False),
-        "This is the work of all, shared out evenly. A program is not divided among places.": partial(
-            best_splits, end=lambda times, places: sum(times) // places
-        ),
+            dict(even=True),
+        "A program without tiles is started all the same, and costs its start.": dict(idle=False),
+        "This is the work of all, shared out evenly. A program is not divided among places.":
+            dict(end=lambda times, places: sum(times) // places),
     },
     forbid=PAGED,
 )  # fmt: skip

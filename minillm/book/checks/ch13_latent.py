@@ -5,8 +5,6 @@ The reference makes keys and values of every head, in float64: it knows nothing 
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -112,19 +110,13 @@ check_latent_decode = FunctionChecker(
     also=_no_heads,
     explain=_nan,
     misconceptions={
-        "In these pages the rotary key comes first: columns 0 to rope, then the latent.": partial(
-            latent_decode, rotary_first=False
+        "In these pages the rotary key comes first: columns 0 to rope, then the latent.": dict(rotary_first=False),
+        "A score is multiplied by `scale`, both of its parts.": dict(scaled=False),
+        "A score has two parts: the absorbed query and the latent, the rotated query and the rotary key.": dict(
+            rotary=False
         ),
-        "A score is multiplied by `scale`, both of its parts.": partial(latent_decode, scaled=False),
-        "A score has two parts: the absorbed query and the latent, the rotated query and the rotary key.": partial(
-            latent_decode, rotary=False
-        ),
-        "The blocks of a sequence stand in block_table, not one behind the other.": partial(
-            latent_decode, in_order=True
-        ),
-        "`scale` is all there is: nothing else is divided by the root of a head's size.": partial(
-            latent_decode, divided=True
-        ),
+        "The blocks of a sequence stand in block_table, not one behind the other.": dict(in_order=True),
+        "`scale` is all there is: nothing else is divided by the root of a head's size.": dict(divided=True),
     },
     forbid=("minillm.kv_cache.latent.latent_attention", "minillm.kv_cache.latent.LatentAttention"),
 )

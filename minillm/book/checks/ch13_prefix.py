@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -137,9 +136,9 @@ check_merge_prefix = FunctionChecker(
     explain=_explain,
     hint="A part weighs exp(its log - the log of both); the log of both is log(exp(a) + exp(b)).",
     misconceptions={
-        "Column i of the prefix belongs to sequence rows[i], not to sequence i.": partial(with_prefix, in_order=True),
-        "The larger of two logs is not the log of the sum.": partial(with_prefix, largest=True),
-        "The logarithms are natural here: powers of e, not of 2.": partial(with_prefix, of_two=True),
+        "Column i of the prefix belongs to sequence rows[i], not to sequence i.": dict(in_order=True),
+        "The larger of two logs is not the log of the sum.": dict(largest=True),
+        "The logarithms are natural here: powers of e, not of 2.": dict(of_two=True),
     },
     forbid=PAGED,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from minillm.book.checks import Case, Draw, FunctionChecker, Timed
@@ -123,8 +122,8 @@ check_choose_buckets = FunctionChecker(
         f"Both cost {expected[1]}. Fewer graphs first, then the smaller list as Python compares lists."
     ),
     misconceptions={
-        "Both cost the same. Fewer graphs first, then the smaller list as Python compares lists.": partial(
-            best_buckets, more_graphs=True
+        "Both cost the same. Fewer graphs first, then the smaller list as Python compares lists.": dict(
+            more_graphs=True
         ),
     },
     forbid=("minillm.engine.graphs.bucket_sizes",),

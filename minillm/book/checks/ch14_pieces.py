@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from minillm.book.checks import Draw, FunctionChecker
 
 Run = tuple[str, int, int]  # ("graph" or "launched", first, the one after the last)
@@ -83,12 +81,12 @@ check_cut_pieces = FunctionChecker(
     trials=80,
     hint="Cut at every operation that cannot be recorded, count launches in each run between, merge neighbours.",
     misconceptions={
-        "A view launches nothing: it does not count towards `least`.": partial(pieces_of, counts_views=True),
-        "Neighbouring runs of launches are one run.": partial(pieces_of, merges=False),
-        "A run with exactly `least` launches is worth a graph.": partial(pieces_of, more_than=True),
-        "The host calls once for each launch outside of a graph.": partial(pieces_of, one_call=True),
-        "A view outside of a graph costs no call.": partial(pieces_of, views_call=True),
-        "What cannot be recorded is in no graph, the one that follows included.": partial(pieces_of, opens=True),
-        "A run of fewer than `least` launches is not worth a graph.": partial(pieces_of, no_least=True),
+        "A view launches nothing: it does not count towards `least`.": dict(counts_views=True),
+        "Neighbouring runs of launches are one run.": dict(merges=False),
+        "A run with exactly `least` launches is worth a graph.": dict(more_than=True),
+        "The host calls once for each launch outside of a graph.": dict(one_call=True),
+        "A view outside of a graph costs no call.": dict(views_call=True),
+        "What cannot be recorded is in no graph, the one that follows included.": dict(opens=True),
+        "A run of fewer than `least` launches is not worth a graph.": dict(no_least=True),
     },
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -210,22 +209,16 @@ check_explain_trace = FunctionChecker(
     explain=_explain,
     hint="Cut the time at every start and end: between two cuts nothing changes.",
     misconceptions={
-        "Two streams at the same time are no more than busy: a microsecond counts once.": partial(
-            explained, mistake="adds streams"
+        "Two streams at the same time are no more than busy: a microsecond counts once.": dict(mistake="adds streams"),
+        "The share is of the time between the device's first start and its last end, not of all.": dict(
+            mistake="share of all"
         ),
-        "The share is of the time between the device's first start and its last end, not of all.": partial(
-            explained, mistake="share of all"
+        "While the device computes a step, the host works on the next one, not on the same.": dict(mistake="same step"),
+        "Nothing can hide the first step's host work.": dict(mistake="hides the first"),
+        "Waiting is no work.": dict(mistake="waiting is work"),
+        "Behind the last step's kernels there is nothing to do, but they take their time too.": dict(
+            mistake="forgets the last"
         ),
-        "While the device computes a step, the host works on the next one, not on the same.": partial(
-            explained, mistake="same step"
-        ),
-        "Nothing can hide the first step's host work.": partial(explained, mistake="hides the first"),
-        "Waiting is no work.": partial(explained, mistake="waiting is work"),
-        "Behind the last step's kernels there is nothing to do, but they take their time too.": partial(
-            explained, mistake="forgets the last"
-        ),
-        "It is all of the trace that would take less time, from the first start of any bar on.": partial(
-            explained, mistake="span"
-        ),
+        "It is all of the trace that would take less time, from the first start of any bar on.": dict(mistake="span"),
     },
 )

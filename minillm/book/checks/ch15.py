@@ -77,29 +77,23 @@ check_quantize_columns = FunctionChecker(
     trials=25,
     hint="A group is weight[start:start + group]; its maximum and minimum are over dimension 0.",
     misconceptions={
-        "Where the step in float16 is 0, all codes are 0; a division by it must not reach them.": partial(
-            columns, zeros=False
+        "Where the step in float16 is 0, all codes are 0; a division by it must not reach them.": dict(zeros=False),
+        "Compute the codes in float32, not in float64: a quotient next to a half is a tie in float32.": dict(
+            dtype=torch.float64
         ),
-        "Compute the codes in float32, not in float64: a quotient next to a half is a tie in float32.": partial(
-            columns, dtype=torch.float64
+        "A half rounds up: torch.floor(x + 0.5). torch.round rounds ties to even.": dict(nearest=torch.round),
+        "These codes fit the unrounded step or low; the weights are read with the float16 ones.": dict(rounded=False),
+        "These are truncated, not rounded to the nearest.": dict(nearest=torch.floor),
+        "Clamp to 0 and 2 ** bits - 1 first: what lies outside wraps around as a uint8.": dict(ends=False),
+        "Steps and lows are kept in float16, but the codes are computed in float32: .float() first.": dict(
+            dtype=torch.float16
         ),
-        "A half rounds up: torch.floor(x + 0.5). torch.round rounds ties to even.": partial(
-            columns, nearest=torch.round
+        "Divide by the step: 1 / step is rounded, and a tie is lost.": dict(
+            divide=lambda distance, step: distance * (1 / step)
         ),
-        "These codes fit the unrounded step or low; the weights are read with the float16 ones.": partial(
-            columns, rounded=False
-        ),
-        "These are truncated, not rounded to the nearest.": partial(columns, nearest=torch.floor),
-        "Clamp to 0 and 2 ** bits - 1 first: what lies outside wraps around as a uint8.": partial(columns, ends=False),
-        "Steps and lows are kept in float16, but the codes are computed in float32: .float() first.": partial(
-            columns, dtype=torch.float16
-        ),
-        "Divide by the step: 1 / step is rounded, and a tie is lost.": partial(
-            columns, divide=lambda distance, step: distance * (1 / step)
-        ),
-        "2 ** bits codes have 2 ** bits - 1 steps between them.": partial(columns, gaps=0),
-        "A group has a step and a low for each output, not one for all.": partial(columns, shared=True),
-        "The last group of a column may be shorter; nothing is added to it.": partial(columns, padded=True),
+        "2 ** bits codes have 2 ** bits - 1 steps between them.": dict(gaps=0),
+        "A group has a step and a low for each output, not one for all.": dict(shared=True),
+        "The last group of a column may be shorter; nothing is added to it.": dict(padded=True),
     },
     forbid=_RTN,
 )
@@ -232,28 +226,26 @@ check_to_mxfp4 = FunctionChecker(
     random=_random_mx,
     explain=_first_block,
     misconceptions={
-        "The first of two weights is in the upper four bits of the byte.": partial(mx, swapped=True),
-        "Bit 3 is the sign bit of x, also for -0.0 and for what rounds to zero: torch.signbit.": partial(
-            mx, negative=lambda block: block < 0
+        "The first of two weights is in the upper four bits of the byte.": dict(swapped=True),
+        "Bit 3 is the sign bit of x, also for -0.0 and for what rounds to zero: torch.signbit.": dict(
+            negative=lambda block: block < 0
         ),
-        "A block of zeros stores 0.": partial(mx, zeros=127),
-        "For so small a block, clamp the exponent at -127 before you add 127 and convert it to uint8.": partial(
-            mx, least=-1000
+        "A block of zeros stores 0.": dict(zeros=127),
+        "For so small a block, clamp the exponent at -127 before you add 127 and convert it to uint8.": dict(
+            least=-1000
         ),
-        "The largest power of two in the table is 4: subtract 2 from the logarithm of the largest.": partial(
-            mx, below=0
+        "The largest power of two in the table is 4: subtract 2 from the logarithm of the largest.": dict(below=0),
+        "Is the logarithm exact? torch.log2 rounds, next to a power of two and among the smallest numbers.": dict(
+            exact=False
         ),
-        "Is the logarithm exact? torch.log2 rounds, next to a power of two and among the smallest numbers.": partial(
-            mx, exact=False
+        "The standard takes the floor of the logarithm, even if the largest becomes 6 then.": dict(up=True),
+        "These ties go to the smaller value. A tie takes the even index: 0.75 becomes 1, and so does 1.25.": dict(
+            order=lambda place: place
         ),
-        "The standard takes the floor of the logarithm, even if the largest becomes 6 then.": partial(mx, up=True),
-        "These ties go to the smaller value. A tie takes the even index: 0.75 becomes 1, and so does 1.25.": partial(
-            mx, order=lambda place: place
+        "These ties go to the larger value. A tie takes the even index: 0.75 becomes 1, and so does 1.25.": dict(
+            order=lambda place: -place
         ),
-        "These ties go to the larger value. A tie takes the even index: 0.75 becomes 1, and so does 1.25.": partial(
-            mx, order=lambda place: -place
-        ),
-        "Each block of 32 has an exponent of its own.": partial(mx, shared=True),
+        "Each block of 32 has an exponent of its own.": dict(shared=True),
     },
     forbid=_RTN + _FORMATS,
 )

@@ -4,7 +4,6 @@ Built in chapter 15."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from minillm.book.checks import Case, Draw, FunctionChecker, Raised, Timed
@@ -134,8 +133,6 @@ check_choose_options = FunctionChecker(
     hint="For every number of bytes that can be spent on the matrices so far, remember the smallest error.",
     misconceptions={
         "The best gain a byte first is not the best in sum.": _greedy,
-        "Ties go to fewer bytes where the errors are equal.": partial(
-            best_choice, better=lambda sums: (sums.error, -sums.num_bytes)
-        ),
+        "Ties go to fewer bytes where the errors are equal.": dict(better=lambda sums: (sums.error, -sums.num_bytes)),
     },
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -138,33 +137,29 @@ check_to_nvfp4 = FunctionChecker(
     random=_random,
     explain=_first_block,
     misconceptions={
-        "The largest scale of a block becomes 448 and its largest weight 6: divide by 448 · 6 = 2688.": partial(
-            nvfp4, of_tensor=lambda x: x.abs().max() / 448
+        "The largest scale of a block becomes 448 and its largest weight 6: divide by 448 · 6 = 2688.": dict(
+            of_tensor=lambda x: x.abs().max() / 448
         ),
-        "Without the tensor's scale, blocks of small weights have scales below the smallest number of e4m3.": partial(
-            nvfp4, of_tensor=lambda x: torch.ones((), dtype=torch.float64)
+        "Without the tensor's scale, blocks of small weights have scales below the smallest number of e4m3.": dict(
+            of_tensor=lambda x: torch.ones((), dtype=torch.float64)
         ),
-        "A power of two is MXFP4's scale. NVFP4 keeps three bits of mantissa: the nearest number of e4m3.": partial(
-            nvfp4, kept=_power_of_two
+        "A power of two is MXFP4's scale. NVFP4 keeps three bits of mantissa: the nearest number of e4m3.": dict(
+            kept=_power_of_two
         ),
-        "A block has 16 weights; 32 is MXFP4's.": partial(nvfp4, block=32),
-        "These codes fit the scale before it was rounded to e4m3; the weights are read with the rounded one.": partial(
-            nvfp4, rounded=False
+        "A block has 16 weights; 32 is MXFP4's.": dict(block=32),
+        "These codes fit the scale before it was rounded to e4m3; the weights are read with the rounded one.": dict(
+            rounded=False
         ),
-        "The first of two weights is in the lower four bits of the byte here.": partial(nvfp4, low_first=False),
-        "These ties go to the smaller value. A tie takes the even index: 0.75 becomes 1, and so does 1.25.": partial(
-            nvfp4, order=lambda place: place
+        "The first of two weights is in the lower four bits of the byte here.": dict(low_first=False),
+        "These ties go to the smaller value. A tie takes the even index: 0.75 becomes 1, and so does 1.25.": dict(
+            order=lambda place: place
         ),
-        "These ties go to the larger value. A tie takes the even index: 0.75 becomes 1, and so does 1.25.": partial(
-            nvfp4, order=lambda place: -place
+        "These ties go to the larger value. A tie takes the even index: 0.75 becomes 1, and so does 1.25.": dict(
+            order=lambda place: -place
         ),
-        "Where the stored scale is 0, all codes are 0, those of negative weights too.": partial(
-            nvfp4, signs_of_zeros=True
-        ),
-        "Bit 3 is the sign bit of x, also for -0.0: torch.signbit, not x < 0.": partial(
-            nvfp4, negative=lambda value: value < 0
-        ),
-        "The tensor has one scale, not each row.": partial(nvfp4, of_a_row=True),
+        "Where the stored scale is 0, all codes are 0, those of negative weights too.": dict(signs_of_zeros=True),
+        "Bit 3 is the sign bit of x, also for -0.0: torch.signbit, not x < 0.": dict(negative=lambda value: value < 0),
+        "The tensor has one scale, not each row.": dict(of_a_row=True),
     },
     forbid=(
         *(

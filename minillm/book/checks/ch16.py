@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -74,35 +73,31 @@ check_static_int8 = FunctionChecker(
     returns=("codes", "scale", "cut_off"),
     rtol=1e-5,
     misconceptions={
-        "Magnitudes count: -127 is larger than 1.": partial(
-            static_codes, order=lambda seen: seen.flatten().sort(descending=True).values
+        "Magnitudes count: -127 is larger than 1.": dict(
+            order=lambda seen: seen.flatten().sort(descending=True).values
         ),
-        "Of equal magnitudes, each counts as one.": partial(
-            static_codes, order=lambda seen: seen.abs().unique().flip(0)
-        ),
+        "Of equal magnitudes, each counts as one.": dict(order=lambda seen: seen.abs().unique().flip(0)),
         "One too many was left out: with spare=0 the largest itself counts.": lambda seen, x, spare: static_codes(
             seen, x, spare + 1
         ),
         "The scale comes from `calibration`, not from `x`.": lambda seen, x, spare: static_codes(x, x, spare),
-        "With all magnitudes 0 the scale is 1.": partial(static_codes, of_zero=0.0),
-        "No code is -128: the grid is symmetric.": partial(
-            static_codes, code=lambda places: places.clamp(-128, 127).to(torch.int8)
+        "With all magnitudes 0 the scale is 1.": dict(of_zero=0.0),
+        "No code is -128: the grid is symmetric.": dict(code=lambda places: places.clamp(-128, 127).to(torch.int8)),
+        "Beyond the grid a number is cut off at 127 or -127; as an int8 it would wrap around.": dict(
+            code=lambda places: (places.long() % 256).to(torch.uint8).view(torch.int8)
         ),
-        "Beyond the grid a number is cut off at 127 or -127; as an int8 it would wrap around.": partial(
-            static_codes, code=lambda places: (places.long() % 256).to(torch.uint8).view(torch.int8)
+        "A token is cut off if, rounded, one of its numbers lies beyond ±127; exactly 127 is not.": dict(
+            beyond=lambda exact: exact.round().abs() >= 127
         ),
-        "A token is cut off if, rounded, one of its numbers lies beyond ±127; exactly 127 is not.": partial(
-            static_codes, beyond=lambda exact: exact.round().abs() >= 127
+        "cut_off looks at the rounded numbers: 127.4 becomes 127, which is inside.": dict(
+            beyond=lambda exact: exact.abs() > 127
         ),
-        "cut_off looks at the rounded numbers: 127.4 becomes 127, which is inside.": partial(
-            static_codes, beyond=lambda exact: exact.abs() > 127
+        "Compute cut_off before you clamp; afterwards no number is outside the grid.": dict(
+            beyond=lambda exact: exact.abs() > torch.inf
         ),
-        "Compute cut_off before you clamp; afterwards no number is outside the grid.": partial(
-            static_codes, beyond=lambda exact: exact.abs() > torch.inf
-        ),
-        _TIES: partial(static_codes, rounded=half_up),
-        _TIES_AWAY: partial(static_codes, rounded=half_away),
-        "Round first: .to(torch.int8) truncates.": partial(static_codes, rounded=torch.trunc),
+        _TIES: dict(rounded=half_up),
+        _TIES_AWAY: dict(rounded=half_away),
+        "Round first: .to(torch.int8) truncates.": dict(rounded=torch.trunc),
     },
     forbid=(f"{PACKAGE}.activations.quantize_activations",),
 )
@@ -149,37 +144,29 @@ check_settle = FunctionChecker(
     atol=1e-8,
     rtol=1e-7,
     misconceptions={
-        "The others do not move at all.": partial(
-            settled, moves=lambda error, inverse, j: torch.zeros_like(inverse[0])
+        "The others do not move at all.": dict(moves=lambda error, inverse, j: torch.zeros_like(inverse[0])),
+        "They move in the wrong direction: the column moved by -error, so subtract.": dict(
+            moves=lambda error, inverse, j: -torch.outer(error / inverse[j, j], inverse[j])
         ),
-        "They move in the wrong direction: the column moved by -error, so subtract.": partial(
-            settled, moves=lambda error, inverse, j: -torch.outer(error / inverse[j, j], inverse[j])
-        ),
-        "Divide the error by inverse[column, column].": partial(
-            settled, moves=lambda error, inverse, j: torch.outer(error, inverse[j])
+        "Divide the error by inverse[column, column].": dict(
+            moves=lambda error, inverse, j: torch.outer(error, inverse[j])
         ),
         "That is the square root's row, as with Cholesky; with the inverse itself divide by inverse[column, column], "
-        "once.": partial(
-            settled, moves=lambda error, inverse, j: torch.outer(error / inverse[j, j].sqrt(), inverse[j])
-        ),
-        "Row 0 of the inverse belongs to column 0; take the row of the column that you rounded.": partial(
-            settled, moves=lambda error, inverse, j: torch.outer(error / inverse[0, 0], inverse[0])
+        "once.": dict(moves=lambda error, inverse, j: torch.outer(error / inverse[j, j].sqrt(), inverse[j])),
+        "Row 0 of the inverse belongs to column 0; take the row of the column that you rounded.": dict(
+            moves=lambda error, inverse, j: torch.outer(error / inverse[0, 0], inverse[0])
         ),
         "A row and a column of the inverse are not the inverse of what is left: subtract the outer product first.": (
-            partial(settled, without=False)
+            dict(without=False)
         ),
-        "Codes are cut off at ±largest.": partial(settled, cut=False),
-        "Codes go from -largest to largest; the chapter's go one lower.": partial(
-            settled, lowest=lambda largest: -largest - 1
+        "Codes are cut off at ±largest.": dict(cut=False),
+        "Codes go from -largest to largest; the chapter's go one lower.": dict(lowest=lambda largest: -largest - 1),
+        "If a weight is cut off at the end of the grid, that is part of the error too.": dict(cut_is_error=False),
+        "The columns that remain keep their order.": dict(
+            order=lambda rest, column: (rest[:column] + rest[-1:] + rest[column:-1])[: len(rest)]
         ),
-        "If a weight is cut off at the end of the grid, that is part of the error too.": partial(
-            settled, cut_is_error=False
-        ),
-        "The columns that remain keep their order.": partial(
-            settled, order=lambda rest, column: (rest[:column] + rest[-1:] + rest[column:-1])[: len(rest)]
-        ),
-        _TIES: partial(settled, rounded=half_up),
-        _TIES_AWAY: partial(settled, rounded=half_away),
+        _TIES: dict(rounded=half_up),
+        _TIES_AWAY: dict(rounded=half_away),
     },
     forbid=(f"{PACKAGE}.gptq.gptq", f"{PACKAGE}.gptq.inverse_cholesky"),
 )
@@ -245,15 +232,15 @@ check_search_grid = FunctionChecker(
     atol=1e-9,
     rtol=1e-6,
     misconceptions={
-        "Inputs vary together: it is d H dᵀ, not only its diagonal.": partial(searched, diagonal=True),
-        "Equal errors: the smaller alpha.": partial(searched, first=lambda pair: (-pair[0], -pair[1])),
-        "Equal errors: the smaller alpha, then the larger shrink.": partial(searched, first=lambda pair: pair),
-        "d = weight - rounded / scales: back in the units of the weight.": partial(searched, back=False),
-        "0 to the power alpha is 0: an input of magnitude 0 has the scale 1.": partial(searched, unseen=False),
+        "Inputs vary together: it is d H dᵀ, not only its diagonal.": dict(diagonal=True),
+        "Equal errors: the smaller alpha.": dict(first=lambda pair: (-pair[0], -pair[1])),
+        "Equal errors: the smaller alpha, then the larger shrink.": dict(first=lambda pair: pair),
+        "d = weight - rounded / scales: back in the units of the weight.": dict(back=False),
+        "0 to the power alpha is 0: an input of magnitude 0 has the scale 1.": dict(unseen=False),
         "The best alpha depends on the range: search both together.": one_after_the_other,
-        "L is 2 ** (bits - 1) - 1.": partial(searched, largest=lambda bits: 2 ** (bits - 1)),
-        _TIES: partial(searched, rounded=half_up),
-        _TIES_AWAY: partial(searched, rounded=half_away),
+        "L is 2 ** (bits - 1) - 1.": dict(largest=lambda bits: 2 ** (bits - 1)),
+        _TIES: dict(rounded=half_up),
+        _TIES_AWAY: dict(rounded=half_away),
     },
     explain=_explain_search,
     forbid=(f"{PACKAGE}.awq.search_scales", f"{PACKAGE}.awq.round_clipped"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -107,17 +106,15 @@ check_rotate_blocks = FunctionChecker(
         ),
     ),
     misconceptions={
-        "A rotation preserves lengths: divide by the square root of the block.": partial(
-            rotated_blocks, scale=lambda block: 1.0
-        ),
-        "By the square root of the block, not by the block.": partial(rotated_blocks, scale=lambda block: 1 / block),
+        "A rotation preserves lengths: divide by the square root of the block.": dict(scale=lambda block: 1.0),
+        "By the square root of the block, not by the block.": dict(scale=lambda block: 1 / block),
         "By the square root of the block, not of the row.": lambda x, signs, block: (
             rotated_blocks(x, signs, block) * (block / max(1, x.shape[1])) ** 0.5
         ),
-        "The signs come first: x diag(signs) H.": partial(rotated_blocks, signs_first=False),
-        "A block is a run of neighbouring numbers.": partial(rotated_blocks, strided=True),
-        "One level of sums and differences mixes pairs only; half doubles until it reaches the block.": partial(
-            rotated_blocks, all_levels=False
+        "The signs come first: x diag(signs) H.": dict(signs_first=False),
+        "A block is a run of neighbouring numbers.": dict(strided=True),
+        "One level of sums and differences mixes pairs only; half doubles until it reaches the block.": dict(
+            all_levels=False
         ),
     },
     forbid=(f"{PACKAGE}.hadamard_transform", f"{PACKAGE}.Rotation", f"{PACKAGE}.paley_matrix"),

@@ -69,16 +69,16 @@ check_shared_alpha = FunctionChecker(
     returns=("alpha", "scales"),
     rtol=1e-9,
     misconceptions={
-        "Powers of two: 2 ** round(log2(s)).": partial(shared, power=None),
-        "Round log2(s) to the nearest: 2 ** 1.6 becomes 2 ** 2.": partial(shared, power=torch.floor),
-        "All products behind the norm share the scales: the largest weight of a column over all of them.": partial(
-            shared, readers=slice(1)
+        "Powers of two: 2 ** round(log2(s)).": dict(power=None),
+        "Round log2(s) to the nearest: 2 ** 1.6 becomes 2 ** 2.": dict(power=torch.floor),
+        "All products behind the norm share the scales: the largest weight of a column over all of them.": dict(
+            readers=slice(1)
         ),
-        "The fraction is upside down: s divides the inputs, so it grows with them.": partial(shared, upside_down=True),
-        "This alpha has the smallest sum of the errors; the worst product decides.": partial(shared, worst=sum),
-        "Smooth with the powers of two, not with the scales before rounding.": partial(shared, judged={"power": None}),
-        "Both maxima are at least 1e-5.": partial(shared, least=0.0),
-        "Equal errors: the smallest alpha.": partial(shared, tie=max),
+        "The fraction is upside down: s divides the inputs, so it grows with them.": dict(upside_down=True),
+        "This alpha has the smallest sum of the errors; the worst product decides.": dict(worst=sum),
+        "Smooth with the powers of two, not with the scales before rounding.": dict(judged={"power": None}),
+        "Both maxima are at least 1e-5.": dict(least=0.0),
+        "Equal errors: the smallest alpha.": dict(tie=max),
     },
     explain=_explain_alpha,
     forbid=(f"{PACKAGE}.smoothquant.smoothing_scales",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -112,22 +111,18 @@ check_gated_chunks = FunctionChecker(
     rtol=1e-3,
     timed=(_LOOP,),
     misconceptions={
-        "A token's own key and value are in the state that its query reads.": partial(chunked, before=True),
-        "The state from before the chunk has decayed by the time a later token of the chunk reads it.": partial(
-            chunked, forgets_late=True
+        "A token's own key and value are in the state that its query reads.": dict(before=True),
+        "The state from before the chunk has decayed by the time a later token of the chunk reads it.": dict(
+            forgets_late=True
         ),
-        "A chunk begins with the state that the one before it left.": partial(chunked, carries=False),
-        "A product of many decays becomes 0, and 0 / 0 is NaN: subtract logarithms instead.": partial(
-            chunked, ratio=True
-        ),
-        "Every key dimension has a decay of its own.": partial(chunked, shared=True),
-        "The last chunk may be shorter: it counts too.": partial(chunked, drops_rest=True),
-        "Nothing may be added to a decay before its logarithm: much of a large number decays.": partial(
-            chunked, added=1e-6
-        ),
+        "A chunk begins with the state that the one before it left.": dict(carries=False),
+        "A product of many decays becomes 0, and 0 / 0 is NaN: subtract logarithms instead.": dict(ratio=True),
+        "Every key dimension has a decay of its own.": dict(shared=True),
+        "The last chunk may be shorter: it counts too.": dict(drops_rest=True),
+        "Nothing may be added to a decay before its logarithm: much of a large number decays.": dict(added=1e-6),
         _LOOP.hint: one_by_one,
-        "A state is [key dimensions, value dimensions]: the outer product of k and v, in that order.": partial(
-            chunked, transposed=True
+        "A state is [key dimensions, value dimensions]: the outer product of k and v, in that order.": dict(
+            transposed=True
         ),
     },
 )

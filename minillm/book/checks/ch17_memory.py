@@ -109,7 +109,7 @@ check_place = FunctionChecker(
     explain=_better,
     hint="Total time = the sum of num_blocks * uses * cost of the tier; the device costs 0.",
     misconceptions={
-        "The most used prefix first is not the best: it may keep out two others.": partial(best_plan, by_uses=True),
+        "The most used prefix first is not the best: it may keep out two others.": dict(by_uses=True),
     },
 )
 
@@ -215,7 +215,7 @@ check_heavy_hitters = ClassChecker(
     hint="Add the weights to the sums, then the smallest sum goes, but never one of the last `recent`; equal: "
     "the smallest position.",
     misconceptions={
-        "All weights that a position ever had count, not those of the last step.": partial(Hitters, last_step=True),
-        "The smallest sum goes, not the largest.": partial(Hitters, largest=True),
+        "All weights that a position ever had count, not those of the last step.": dict(last_step=True),
+        "The smallest sum goes, not the largest.": dict(largest=True),
     },
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -83,17 +82,17 @@ check_pack_keys = FunctionChecker(
     explain=_no_scale,
     rtol=1e-6,
     misconceptions={
-        "The largest code is 7: with -8 a code would have no opposite.": partial(packed, largest=8.0),
-        "Where a group's scale would be 0 it is 1, so that no number is divided by 0.": partial(packed, one=0.0),
-        "Divide by the scale: 1 / scale is rounded, and a tie is lost.": partial(
-            packed, divide=lambda numbers, scales: numbers * (1 / scales)
+        "The largest code is 7: with -8 a code would have no opposite.": dict(largest=8.0),
+        "Where a group's scale would be 0 it is 1, so that no number is divided by 0.": dict(one=0.0),
+        "Divide by the scale: 1 / scale is rounded, and a tie is lost.": dict(
+            divide=lambda numbers, scales: numbers * (1 / scales)
         ),
-        "To the nearest code: a conversion to an integer truncates.": partial(packed, nearest=torch.trunc),
-        "Ties go to the even code, as torch.round does.": partial(packed, nearest=lambda x: torch.floor(x + 0.5)),
-        "Every group has a scale of its own.": partial(packed, whole=True),
-        "A code is stored plus 8, so that it is 1 to 15 and 8 means 0.": partial(packed, offset=0),
-        "Byte i holds dimension i and dimension i + head_dim / 2, not two neighbours.": partial(packed, halves=False),
-        "The first half of the dimensions is in the low four bits.": partial(packed, swapped=True),
+        "To the nearest code: a conversion to an integer truncates.": dict(nearest=torch.trunc),
+        "Ties go to the even code, as torch.round does.": dict(nearest=lambda x: torch.floor(x + 0.5)),
+        "Every group has a scale of its own.": dict(whole=True),
+        "A code is stored plus 8, so that it is 1 to 15 and 8 means 0.": dict(offset=0),
+        "Byte i holds dimension i and dimension i + head_dim / 2, not two neighbours.": dict(halves=False),
+        "The first half of the dimensions is in the low four bits.": dict(swapped=True),
     },
     forbid=(PACKAGE + "quantize_vectors", PACKAGE + "pack_nibbles"),
 )
@@ -176,20 +175,16 @@ check_merge_with_sink = FunctionChecker(
     rtol=1e-4,
     misconceptions={
         "The sink counts once, not once in every part.": lambda parts, sink: merged(parts, sink, times=len(parts)),
-        "The sink is part of the denominator: the shares of the parts sum to less than 1.": partial(
-            merged, renormalise=True
+        "The sink is part of the denominator: the shares of the parts sum to less than 1.": dict(renormalise=True),
+        "The log-sum-exp that is returned counts the sink too.": dict(counts=False),
+        "exp of a large log-sum-exp overflows: subtract the largest first.": dict(stable=False),
+        "A part may have keys for one head and none for another: leave it out for these heads only.": dict(
+            whole_parts=True
         ),
-        "The log-sum-exp that is returned counts the sink too.": partial(merged, counts=False),
-        "exp of a large log-sum-exp overflows: subtract the largest first.": partial(merged, stable=False),
-        "A part may have keys for one head and none for another: leave it out for these heads only.": partial(
-            merged, whole_parts=True
+        "A part without keys has no output, NaN perhaps, and 0 times NaN is NaN: leave it out.": dict(
+            ignores_empty=False
         ),
-        "A part without keys has no output, NaN perhaps, and 0 times NaN is NaN: leave it out.": partial(
-            merged, ignores_empty=False
-        ),
-        "The share of a part is exp(its lse) over the sum of all; the shares are not equal.": partial(
-            merged, weighs=False
-        ),
+        "The share of a part is exp(its lse) over the sum of all; the shares are not equal.": dict(weighs=False),
     },
     forbid=tuple(f"minillm.kernels.paged_decode.{name}" for name in ("merge_splits", "torch_merge_splits")),
 )

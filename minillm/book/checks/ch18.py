@@ -7,8 +7,6 @@ position.
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from minillm.book.checks import Draw, FunctionChecker
@@ -78,24 +76,22 @@ check_best_length = FunctionChecker(
     rtol=1e-12,
     hint="Divide a step's time by the tokens it generates. In a step, a request has one more token than it drafted.",
     misconceptions={
-        "Times that are equal after round(ms, 9) are equal.": partial(best_length, decimals=15),
-        "Round both times and compare; times less than 1e-9 apart may be unequal when rounded.": partial(
-            best_length, decimals=99, better=lambda ms, best: ms < best - 1e-9
+        "Times that are equal after round(ms, 9) are equal.": dict(decimals=15),
+        "Round both times and compare; times less than 1e-9 apart may be unequal when rounded.": dict(
+            decimals=99, better=lambda ms, best: ms < best - 1e-9
         ),
-        "Of equally good lengths the shortest.": partial(best_length, better=lambda ms, best: ms <= best),
-        "Nine decimal places decide, not fewer.": partial(best_length, decimals=6),
-        "The times may rise and then fall again: try every length.": partial(best_length, patient=False),
-        "A length of 0 is one of the choices.": partial(best_length, shortest=1),
-        "In every step the target adds a token of its own to the accepted draft tokens.": partial(
-            best_length, own=1e-12
+        "Of equally good lengths the shortest.": dict(better=lambda ms, best: ms <= best),
+        "Nine decimal places decide, not fewer.": dict(decimals=6),
+        "The times may rise and then fall again: try every length.": dict(patient=False),
+        "A length of 0 is one of the choices.": dict(shortest=1),
+        "In every step the target adds a token of its own to the accepted draft tokens.": dict(own=1e-12),
+        "A draft token counts only if all before it were accepted: multiply the chances.": dict(
+            chance=lambda before, chance: chance
         ),
-        "A draft token counts only if all before it were accepted: multiply the chances.": partial(
-            best_length, chance=lambda before, chance: chance
-        ),
-        "One pass of the draft model serves the whole batch.": partial(best_length, passes=lambda n, batch: n * batch),
-        "The draft model runs once for each draft token.": partial(best_length, passes=lambda n, batch: min(n, 1)),
-        "Drafting takes time, too.": partial(best_length, passes=lambda n, batch: 0),
-        "A step generates tokens for every request of the batch.": partial(best_length, requests=lambda batch: 1),
+        "One pass of the draft model serves the whole batch.": dict(passes=lambda n, batch: n * batch),
+        "The draft model runs once for each draft token.": dict(passes=lambda n, batch: min(n, 1)),
+        "Drafting takes time, too.": dict(passes=lambda n, batch: 0),
+        "A step generates tokens for every request of the batch.": dict(requests=lambda batch: 1),
     },
     forbid=("minillm.speculative.adaptive.AdaptiveLength",),
 )
@@ -150,28 +146,20 @@ check_second_chance = FunctionChecker(
     hint="Keep the rest: at first p, after each rejection max(rest - q, 0) divided by its sum.",
     misconceptions={
         "Do not divide by the running sum's end: where it never exceeds `last`, take the last token with a rest.":
-            partial(second_chance, ends_at_one=True),
-        "If a rejection leaves nothing, the rest stays what it was.": partial(second_chance, nothing="p"),
-        "The token of the draw is the first at which the running sum is larger than `last`, not equal to it.": partial(
-            second_chance, at_least=True
-        ),
-        "Where the running sum never exceeds `last`, the token is the last one whose rest is not 0.": partial(
-            second_chance, last_id=True
-        ),
-        "chance * q < rest: exactly on the border is a rejection.": partial(second_chance, strictly=False),
-        "After a rejection the rest is divided by its sum, before the next draft token is tried.": partial(
-            second_chance, normalise=False
-        ),
-        "A draft token is compared with the rest after the rejections before it, not with p.": partial(
-            second_chance, accept_p=True
-        ),
-        "Each rejection subtracts its own q from the rest that the one before has left, not from p.": partial(
-            second_chance, update=False
-        ),
-        "After the last rejection draw from the rest, not from p.": partial(
-            second_chance, rest_from_p=True
-        ),
-        "All draft tokens are tried.": partial(second_chance, most=1),
+            dict(ends_at_one=True),
+        "If a rejection leaves nothing, the rest stays what it was.": dict(nothing="p"),
+        "The token of the draw is the first at which the running sum is larger than `last`, not equal to it.":
+            dict(at_least=True),
+        "Where the running sum never exceeds `last`, the token is the last one whose rest is not 0.":
+            dict(last_id=True),
+        "chance * q < rest: exactly on the border is a rejection.": dict(strictly=False),
+        "After a rejection the rest is divided by its sum, before the next draft token is tried.":
+            dict(normalise=False),
+        "A draft token is compared with the rest after the rejections before it, not with p.": dict(accept_p=True),
+        "Each rejection subtracts its own q from the rest that the one before has left, not from p.":
+            dict(update=False),
+        "After the last rejection draw from the rest, not from p.": dict(rest_from_p=True),
+        "All draft tokens are tried.": dict(most=1),
     },
     forbid=tuple(f"minillm.speculative.rejection.{name}" for name in ("accept", "residual", "RejectionSampler")),
 )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
@@ -93,23 +92,17 @@ check_verify_tree = FunctionChecker(
     trials=80,
     hint="A token of the tree sees the text, its ancestors and itself; its position is its depth.",
     misconceptions={
-        "Siblings and cousins continue other texts: a token sees its ancestors, not all tokens before it.": partial(
-            verify_tree, causal=True
+        "Siblings and cousins continue other texts: a token sees its ancestors, not all tokens before it.": dict(
+            causal=True
         ),
-        "A token sees itself, too.": partial(verify_tree, itself=False),
-        "Every token of the tree sees the whole text before the tree.": partial(verify_tree, text=False),
-        "mask[i, j]: whether i sees j. Here the ancestors see their descendants.": partial(verify_tree, children=True),
-        "A token's position is the text's length plus its depth, not its index in the list.": partial(
-            verify_tree, by_place=True
-        ),
-        "Tokens with parent -1 stand directly after the text: their position is its length.": partial(
-            verify_tree, shifted=1
-        ),
-        "All children of a node are candidates, not only the first.": partial(verify_tree, first_only=True),
-        "Of children with the same token, the lowest index wins.": partial(verify_tree, lowest=False),
-        "own[0] is the target's token after the text, own[i + 1] the one after token i.": partial(
-            verify_tree, skips=True
-        ),
+        "A token sees itself, too.": dict(itself=False),
+        "Every token of the tree sees the whole text before the tree.": dict(text=False),
+        "mask[i, j]: whether i sees j. Here the ancestors see their descendants.": dict(children=True),
+        "A token's position is the text's length plus its depth, not its index in the list.": dict(by_place=True),
+        "Tokens with parent -1 stand directly after the text: their position is its length.": dict(shifted=1),
+        "All children of a node are candidates, not only the first.": dict(first_only=True),
+        "Of children with the same token, the lowest index wins.": dict(lowest=False),
+        "own[0] is the target's token after the text, own[i + 1] the one after token i.": dict(skips=True),
     },
 )
 
@@ -180,19 +173,13 @@ check_by_position = FunctionChecker(
     rtol=1e-9,
     hint="At a position, a draft counts if it has this position and all its tokens before it were accepted.",
     misconceptions={
-        "A draft whose first token is rejected says nothing about the second: count only checked tokens.": partial(
-            by_position, unconditional=True
+        "A draft whose first token is rejected says nothing about the second: count only checked tokens.": dict(
+            unconditional=True
         ),
-        "Divide by the draft tokens that were checked at this position, not by all drafts.": partial(
-            by_position, all_drafts=True
-        ),
-        "The one rate for all positions is accepted over checked, not the mean of the rates.": partial(
-            by_position, mean=True
-        ),
-        "The target's own token comes in every step, and counts.": partial(by_position, own=0),
-        "Each draft has a length of its own; the prediction uses it.": partial(by_position, whole=True),
-        "Draft tokens after the first rejection were not checked: they belong to no rate.": partial(
-            by_position, drafted=True
-        ),
+        "Divide by the draft tokens that were checked at this position, not by all drafts.": dict(all_drafts=True),
+        "The one rate for all positions is accepted over checked, not the mean of the rates.": dict(mean=True),
+        "The target's own token comes in every step, and counts.": dict(own=0),
+        "Each draft has a length of its own; the prediction uses it.": dict(whole=True),
+        "Draft tokens after the first rejection were not checked: they belong to no rate.": dict(drafted=True),
     },
 )

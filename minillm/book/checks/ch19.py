@@ -4,8 +4,6 @@ Built in chapter 19."""
 
 from __future__ import annotations
 
-from functools import partial
-
 from minillm.book.checks import Case, Checker, Draw, FunctionChecker, Timed
 from minillm.book.checks.ch19_choices import check_jump, check_select_by_gain
 from minillm.book.checks.ch19_oracle import Places, Slot, alive_by_rounds, lengths, lists, lists_again
@@ -86,13 +84,11 @@ check_how_far = FunctionChecker(
     trials=150,
     returns=("valid", "viable"),
     misconceptions={
-        "A state from which no end can be reached is dead: a prefix that leads there is not viable.": partial(
-            lengths, dead=False
-        ),
+        "A state from which no end can be reached is dead: a prefix that leads there is not viable.": dict(dead=False),
         "First the valid length, then the viable one.": lambda *given: lengths(*given)[::-1],
-        "The empty prefix counts, too: it is valid if 0 is in may_end.": partial(lengths, empty=False),
-        "Look at each move once: list for each state the states that move into it, and use a queue.": partial(
-            lengths, alive=alive_by_rounds
+        "The empty prefix counts, too: it is valid if 0 is in may_end.": dict(empty=False),
+        "Look at each move once: list for each state the states that move into it, and use a queue.": dict(
+            alive=alive_by_rounds
         ),
     },
     timed=(
@@ -159,15 +155,13 @@ check_token_lists = FunctionChecker(
     returns="the list of lists",
     misconceptions={
         "Among them are tokens that lead into a trap: byte by byte an end can be reached from there, by tokens it "
-        "cannot.": partial(lists, by="bytes"),
-        "Among them are tokens that lead to states from which no end can be reached.": partial(lists, by="not"),
-        "An end may be several tokens away.": partial(lists, by="one"),
-        "A token without bytes is never allowed: it leads nowhere.": partial(lists, empty=True),
-        "The end token's own bytes do not matter: it is allowed in the states of may_end.": partial(
-            lists, spelled_end=True
-        ),
-        "The end token is allowed where the text may end, whatever its bytes are, and nowhere else.": partial(
-            lists, anywhere=True
+        "cannot.": dict(by="bytes"),
+        "Among them are tokens that lead to states from which no end can be reached.": dict(by="not"),
+        "An end may be several tokens away.": dict(by="one"),
+        "A token without bytes is never allowed: it leads nowhere.": dict(empty=True),
+        "The end token's own bytes do not matter: it is allowed in the states of may_end.": dict(spelled_end=True),
+        "The end token is allowed where the text may end, whatever its bytes are, and nowhere else.": dict(
+            anywhere=True
         ),
         "The ids of a list go upwards.": lambda *given: [
             sorted(row, key=lambda token: (token == given[3], token)) for row in lists(*given)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from minillm.book.checks import Case, Draw, FunctionChecker
@@ -123,22 +122,18 @@ check_select_by_gain = FunctionChecker(
     returns=("best", "gains"),
     atol=1e-9,
     misconceptions={
-        "-inf minus -inf is not a number: if the choice cannot follow the prompt, its gain is -inf.": partial(
-            gains, score=lambda asked, anyway, choice: asked - anyway
+        "-inf minus -inf is not a number: if the choice cannot follow the prompt, its gain is -inf.": dict(
+            score=lambda asked, anyway, choice: asked - anyway
         ),
-        "No division by the number of tokens here.": partial(
-            gains, score=lambda asked, anyway, choice: _gain(asked, anyway, choice) / len(choice)
+        "No division by the number of tokens here.": dict(
+            score=lambda asked, anyway, choice: _gain(asked, anyway, choice) / len(choice)
         ),
-        "Subtract what the choice scores after the neutral prompt.": partial(
-            gains, score=lambda asked, anyway, choice: asked
+        "Subtract what the choice scores after the neutral prompt.": dict(score=lambda asked, anyway, choice: asked),
+        "The largest gain; ties go to the first.": dict(
+            best=lambda found: len(found) - 1 - found[::-1].index(max(found))
         ),
-        "The largest gain; ties go to the first.": partial(
-            gains, best=lambda found: len(found) - 1 - found[::-1].index(max(found))
-        ),
-        "The log-probability of token k comes from the choice's first k tokens, without token k itself.": partial(
-            gains, late=1
-        ),
-        _ASKS_AGAIN: partial(gains, known=False),
+        "The log-probability of token k comes from the choice's first k tokens, without token k itself.": dict(late=1),
+        _ASKS_AGAIN: dict(known=False),
         _ASKS_BEHIND_THE_END: _with_the_end,
     },
     also=_asked_once,
@@ -276,15 +271,13 @@ check_jump = FunctionChecker(
     trials=200,
     returns=_told,
     misconceptions={
-        "Look at every new token, not at the last one only: a longer token may begin further ahead.": partial(
-            jumped, look="last"
+        "Look at every new token, not at the last one only: a longer token may begin further ahead.": dict(look="last"),
+        "A token that could go on with a byte of may_follow has to be held back.": dict(look="none"),
+        "A longer token counts only if its next byte may follow.": dict(look="any"),
+        "At most most_back tokens may be taken back; otherwise keep all, and encode the forced text alone.": dict(
+            limit=False
         ),
-        "A token that could go on with a byte of may_follow has to be held back.": partial(jumped, look="none"),
-        "A longer token counts only if its next byte may follow.": partial(jumped, look="any"),
-        "At most most_back tokens may be taken back; otherwise keep all, and encode the forced text alone.": partial(
-            jumped, limit=False
-        ),
-        "That is less text than `said` has. Then there is no jump: (len(said), []).": partial(jumped, least=False),
+        "That is less text than `said` has. Then there is no jump: (len(said), []).": dict(least=False),
         _ENCODES_AGAIN: _encodes_again,
     },
     also=_encodes_twice,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from minillm.book.checks import Draw, FunctionChecker
 
 _HEALING = tuple(f"minillm.{name}" for name in ("sampling.grammar.prefix.taken_back", "engine.healing.healed"))
@@ -74,16 +72,12 @@ check_heal = FunctionChecker(
     returns=("the tokens that are kept", "the allowed tokens"),
     explain=_explain_heal,
     misconceptions={
-        "Take back as many tokens as a longer token can reach over, not the fewest.": partial(healed, largest=False),
-        "The first token stays, since a prompt needs one.": partial(healed, stays=0),
-        "A special token has no text: it is not taken back, and no token before it.": partial(healed, special=False),
-        "A token that is a beginning of the text may come, too: another one then goes on.": partial(
-            healed, shorter=False
-        ),
-        "A token that only repeats the text does not reach over the end of the prompt.": partial(healed, proper=False),
-        "Where no token reaches over one token, one may reach over two: do not stop early.": partial(
-            healed, gaps=False
-        ),
+        "Take back as many tokens as a longer token can reach over, not the fewest.": dict(largest=False),
+        "The first token stays, since a prompt needs one.": dict(stays=0),
+        "A special token has no text: it is not taken back, and no token before it.": dict(special=False),
+        "A token that is a beginning of the text may come, too: another one then goes on.": dict(shorter=False),
+        "A token that only repeats the text does not reach over the end of the prompt.": dict(proper=False),
+        "Where no token reaches over one token, one may reach over two: do not stop early.": dict(gaps=False),
     },
     forbid=_HEALING,
 )
@@ -160,16 +154,12 @@ check_tell = FunctionChecker(
     trials=150,
     returns="what is told after each piece",
     misconceptions={
-        "A mark may be spread over several pieces.": partial(telling, joined=False),
-        "Hold back what may be the beginning of a mark, until the next piece.": partial(
-            telling, hold=lambda text, begin: 0
-        ),
-        "Text that cannot begin a mark is sent at once.": partial(
-            telling, hold=lambda text, begin: min(len(begin) - 1, len(text))
-        ),
-        "Hold back the longest suffix that may begin a mark, not the shortest.": partial(telling, hold=_last_may_begin),
-        "The end mark counts behind the begin mark; in front of it, it is text.": partial(telling, behind=False),
-        "Return the source of a call unchanged, spaces included.": partial(telling, whole=str.strip),
+        "A mark may be spread over several pieces.": dict(joined=False),
+        "Hold back what may be the beginning of a mark, until the next piece.": dict(hold=lambda text, begin: 0),
+        "Text that cannot begin a mark is sent at once.": dict(hold=lambda text, begin: min(len(begin) - 1, len(text))),
+        "Hold back the longest suffix that may begin a mark, not the shortest.": dict(hold=_last_may_begin),
+        "The end mark counts behind the begin mark; in front of it, it is text.": dict(behind=False),
+        "Return the source of a call unchanged, spaces included.": dict(whole=str.strip),
     },
     forbid=_PARSERS,
 )

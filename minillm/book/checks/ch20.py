@@ -7,7 +7,6 @@ bubbles.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -101,16 +100,16 @@ check_split_qkv = FunctionChecker(
     raises=(ValueError,),
     explain=_heads,
     misconceptions={
-        "There are 1 to num_heads ranks, numbered from 0: raise ValueError otherwise.": partial(split, refuses=False),
-        "The query heads of rank r begin at num_heads * r // world_size.": partial(
-            split, bound=lambda size, part, parts: min(size, part * -(-size // parts))
+        "There are 1 to num_heads ranks, numbered from 0: raise ValueError otherwise.": dict(refuses=False),
+        "The query heads of rank r begin at num_heads * r // world_size.": dict(
+            bound=lambda size, part, parts: min(size, part * -(-size // parts))
         ),
-        "Query head h reads KV head h // (num_heads // num_kv_heads), wherever the rank begins.": partial(
-            split, kv_of=lambda head, heads, kv_heads: head % kv_heads
+        "Query head h reads KV head h // (num_heads // num_kv_heads), wherever the rank begins.": dict(
+            kv_of=lambda head, heads, kv_heads: head % kv_heads
         ),
-        "A rank has just those KV heads that its query heads read.": partial(split, extra=1),
-        "kv_of_query counts in the rank's own KV heads, from 0.": partial(split, own=False),
-        "The keys come before the values.": partial(split, order="qvk"),
+        "A rank has just those KV heads that its query heads read.": dict(extra=1),
+        "kv_of_query counts in the rank's own KV heads, from 0.": dict(own=False),
+        "The keys come before the values.": dict(order="qvk"),
     },
     forbid=("minillm.parallel.layout.cut_of", "minillm.parallel.layout.Layout"),
 )

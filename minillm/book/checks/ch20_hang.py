@@ -4,7 +4,6 @@ Built in chapter 20."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -174,18 +173,16 @@ check_repair_worker = FunctionChecker(
     explain=_why,
     hint="All ranks make the same calls in the same order, however many requests each of them has.",
     misconceptions={
-        "A bad request never reaches mlp, which would raise ValueError: its answer is None.": partial(
-            served, bad="runs"
+        "A bad request never reaches mlp, which would raise ValueError: its answer is None.": dict(bad="runs"),
+        "A request that cannot run takes no place and costs no step: leave it out before the first one.": dict(
+            bad="takes a step"
         ),
-        "A request that cannot run takes no place and costs no step: leave it out before the first one.": partial(
-            served, bad="takes a step"
-        ),
-        "A request joins as soon as there is room, not when all others have ended.": partial(served, refills=False),
-        "After the last token no rank calls mlp again.": partial(served, extra=1),
-        "At most `most` requests of a rank run at a time.": partial(served, limit=False),
-        "All requests for which there is room join in the same step.": partial(served, joins=1),
-        "The answer of a bad request is None, and not an empty list.": partial(served, nothing=[]),
-        "Token 0 is in the vocabulary.": partial(served, low=1),
-        "Token 99 is in the vocabulary of 100.": partial(served, high=VOCABULARY - 1),
+        "A request joins as soon as there is room, not when all others have ended.": dict(refills=False),
+        "After the last token no rank calls mlp again.": dict(extra=1),
+        "At most `most` requests of a rank run at a time.": dict(limit=False),
+        "All requests for which there is room join in the same step.": dict(joins=1),
+        "The answer of a bad request is None, and not an empty list.": dict(nothing=[]),
+        "Token 0 is in the vocabulary.": dict(low=1),
+        "Token 99 is in the vocabulary of 100.": dict(high=VOCABULARY - 1),
     },
 )

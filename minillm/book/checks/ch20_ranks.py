@@ -6,7 +6,6 @@ All ranks of a case run at once, in a thread each. What they return and what the
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -107,17 +106,15 @@ check_row_parallel = FunctionChecker(
     explain=_times_added,
     hint="One all_reduce of the partial products; the bias belongs to the sum.",
     misconceptions={
-        "Every rank adds the bias, and all_reduce adds up what they have: one of them is enough.": partial(
-            row_product, adds=lambda rank: True
+        "Every rank adds the bias, and all_reduce adds up what they have: one of them is enough.": dict(
+            adds=lambda rank: True
         ),
-        "Parts of the bias do not add up to it, since each is rounded: one rank adds all of it.": partial(
-            row_product, adds=lambda rank: True, equal_parts=True
+        "Parts of the bias do not add up to it, since each is rounded: one rank adds all of it.": dict(
+            adds=lambda rank: True, equal_parts=True
         ),
-        "The bias is missing: one rank adds it to its partial product.": partial(row_product, adds=lambda rank: False),
-        "One all_reduce is enough: the bias of one rank is in the sum.": partial(
-            row_product, adds=lambda rank: False, twice=True
-        ),
-        "Every rank returns the sum, not rank 0 alone.": partial(row_product, everywhere=False),
+        "The bias is missing: one rank adds it to its partial product.": dict(adds=lambda rank: False),
+        "One all_reduce is enough: the bias of one rank is in the sum.": dict(adds=lambda rank: False, twice=True),
+        "Every rank returns the sum, not rank 0 alone.": dict(everywhere=False),
     },
     forbid=("minillm.parallel.layers.RowParallelLinear",),
 )
@@ -254,20 +251,16 @@ check_left_ring = FunctionChecker(
     also=_same_bits,
     hint="In the first half a chunk collects every rank's part, in the second the sums go around.",
     misconceptions={
-        "This ring goes to the right: send to the left neighbour, rank - 1, and receive from the right one.": partial(
-            ring, way=1
+        "This ring goes to the right: send to the left neighbour, rank - 1, and receive from the right one.": dict(
+            way=1
         ),
-        "In the first half a received chunk is added to the own one: it collects every rank's part.": partial(
-            ring, replaces=True
+        "In the first half a received chunk is added to the own one: it collects every rank's part.": dict(
+            replaces=True
         ),
-        "In the second half a received chunk replaces the own one; nothing is added.": partial(ring, adds=True),
-        "A chunk needs world_size - 1 steps to reach every rank, in the second half as in the first.": partial(
-            ring, short=1
-        ),
-        "Chunk c begins at size * c // world_size, so that the chunks differ by one element at most.": partial(
-            ring, equal=True
-        ),
-        "After the first half rank r has the sum of chunk r, so it sends chunk r + 1 first.": partial(ring, turn=0),
+        "In the second half a received chunk replaces the own one; nothing is added.": dict(adds=True),
+        "A chunk needs world_size - 1 steps to reach every rank, in the second half as in the first.": dict(short=1),
+        "Chunk c begins at size * c // world_size, so that the chunks differ by one element at most.": dict(equal=True),
+        "After the first half rank r has the sum of chunk r, so it sends chunk r + 1 first.": dict(turn=0),
         "Send one chunk in each step, not all values: every rank sends fewer elements then.": around,
     },
     forbid=tuple(

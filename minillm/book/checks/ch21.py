@@ -3,7 +3,6 @@ Built in chapter 21."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -87,22 +86,14 @@ check_route_tokens = FunctionChecker(
     rtol=1e-5,
     hint="Choose by score plus bias; weigh by the scores alone, divided by their sum; experts in ascending order.",
     misconceptions={
-        "k is from 1 to num_experts: raise ValueError otherwise.": partial(routed, refuses=False),
-        "The bias chooses experts; it is not part of their weights.": partial(
-            routed, weigh=lambda scores, bias: scores + bias
-        ),
-        "Experts are chosen by score plus bias.": partial(routed, choose=lambda scores, bias: scores),
-        "A score is the sigmoid of one logit, not a softmax.": partial(
-            routed, score=lambda logits: logits.float().softmax(-1)
-        ),
-        "The experts of a token stand in ascending order, each with its own weight.": partial(routed, ascending=False),
-        "Of experts with equal sums, the smaller indices are chosen.": partial(routed, ties=-1),
-        "The weights of a token add up to 1: divide by the sum of the scores of its chosen experts.": partial(
-            routed, norm=False
-        ),
-        "Compute in float32: .float() comes before the sigmoid.": partial(
-            routed, score=lambda logits: logits.sigmoid().float()
-        ),
+        "k is from 1 to num_experts: raise ValueError otherwise.": dict(refuses=False),
+        "The bias chooses experts; it is not part of their weights.": dict(weigh=lambda scores, bias: scores + bias),
+        "Experts are chosen by score plus bias.": dict(choose=lambda scores, bias: scores),
+        "A score is the sigmoid of one logit, not a softmax.": dict(score=lambda logits: logits.float().softmax(-1)),
+        "The experts of a token stand in ascending order, each with its own weight.": dict(ascending=False),
+        "Of experts with equal sums, the smaller indices are chosen.": dict(ties=-1),
+        "The weights of a token add up to 1: divide by the sum of the scores of its chosen experts.": dict(norm=False),
+        "Compute in float32: .float() comes before the sigmoid.": dict(score=lambda logits: logits.sigmoid().float()),
     },
     forbid=("minillm.model.routing.route",),
 )
@@ -149,17 +140,14 @@ check_align_rows = FunctionChecker(
     random=_random_choices,
     hint="The assignments of an expert are in ascending order, and -1 stands only at the end of its last tile.",
     misconceptions={
-        "An expert without assignments has no tile.": partial(
-            aligned, tiles_of=lambda count, tile: max(1, -(-count // tile))
-        ),
-        "An expert whose rows fill whole tiles has no padding.": partial(
-            aligned, tiles_of=lambda count, tile: count // tile + (count > 0)
-        ),
-        "The assignments of one expert stand in ascending order: sort with stable=True.": partial(aligned, order=-1),
-        "The padding is -1.": partial(aligned, fill=-2),
+        "An expert without assignments has no tile.": dict(tiles_of=lambda count, tile: max(1, -(-count // tile))),
+        "An expert whose rows fill whole tiles has no padding.":
+            dict(tiles_of=lambda count, tile: count // tile + (count > 0)),
+        "The assignments of one expert stand in ascending order: sort with stable=True.": dict(order=-1),
+        "The padding is -1.": dict(fill=-2),
         "The inverse has the index in rows of each assignment, in their order: inverse[order] = places.":
-            partial(aligned, inverted=False),
-        "The tiles are in the order of the rows.": partial(aligned, tile_order=-1),
+            dict(inverted=False),
+        "The tiles are in the order of the rows.": dict(tile_order=-1),
     },
     forbid=tuple(f"minillm.kernels.grouped_matmul.{name}" for name in ("sort_by_expert", "SortedRows")),
 )  # fmt: skip
@@ -250,11 +238,9 @@ check_grouped_tiles = FunctionChecker(
     rtol=1e-5,
     hint="Row i belongs to token rows[i] // k and to the expert of tile i // tile; a row of -1 is zero.",
     misconceptions={
-        "Where rows[i] is -1 the row is zero: the index -1 gathers the last token.": partial(grouped, padding=True),
-        "Row i belongs to token rows[i] // k: rows holds assignments.": partial(
-            grouped, token_of=lambda number, k: number
-        ),
-        "Each tile has the expert that tiles names.": partial(grouped, expert=lambda expert: 0),
+        "Where rows[i] is -1 the row is zero: the index -1 gathers the last token.": dict(padding=True),
+        "Row i belongs to token rows[i] // k: rows holds assignments.": dict(token_of=lambda number, k: number),
+        "Each tile has the expert that tiles names.": dict(expert=lambda expert: 0),
     },
     forbid=tuple(f"minillm.kernels.grouped_matmul.{name}" for name in ("grouped_matmul", "torch_grouped_matmul")),
 )

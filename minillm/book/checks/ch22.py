@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from minillm.book.checks import Draw, FunctionChecker
 from minillm.book.checks.ch22_resumed import check_resumed_stream
@@ -87,13 +86,13 @@ check_pick = FunctionChecker(
     raises=(ValueError,),
     explain=_costs,
     misconceptions={
-        "If there is no replica, raise ValueError.": partial(picked, refuses=False),
-        "A cached block after the first missing one does not help: stop counting there.": partial(picked, holes=True),
-        "At least one block is computed, even where all are cached.": partial(picked, at_least=0),
-        "The cache is not everything: the work ahead counts too.": partial(picked, key=lambda c, h, i: (-h, i)),
-        "Among equal costs, take the replica with the largest head.": partial(picked, key=lambda c, h, i: (c, i)),
-        "Where cost and head are equal, take the first replica.": partial(picked, key=lambda c, h, i: (c, -h, -i, i)),
-        "The blocks of the head need not be computed: subtract them.": partial(picked, key=lambda c, h, i: (c + h, i)),
+        "If there is no replica, raise ValueError.": dict(refuses=False),
+        "A cached block after the first missing one does not help: stop counting there.": dict(holes=True),
+        "At least one block is computed, even where all are cached.": dict(at_least=0),
+        "The cache is not everything: the work ahead counts too.": dict(key=lambda c, h, i: (-h, i)),
+        "Among equal costs, take the replica with the largest head.": dict(key=lambda c, h, i: (c, i)),
+        "Where cost and head are equal, take the first replica.": dict(key=lambda c, h, i: (c, -h, -i, i)),
+        "The blocks of the head need not be computed: subtract them.": dict(key=lambda c, h, i: (c + h, i)),
     },
     forbid=("minillm.engine.routing.PrefixAware", "minillm.engine.routing.ReplicaView"),
 )
@@ -173,28 +172,24 @@ check_migration_plan = FunctionChecker(
     raises=(ValueError,),
     explain=_plans,
     misconceptions={
-        "Every argument is at least 1 and the latency at least 0: raise ValueError otherwise.": partial(
-            planned, checks=False
+        "Every argument is at least 1 and the latency at least 0: raise ValueError otherwise.": dict(checks=False),
+        "There are at most max_stages stages.": dict(most=1),
+        "One token must be left to generate when the last stage begins.": dict(left=0),
+        "What is generated during a stage is no longer left to generate.": dict(counts_down=False),
+        "The latency of a stage counts in its duration.": dict(latency=False),
+        "A step that ends exactly with the stage counts.": dict(
+            steps=lambda duration, step: max(0, duration - 1) // step
         ),
-        "There are at most max_stages stages.": partial(planned, most=1),
-        "One token must be left to generate when the last stage begins.": partial(planned, left=0),
-        "What is generated during a stage is no longer left to generate.": partial(planned, counts_down=False),
-        "The latency of a stage counts in its duration.": partial(planned, latency=False),
-        "A step that ends exactly with the stage counts.": partial(
-            planned, steps=lambda duration, step: max(0, duration - 1) // step
+        "Divide whole numbers by //: a float is too short for large ones.": dict(
+            steps=lambda duration, step: int(duration / step)
         ),
-        "Divide whole numbers by //: a float is too short for large ones.": partial(
-            planned, steps=lambda duration, step: int(duration / step)
-        ),
-        "A token is generated for each whole step of a stage: round down.": partial(
-            planned, steps=lambda duration, step: -(-duration // step)
+        "A token is generated for each whole step of a stage: round down.": dict(
+            steps=lambda duration, step: -(-duration // step)
         ),
         "Copying while the request decodes makes the stop shorter.": lambda num_tokens, *rest: (
             planned(num_tokens, *rest) and [num_tokens]
         ),
-        "Of plans with the same downtime, the one with the fewest stages.": partial(
-            planned, wins=lambda new, best: new <= best
-        ),
+        "Of plans with the same downtime, the one with the fewest stages.": dict(wins=lambda new, best: new <= best),
     },
     forbid=("minillm.engine.fleet.migration.stages", "minillm.engine.fleet.migration.pause_seconds"),
 )

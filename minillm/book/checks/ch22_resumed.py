@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from minillm.book.checks import Case, Draw, Raised
@@ -186,23 +185,23 @@ check_resumed_stream = ClassChecker(
     explain=_why,
     hint="The client's tokens are the truth: go on behind them, and take nothing twice.",
     misconceptions={
-        "A message of an old flight counts for nothing: only the newest one does.": partial(Stream, old=True),
-        "A message may repeat tokens that the client has: skip those before len(output).": partial(Stream, twice=True),
-        "A stop token in the prompt ends nothing: only a generated one does.": partial(Stream, in_prompt=True),
-        "A position larger than len(output) leaves a gap: raise ValueError.": partial(Stream, gaps=True),
-        "A message without tokens can leave a gap, too.": partial(Stream, empty_gaps=True),
-        "The next replica computes the prompt and all that the client has.": partial(Stream, anew=True),
-        "The next replica may generate max_tokens minus what the client has.": partial(Stream, left=False),
-        "The stop token ends the output: what comes behind it is dropped.": partial(Stream, stops=False),
-        "The stop token is part of the output.": partial(Stream, keeps_stop=False),
-        "The output has at most max_tokens tokens.": partial(Stream, most=False),
-        "An output that is finished is not submitted again.": partial(Stream, ended=False),
-        "A death counts for the newest flight alone.": partial(Stream, deaths="all"),
-        "A flight is lost once: the second report of its death asks for nothing.": partial(Stream, deaths="twice"),
-        "After lost(flight), messages of this flight count for nothing.": partial(Stream, unlost=True),
-        "Before the first submit no flight counts, flight 0 included.": partial(Stream, begun=True),
-        "A flight that was never submitted counts for nothing.": partial(Stream, ahead=True),
-        "A message that counts for nothing leaves no gap: look at its flight first.": partial(Stream, first_gap=True),
-        "submit begins a new flight, also where the one before was still running.": partial(Stream, together=False),
+        "A message of an old flight counts for nothing: only the newest one does.": dict(old=True),
+        "A message may repeat tokens that the client has: skip those before len(output).": dict(twice=True),
+        "A stop token in the prompt ends nothing: only a generated one does.": dict(in_prompt=True),
+        "A position larger than len(output) leaves a gap: raise ValueError.": dict(gaps=True),
+        "A message without tokens can leave a gap, too.": dict(empty_gaps=True),
+        "The next replica computes the prompt and all that the client has.": dict(anew=True),
+        "The next replica may generate max_tokens minus what the client has.": dict(left=False),
+        "The stop token ends the output: what comes behind it is dropped.": dict(stops=False),
+        "The stop token is part of the output.": dict(keeps_stop=False),
+        "The output has at most max_tokens tokens.": dict(most=False),
+        "An output that is finished is not submitted again.": dict(ended=False),
+        "A death counts for the newest flight alone.": dict(deaths="all"),
+        "A flight is lost once: the second report of its death asks for nothing.": dict(deaths="twice"),
+        "After lost(flight), messages of this flight count for nothing.": dict(unlost=True),
+        "Before the first submit no flight counts, flight 0 included.": dict(begun=True),
+        "A flight that was never submitted counts for nothing.": dict(ahead=True),
+        "A message that counts for nothing leaves no gap: look at its flight first.": dict(first_gap=True),
+        "submit begins a new flight, also where the one before was still running.": dict(together=False),
     },
 )

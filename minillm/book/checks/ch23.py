@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from minillm.book.checks import Draw, FunctionChecker, Raised
@@ -95,14 +94,13 @@ check_merge_pieces = FunctionChecker(
     trials=200,
     hint="One chunk for each sample: all of its text that waits, cut at `most`; what is cut off waits.",
     misconceptions={
-        "A finish reason is sent with the last character: while text of the sample waits, so does its reason.": partial(
-            merged, reason_first=True
-        ),
-        "The chunks are in the order of each sample's first piece.": partial(merged, by_number=True),
-        "Leave out a chunk without text and without a finish reason.": partial(merged, empty=True),
-        "`most` counts characters, not bytes.": partial(merged, in_bytes=True),
-        "A chunk without text is sent if it has a finish reason.": partial(merged, ends=False),
-        "A text of exactly `most` characters fits: nothing of it waits.": partial(merged, full=1),
+        "A finish reason is sent with the last character: while text of the sample waits, so does its reason.":
+            dict(reason_first=True),
+        "The chunks are in the order of each sample's first piece.": dict(by_number=True),
+        "Leave out a chunk without text and without a finish reason.": dict(empty=True),
+        "`most` counts characters, not bytes.": dict(in_bytes=True),
+        "A chunk without text is sent if it has a finish reason.": dict(ends=False),
+        "A text of exactly `most` characters fits: nothing of it waits.": dict(full=1),
     },
 )  # fmt: skip
 
@@ -216,26 +214,18 @@ check_admission = ClassChecker(
     explain=_why_asked,
     hint="Keep for each request the tokens that are still to be computed; their sum is the work under way.",
     misconceptions={
-        "Computed tokens are not work any more: subtract them.": partial(Budget, computes=False),
-        "The work of a request never falls below 0, however many tokens are computed.": partial(Budget, least=-(10**9)),
-        "An empty server admits anything: otherwise a large request would wait for ever.": partial(
-            Budget, alone="never"
+        "Computed tokens are not work any more: subtract them.": dict(computes=False),
+        "The work of a request never falls below 0, however many tokens are computed.": dict(least=-(10**9)),
+        "An empty server admits anything: otherwise a large request would wait for ever.": dict(alone="never"),
+        "A request without work left is under way until it leaves: the server is not empty.": dict(alone="no work"),
+        "A refused request changes nothing: it is not under way, and its claim is no work.": dict(keeps=True),
+        "The reserve is for urgent requests.": dict(reserves=False),
+        "The excess divided by the rate is rounded up to whole seconds.": dict(up="floor"),
+        "A whole number is not rounded up: math.ceil(excess / rate), not int(excess / rate) + 1.": dict(up="floor + 1"),
+        "Its claim alone exceeds the limit, so it has to wait for all the work under way, and no longer.": dict(
+            cuts=False
         ),
-        "A request without work left is under way until it leaves: the server is not empty.": partial(
-            Budget, alone="no work"
-        ),
-        "A refused request changes nothing: it is not under way, and its claim is no work.": partial(
-            Budget, keeps=True
-        ),
-        "The reserve is for urgent requests.": partial(Budget, reserves=False),
-        "The excess divided by the rate is rounded up to whole seconds.": partial(Budget, up="floor"),
-        "A whole number is not rounded up: math.ceil(excess / rate), not int(excess / rate) + 1.": partial(
-            Budget, up="floor + 1"
-        ),
-        "Its claim alone exceeds the limit, so it has to wait for all the work under way, and no longer.": partial(
-            Budget, cuts=False
-        ),
-        "A name that is under way raises ValueError.": partial(Budget, twice=True),
+        "A name that is under way raises ValueError.": dict(twice=True),
     },
     forbid=("minillm.serving.gate.Gate",),
 )

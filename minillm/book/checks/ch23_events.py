@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from minillm.book.checks import Case, Draw
@@ -174,23 +173,21 @@ check_event_reader = ClassChecker(
     explain=_why,
     hint="Decode first, with a decoder that remembers unfinished characters; then collect lines; then fields.",
     misconceptions={
-        "A byte order mark at the very beginning is skipped; the codec utf-8-sig does it.": partial(
-            Reader, codec="utf-8"
+        "A byte order mark at the very beginning is skipped; the codec utf-8-sig does it.": dict(codec="utf-8"),
+        "A character may come in two pieces: one decoder for the whole stream remembers the first half.": dict(
+            each=True
         ),
-        "A character may come in two pieces: one decoder for the whole stream remembers the first half.": partial(
-            Reader, each=True
-        ),
-        "A CR at the end of a piece ends its line at once, whatever comes next.": partial(Reader, waits=True),
-        "Only CRLF, CR and LF end a line; str.splitlines knows more.": partial(Reader, unicode_lines=True),
-        "A type lasts for one event and is then 'message' again.": partial(Reader, type_lasts=True),
-        "An id lasts until the next one.": partial(Reader, id_lasts=False),
-        "An event whose data is exactly [DONE] ends the stream: nothing after it counts.": partial(Reader, ends=False),
-        "An event whose data is [DONE] ends the stream, whatever its type is.": partial(Reader, end_type=False),
-        "The whole data has to be [DONE], not its first line alone.": partial(Reader, end_line="begins"),
-        "One space after the colon is dropped, and no other one.": partial(Reader, strips=True),
-        "A value of `retry` is of the digits 0 to 9 alone; str.isdigit knows others.": partial(Reader, digits=True),
-        "An id with a NUL character is ignored.": partial(Reader, any_id=True),
-        "An event without a data line is not returned.": partial(Reader, empty="is one"),
-        "An event with a data line is returned, also where the data is empty.": partial(Reader, empty="is none"),
+        "A CR at the end of a piece ends its line at once, whatever comes next.": dict(waits=True),
+        "Only CRLF, CR and LF end a line; str.splitlines knows more.": dict(unicode_lines=True),
+        "A type lasts for one event and is then 'message' again.": dict(type_lasts=True),
+        "An id lasts until the next one.": dict(id_lasts=False),
+        "An event whose data is exactly [DONE] ends the stream: nothing after it counts.": dict(ends=False),
+        "An event whose data is [DONE] ends the stream, whatever its type is.": dict(end_type=False),
+        "The whole data has to be [DONE], not its first line alone.": dict(end_line="begins"),
+        "One space after the colon is dropped, and no other one.": dict(strips=True),
+        "A value of `retry` is of the digits 0 to 9 alone; str.isdigit knows others.": dict(digits=True),
+        "An id with a NUL character is ignored.": dict(any_id=True),
+        "An event without a data line is not returned.": dict(empty="is one"),
+        "An event with a data line is returned, also where the data is empty.": dict(empty="is none"),
     },
 )

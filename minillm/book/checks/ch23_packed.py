@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -109,13 +108,13 @@ check_packed_lora = FunctionChecker(
     also=_frugal,
     hint="For each adapter in the batch: take its rows of a and b, and multiply all of its tokens at once.",
     misconceptions={
-        "Each adapter has a scale of its own: multiply its product by it.": partial(packed, scaled=False),
-        "Slot -1 is a token without an adapter: its row is 0. An index of -1 would take the last one.": partial(
-            packed, none=False
+        "Each adapter has a scale of its own: multiply its product by it.": dict(scaled=False),
+        "Slot -1 is a token without an adapter: its row is 0. An index of -1 would take the last one.": dict(
+            none=False
         ),
-        "The rows of adapter i end before starts[i + 1]: this is one row more.": partial(packed, longer=1),
-        "An adapter that no token uses may hold anything, NaN too: 0 times NaN is NaN, so leave its rows out.": partial(
-            packed, all_ranks=True
+        "The rows of adapter i end before starts[i + 1]: this is one row more.": dict(longer=1),
+        "An adapter that no token uses may hold anything, NaN too: 0 times NaN is NaN, so leave its rows out.": dict(
+            all_ranks=True
         ),
     },
     forbid=("minillm.kernels.lora.add_lora_", "minillm.kernels.lora.torch_add_lora_"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from minillm.book.checks import Case, Draw, FunctionChecker
@@ -221,25 +220,23 @@ check_resume = _ResumeChecker(
     explain=_why,
     hint="Remember the tokens that were yielded; ask for what follows them; skip what is repeated.",
     misconceptions={
-        "A server may begin earlier than asked: skip the tokens that were yielded, and compare them.": partial(
-            resumed, skips=False
+        "A server may begin earlier than asked: skip the tokens that were yielded, and compare them.": dict(
+            skips=False
         ),
-        "A repeated token that is another one belongs to another answer: raise ValueError.": partial(
-            resumed, compares=False
+        "A repeated token that is another one belongs to another answer: raise ValueError.": dict(compares=False),
+        "An id larger than the next one leaves a gap: raise LookupError.": dict(gaps=False),
+        "A connection that runs out of pairs before the end of the answer is lost: connect again.": dict(
+            exhausted=True
         ),
-        "An id larger than the next one leaves a gap: raise LookupError.": partial(resumed, gaps=False),
-        "A connection that runs out of pairs before the end of the answer is lost: connect again.": partial(
-            resumed, exhausted=True
+        "connect gets the id of the last token that was yielded, not the next id.": dict(ahead=1),
+        "A new token ends the row of fruitless attempts: f is 0 again.": dict(resets=False),
+        "No wait is longer than 30 seconds.": dict(limit=1e9),
+        "Close each connection exactly once, also where the answer is complete or an error is raised.": dict(
+            closes=False
         ),
-        "connect gets the id of the last token that was yielded, not the next id.": partial(resumed, ahead=1),
-        "A new token ends the row of fruitless attempts: f is 0 again.": partial(resumed, resets=False),
-        "No wait is longer than 30 seconds.": partial(resumed, limit=1e9),
-        "Close each connection exactly once, also where the answer is complete or an error is raised.": partial(
-            resumed, closes=False
+        "Yield each token before you read the next pair: a connection that breaks has brought some.": dict(
+            at_once=True
         ),
-        "Yield each token before you read the next pair: a connection that breaks has brought some.": partial(
-            resumed, at_once=True
-        ),
-        "After the last attempt allowed no sleep follows.": partial(resumed, sleeps_first=True),
+        "After the last attempt allowed no sleep follows.": dict(sleeps_first=True),
     },
 )

@@ -184,30 +184,18 @@ check_repair_service = ClassChecker(
     explain=_why,
     hint="Release every request that was added exactly once, however it ends.",
     misconceptions={
-        "Release the requests of clients that are gone first: the engine must not work for them again.": partial(
-            Service, looks="after"
+        "Release the requests of clients that are gone first: the engine must not work for them again.": dict(
+            looks="after"
         ),
-        "No token is sent for a request in the queue: check is_gone before the engine's step.": partial(
-            Service, looks="never"
-        ),
-        "start() may raise: then open must release the request that it has added.": partial(Service, guards=()),
-        "Not every error is an OSError: whatever start() raises, release the request.": partial(
-            Service, guards=OSError
-        ),
-        "asyncio.CancelledError is no Exception: whatever start() raises, release the request.": partial(
-            Service, guards=Exception
-        ),
-        "Release after any OSError of send: a TimeoutError is one, too.": partial(
-            Service, catches=ConnectionResetError
-        ),
-        "An error of one client does not end the step: the others get their tokens in it.": partial(
-            Service, goes_on=False
-        ),
-        "Release in the same step: after the last token, and after any OSError of send.": partial(
-            Service, at_once=False
-        ),
-        "open passes the error on to its caller.": partial(Service, passes_on=False),
+        "No token is sent for a request in the queue: check is_gone before the engine's step.": dict(looks="never"),
+        "start() may raise: then open must release the request that it has added.": dict(guards=()),
+        "Not every error is an OSError: whatever start() raises, release the request.": dict(guards=OSError),
+        "asyncio.CancelledError is no Exception: whatever start() raises, release the request.": dict(guards=Exception),
+        "Release after any OSError of send: a TimeoutError is one, too.": dict(catches=ConnectionResetError),
+        "An error of one client does not end the step: the others get their tokens in it.": dict(goes_on=False),
+        "Release in the same step: after the last token, and after any OSError of send.": dict(at_once=False),
+        "open passes the error on to its caller.": dict(passes_on=False),
         "The engine takes the request before its client gets the head of the answer: "
-        "a refused request gets an error instead.": partial(Service, head_first=True),
+        "a refused request gets an error instead.": dict(head_first=True),
     },
 )

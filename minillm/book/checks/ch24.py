@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from minillm.book.checks import Draw, FunctionChecker
@@ -105,24 +104,24 @@ check_waits = FunctionChecker(
     returns="the list of latencies",
     atol=1e-9,
     misconceptions={
-        "Latency counts from the due time, not from sending: waiting for a connection is part of it.": partial(
-            waits, wrong="from sending"
+        "Latency counts from the due time, not from sending: waiting for a connection is part of it.": dict(
+            wrong="from sending"
         ),
-        "A failed request is not missing from the list: its latency is math.inf.": partial(waits, wrong="left out"),
-        "The latency of a failed request is math.inf, not the timeout.": partial(waits, wrong="the timeout"),
-        "A request that is cut off frees its connection then, not when it would have ended.": partial(
-            waits, wrong="never cut off"
+        "A failed request is not missing from the list: its latency is math.inf.": dict(wrong="left out"),
+        "The latency of a failed request is math.inf, not the timeout.": dict(wrong="the timeout"),
+        "A request that is cut off frees its connection then, not when it would have ended.": dict(
+            wrong="never cut off"
         ),
-        "An answer that takes exactly the timeout is complete.": partial(waits, wrong="exactly the timeout"),
-        "Requests of the warm-up are sent and keep connections busy; they are only left out of the list.": partial(
-            waits, wrong="not sent"
+        "An answer that takes exactly the timeout is complete.": dict(wrong="exactly the timeout"),
+        "Requests of the warm-up are sent and keep connections busy; they are only left out of the list.": dict(
+            wrong="not sent"
         ),
-        "The due time decides whether a request belongs to the warm-up, not the time of sending.": partial(
-            waits, wrong="by sending"
+        "The due time decides whether a request belongs to the warm-up, not the time of sending.": dict(
+            wrong="by sending"
         ),
-        "A request that is due exactly at the end of the warm-up is reported.": partial(waits, wrong="after"),
-        "The connection that is free first is used, not one after the other.": partial(waits, wrong="in turn"),
-        "With fewer than one connection raise ValueError.": partial(waits, wrong="any connections"),
+        "A request that is due exactly at the end of the warm-up is reported.": dict(wrong="after"),
+        "The connection that is free first is used, not one after the other.": dict(wrong="in turn"),
+        "With fewer than one connection raise ValueError.": dict(wrong="any connections"),
     },
     explain=_explain_waits,
 )
@@ -219,16 +218,16 @@ check_percentile_bounds = FunctionChecker(
     atol=1e-12,
     misconceptions={
         "The lower bound has a rank of its own: the value may lie in a bucket that begins lower.": _bucket_of_the_upper,
-        "Compute the rank with ints, -(-q * count // 100): in floating point 7 % of 100 is more than 7.": partial(
-            bounds, wrong="float"
+        "Compute the rank with ints, -(-q * count // 100): in floating point 7 % of 100 is more than 7.": dict(
+            wrong="float"
         ),
-        "The rank is rounded up.": partial(bounds, wrong="down"),
+        "The rank is rounded up.": dict(wrong="down"),
         "The percentile of all values is no mean of the servers' percentiles: use the counts of all.": _mean_of_servers,
-        "The last bucket holds values, too: those above the last end.": partial(bounds, wrong="no last"),
-        "Nothing bounds the last bucket from above: math.inf.": partial(bounds, wrong="closed"),
-        "counts are those of each bucket, not cumulative.": partial(bounds, wrong="cumulative"),
-        "Sort the buckets of all servers together.": partial(bounds, wrong="unsorted"),
-        "If there is no value, return None.": partial(bounds, wrong="zeros"),
+        "The last bucket holds values, too: those above the last end.": dict(wrong="no last"),
+        "Nothing bounds the last bucket from above: math.inf.": dict(wrong="closed"),
+        "counts are those of each bucket, not cumulative.": dict(wrong="cumulative"),
+        "Sort the buckets of all servers together.": dict(wrong="unsorted"),
+        "If there is no value, return None.": dict(wrong="zeros"),
         "A percentile is from 1 to 100; another is a ValueError.": lambda histograms, q: bounds(
             histograms, min(max(q, 1), 100)
         ),

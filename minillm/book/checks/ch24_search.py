@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from minillm.book.checks import Case, Draw, FunctionChecker, Timed
@@ -111,7 +110,7 @@ check_find_saturation = FunctionChecker(
     returns="the saturation rate",
     seconds=3,
     misconceptions={
-        "There may be no rate at which the promise holds: the answer is 0 then.": partial(saturation, least=1),
+        "There may be no rate at which the promise holds: the answer is 0 then.": dict(least=1),
         "The answer is the last rate that holds, not the first that fails.": lambda *given: saturation(*given) + 1,
         "Work out the least cost of each number of candidates once, not again and again.": _again_and_again,
     },

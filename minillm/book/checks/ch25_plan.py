@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from minillm.book.checks import Draw, FunctionChecker
@@ -93,10 +92,8 @@ check_encoder_plan = FunctionChecker(
     explain=_facts,
     hint="An image is encoded as a whole or not at all; the chunk may end just before it.",
     misconceptions={
-        "The chunk ends before an image that does not fit; what lies behind it comes later.": partial(
-            encoder_plan, skips=True
-        ),
-        "An image that is encoded already costs nothing the second time.": partial(encoder_plan, forgets=True),
-        "All images of a chunk share one budget.": partial(encoder_plan, each=True),
+        "The chunk ends before an image that does not fit; what lies behind it comes later.": dict(skips=True),
+        "An image that is encoded already costs nothing the second time.": dict(forgets=True),
+        "All images of a chunk share one budget.": dict(each=True),
     },
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import sys
@@ -148,10 +149,18 @@ def last_call() -> LastCall:
 
 
 def noted(table: Any, draw: Draw) -> Iterable[tuple[str, Any]]:
-    """(note, case) of a table of cases, of a mapping with a note on each, or of a function of a `Draw` that gives either.
-    The note is empty where there is none."""
+    """(note, case) of a table of cases, or of a mapping with a note on each, or of a function of a `Draw` that gives
+    either. The note is empty where there is none."""
     table = table(draw) if callable(table) else table
     return table.items() if isinstance(table, Mapping) else (("", one) for one in table)
+
+
+def switched(reference: Any, misconceptions: Mapping[str, Any] | None) -> dict[str, Any]:
+    """hint -> wrong answer, where a dictionary of switches stands for the reference with these."""
+    return {
+        hint: functools.partial(reference, **wrong) if isinstance(wrong, dict) else wrong
+        for hint, wrong in (misconceptions or {}).items()
+    }
 
 
 def _mark(value: Any) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minillm.book.checks.case import Case, Raised
-from minillm.book.checks.checker import PARTS, Checker, noted
+from minillm.book.checks.checker import PARTS, Checker, noted, switched
 from minillm.book.checks.compare import same
 from minillm.book.checks.draw import Draw
 from minillm.book.checks.failure import CheckFailed
@@ -76,7 +76,7 @@ class FunctionChecker(Checker):
     misconceptions: {hint: wrong function}. A student whose answer to a case is that of the wrong function gets its
                  hint; the first that fits counts. The proofs take every one of them as a mutant: it must fail, under
                  every seed, with its hint. So it is written once, here, and not in tests/mutants.
-                 Write the reference with switches, and a mistake is `functools.partial(reference, dead=False)`.
+                 Write the reference with switches, and a mistake is `dict(dead=False)`.
                  A right but slow function belongs here too, under the hint of the `Timed` case that it fails.
     adapt:       from an answer to the function of the arguments that is judged, where the answer is another one: a
                  generator that is read to its end, a worker on many ranks. The reference and the misconceptions are
@@ -116,11 +116,13 @@ class FunctionChecker(Checker):
         form: Callable[..., None] | None = None,
         also: Callable[..., None] | None = None,
         hint: str = "",
-        misconceptions: Mapping[str, Callable[..., Any]] | None = None,
+        misconceptions: Mapping[str, Callable[..., Any] | dict[str, Any]] | None = None,
         forbid: tuple[str, ...] = (),
         allow: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(name, hint=hint, misconceptions=misconceptions, forbid=forbid, allow=allow)
+        super().__init__(
+            name, hint=hint, misconceptions=switched(reference, misconceptions), forbid=forbid, allow=allow
+        )
         self.reference, self.returns, self.timed = reference, returns, timed
         self.raises, self.named, self.adapt = raises, named, adapt
         self.cases: dict[str, Cases] = {"example": examples, "edges": edges, "random": self._random}
