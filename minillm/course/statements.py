@@ -186,7 +186,8 @@ def _day(since: str, root: Path) -> datetime.date:
 
 
 def _of_notebook(nb, chapter: str) -> dict[str, str]:
-    """The fingerprints of one exercise notebook, whose stubs are what nbgrader marks as solution cells."""
+    """The fingerprints of one exercise notebook, whose stubs are what nbgrader marks as solution cells. Where the task
+    stands below what is broken, in a cell `NAME_spec`, that is part of the statement."""
     marked = {cell.metadata["nbgrader"]["grade_id"]: cell for cell in nb.cells if "nbgrader" in cell.metadata}
     found = {}
     for statement in (name for name in marked if name.endswith("_statement")):
@@ -201,7 +202,8 @@ def _of_notebook(nb, chapter: str) -> dict[str, str]:
             for part in PARTS
             if f"{name}_{part}" in marked
         ]
-        hashes = [_hash(marked[statement].source), _hash("\n\n".join(stubs))]
+        texts = [marked[part].source for part in (statement, f"{name}_spec") if part in marked]
+        hashes = [_hash("\n\n".join(texts)), _hash("\n\n".join(stubs))]
         found[f"{chapter}.{name}"] = "-".join([*hashes, "+".join(points) or "0"])
     return found
 

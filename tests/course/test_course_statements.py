@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from minillm.book import exercises, nbfile
+from minillm.book.paths import notebooks
 from minillm.course import statements
 
 BEFORE, AFTER = datetime.date(2026, 11, 1), datetime.date(2030, 1, 2)
@@ -71,6 +72,15 @@ def test_each_part_of_the_contract_is_watched(course, said):
     entry = record(course)
     assert statements.unrecorded(course.root) == {}
     assert statements.entries(course.root) == [entry] and entry.date == AFTER
+
+
+def test_a_task_below_the_broken_code_is_part_of_the_statement():
+    notebook = nbfile.read(next(path for path in notebooks("exercises") if path.name.startswith("23")))
+    before = statements._of_notebook(notebook, "23")
+    spec = next(c for c in notebook.cells if c.metadata.get("nbgrader", {}).get("grade_id") == "repair_service_spec")
+    spec.source += "\n* One more rule."
+    after = statements._of_notebook(notebook, "23")
+    assert {name for name in before if before[name] != after[name]} == {"23.repair_service"}
 
 
 def test_help_hints_and_trailing_spaces_are_no_part_of_the_contract(course):
