@@ -6,7 +6,8 @@ which is given a right answer, cases and known mistakes (its docstring is the gu
     check_top_p = FunctionChecker("top_p", kept, examples=[(torch.tensor([0.5, 0.3, 0.2]), 0.7)], random=_random)
 
 A class is driven beside the book's by a `beside.ClassChecker`, a launcher with its kernel by a
-`launcher.KernelChecker`, and what fits neither by a `Checker`, part by part:
+`launcher.KernelChecker`; where there is no single right outcome, a `trial.TrialChecker` plays trials. What fits none of
+them is judged by a `Checker`, part by part:
 
     check_pool = Checker("pool", hint="The lowest ids go first.", misconceptions={"Block 0 is ...": HandsOutZero})
 
