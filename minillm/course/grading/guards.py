@@ -37,7 +37,7 @@ _NAMES = {
     **dict.fromkeys("__array_interface__ __array_struct__ __cuda_array_interface__".split(), _MEMORY),
     **dict.fromkeys("getattr setattr delattr hasattr".split(), _BUILT_IN),
 }
-_OF_ALL = dict.fromkeys("__dict__ __code__ __builtins__ __getattribute__ __getattr__ __match_args__".split(), _REACH)
+_OF_ALL = dict.fromkeys("__dict__ __builtins__ __getattribute__ __getattr__ __match_args__".split(), _REACH)
 
 Judge = Callable[[str, tuple, FrameType], Any]
 
