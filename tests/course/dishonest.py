@@ -562,7 +562,7 @@ ATTACKS |= {
         in_call("getattr(lowest, text[::-1])", "text = '__slabolg__'\n"), flag="in another spelling", line=1
     ),
     "has a name in base64": Attack(
-        in_call("getattr(lowest, b64decode(text).decode())", "from base64 import b64decode\ntext = 'X19nbG9iYWxzX18='\n"),
+        in_call("getattr(lowest, b64decode(text).decode())", "from base64 import *\ntext = 'X19nbG9iYWxzX18='\n"),
         flag="in another spelling",
         line=2,
     ),
@@ -639,7 +639,8 @@ ATTACKS |= {
 TOLD = {
     "answers for every name": (
         "import numpy as np\nclass View:\n    def __getattr__(self, name):\n"
-        "        if len(name) == 19:\n            return dict(shape=(1,), typestr='<i8', data=(id(self), False), version=3)\n"
+        "        if len(name) == 19:\n"
+        "            return dict(shape=(1,), typestr='<i8', data=(id(self), False), version=3)\n"
         "        raise AttributeError(name)\n" + in_call("np.asarray(View())"),
         "answers for attributes that it does not name",
         2,

@@ -1,4 +1,4 @@
-"""Names that a cell does not spell: attributes that it looks up, or defines, by a text that is put together; for `look`.
+"""Names that a cell does not spell: attributes that it looks up or defines by a text that is put together; for `look`.
 
 `getattr`, `setattr`, `delattr` and `hasattr` are judged when they are called, by the name that they are called with
 (`guards.by_name`). What stands here are the other ways from a text to an attribute, and texts in disguise. Where the
