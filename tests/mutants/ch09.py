@@ -112,6 +112,18 @@ class PatientQueue(TwoLists):
             "must not change a request",
         ),
         edited(
+            "pretends so behind what a queue may see",
+            "    def peek(self):",
+            "    def add(self, request):\n        super().add(request)\n        request._request.arrival_time = self.clock() + 1\n\n    def peek(self):",
+            "may not read '_request'",
+        ),
+        edited(
+            "pretends so by a copy",
+            "    def peek(self):",
+            "    def add(self, request):\n        super().add(__import__('copy').copy(request))\n\n    def peek(self):",
+            "must not copy a request",
+        ),
+        edited(
             "reads the prompt",
             "    def peek(self):",
             "    def add(self, request):\n        super().add(request)\n        sum(request.prompt_token_ids)\n\n    def peek(self):",

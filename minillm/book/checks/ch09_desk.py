@@ -33,18 +33,25 @@ class Listed:
     __slots__ = ("_request",)
 
     def __init__(self, request: Request):
-        object.__setattr__(self, "_request", request)
+        _SLOT.__set__(self, request)
 
     def __getattr__(self, name: str):
         if name in LISTED:
-            return getattr(self._request, name)
+            return getattr(_SLOT.__get__(self), name)
         raise AttributeError(f"a queue may not read {name!r} of a request; it may read {', '.join(LISTED)}")
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a queue must not change a request, and {name!r} was set")
 
+    def __reduce__(self):
+        raise TypeError("a queue must not copy a request")
+
     def __repr__(self) -> str:
-        return f"<request {self._request.request_id}>"
+        return f"<request {self.request_id}>"
+
+
+_SLOT = Listed._request
+del Listed._request  # so that a queue cannot read `request._request`, and change what is in it
 
 
 class Veiled:
@@ -76,7 +83,7 @@ class Veiled:
         return self._listed.setdefault(id(value), Listed(value)) if isinstance(value, Request) else value
 
     def _request(self, value):
-        return value._request if type(value) is Listed else value
+        return _SLOT.__get__(value) if type(value) is Listed else value
 
 
 def name_of(request: Request | None) -> str | None:
