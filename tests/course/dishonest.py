@@ -10,7 +10,8 @@ RIGHT = """def lowest(free):
     return sorted(free)[0]
 """
 WRONG = "def lowest(free):\n    return 1\n"
-LOADED = "sys.modules"  # which is refused as it stands: the rest shows what else stops such an answer
+# What this spells is refused as it stands: the rest shows what else stops such an answer.
+LOADED = "vars(sys)[''.join(('mod', 'ules'))]"
 SHORT = {
     "CASE": f"{LOADED}[''.join(('minillm.book.', 'checks.case'))]",
     "COMPARE": f"{LOADED}[''.join(('minillm.book.', 'checks.compare'))]",
