@@ -87,6 +87,17 @@ def test_products(build):
             assert torch.equal(cut(lambda a, b: native.linear(x[a:b], packed, None, out), 70, lengths), together)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7])
+def test_a_product_with_ones_and_zeros_is_exact(rows, build):
+    """Numbers that are taken apart must leave nothing of their neighbours behind."""
+    numbers, ones = torch.randn(48, 48).to(build.dtype), torch.eye(48).to(build.dtype)
+    packed, packed_ones = native.pack(numbers), native.pack(ones)
+    for start in range(0, 48, rows):
+        part = slice(start, start + rows)
+        assert torch.equal(native.linear(ones[part], packed, None, 48), numbers.t()[part])
+        assert torch.equal(native.linear(numbers[part], packed_ones, None, 48), numbers[part])
+
+
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("inputs, group", [(77, 16), (520, None), (768, 384)])
 def test_products_of_codes(format, inputs, group, build):
