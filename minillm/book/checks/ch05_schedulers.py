@@ -143,7 +143,7 @@ _SLIPS = {
     "finishes twice": "A request that has finished stays as it is: the second finish changes nothing.",
     "loses the preempted": "A preempted request waits again: it goes to the front of `waiting`.",
     "preempted last": "A preempted request goes to the front of `waiting`, not to its end.",
-    "preempted keep blocks": "A request that is preempted gives its blocks back, whoever else is running.",
+    "preempted keep blocks": "A request that is preempted gives its blocks back, even while other requests run.",
     "preempted computed": "A preemption sets num_computed_tokens to 0: the blocks are gone.",
     "called waiting": "The status of a preempted request is PREEMPTED.",
     "admits": "In a step that preempts, no request joins: it would be preempted again in the next step.",
