@@ -178,10 +178,16 @@ def filled(head: dict, ceilings: Ceilings | None, figures: dict, samples: dict[s
 
 
 def path_of(measured: dict, folder: Path = RESULTS) -> Path:
-    """`folder/<name>-<hardware>.json`."""
-    hardware_name = "".join(c if c.isalnum() else "-" for c in measured["hardware"]["name"].lower())
-    slug = "-".join(part for part in hardware_name.split("-") if part)
+    """`folder/<name>-<hardware>.json`; CPUs of one name differ in what they compute with, so it is in theirs."""
+    machine = measured["hardware"]
+    named = machine["name"] if machine["device"] != "cpu" else f"{machine['name']} {instruction_set(machine)}"
+    slug = "-".join("".join(c if c.isalnum() else " " for c in named.lower()).split())
     return folder / f"{measured['name']}-{slug}.json"
+
+
+def instruction_set(hardware: dict) -> str:
+    """That of a CPU, such as "AVX512", from the architecture that `minillm.device.describe` gives."""
+    return hardware["architecture"].rpartition(", ")[2]
 
 
 def save(measured: dict, folder: Path = RESULTS) -> Path:

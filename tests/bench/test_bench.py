@@ -71,6 +71,14 @@ def test_a_result_says_where_and_how_and_comes_back_from_its_file(ceilings, tmp_
     assert {"name", "command", "date", "workload", "ceilings", "figures"} < written.keys()
 
 
+def test_cpus_of_one_name_that_compute_with_different_instructions_keep_a_file_each(tmp_path):
+    written = measure.result("decode-toy", "minillm bench decode", CPU, {}, None, {}, {})
+    machines = [written["hardware"] | {"architecture": f"x86_64, {found}"} for found in ("AVX2", "AVX512", "AVX2")]
+    paths = [measure.save(written | {"hardware": machine}, tmp_path).name for machine in machines]
+    assert paths[0].endswith("threads-avx2.json") and paths[1].endswith("threads-avx512.json")
+    assert paths[2] == paths[0]
+
+
 def test_committed_results_have_every_field():
     for path in measure.RESULTS.glob("*.json"):
         found = json.loads(path.read_text())
@@ -86,6 +94,7 @@ def test_committed_results_have_every_field():
             "samples_seconds",
         }, path.name
         assert found["command"].startswith("minillm ") and path.name.startswith(found["name"])
+        assert path == measure.path_of(found)
 
 
 # decode
