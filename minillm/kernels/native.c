@@ -14,6 +14,7 @@
 #include "native_attention.h"
 #include "native_latents.h"
 #include "native_lora.h"
+#include "native_sampling.h"
 
 // out = x / sqrt(mean(x^2) + eps) * weight, of one row; out may be x.
 static void norm_row(const T *in, const T *weight, T *to, long size, float eps) {
@@ -96,32 +97,6 @@ void rotate(const T *x, const T *cosines, const T *sines, T *out, long tokens, l
 #pragma omp parallel for num_threads(team_size()) if (tokens * heads * dim > PARALLEL_FROM)
     for (long i = 0; i < tokens; i++)
         rotate_row(x + i * stride, cosines + i * dim, sines + i * dim, out + i * heads * dim, heads, dim);
-}
-
-static inline uint64_t random_bits(uint64_t key, uint64_t counter) {  // SplitMix64
-    uint64_t bits = key + (counter + 1) * 0x9E3779B97F4A7C15u;
-    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9u;
-    bits = (bits ^ bits >> 27) * 0x94D049BB133111EBu;
-    return bits ^ bits >> 31;
-}
-
-// Standard Gumbel noise [rows, count], float whatever T is: see minillm/sampling/noise.py.
-void gumbel_noise(const int64_t *seeds, const int64_t *positions, const int64_t *token_ids, float *out, long rows, long count) {
-#pragma omp parallel for collapse(2) num_threads(team_size()) if (rows * count > PARALLEL_FROM / 4)
-    for (long i = 0; i < rows; i++)
-        for (long from = 0; from < count; from += 4096) {
-            uint64_t key = random_bits(seeds[i], positions[i]);
-            long to = from + 4096 < count ? from + 4096 : count;
-            for (long j = from; j < to; j++) {
-                int64_t bits = (random_bits(key, token_ids[j]) & INT64_MAX) | 1;
-                float u = (float)bits * 0x1p-63f;
-                u = u > 1 - 0x1p-24f ? 1 - 0x1p-24f : u;
-                // log1p(-u): what rounding took from 1 - u is put back by the factor.
-                float rest = 1.0f - u, lost = 1.0f - rest;
-                float exponential = lost == 0.0f ? u : -fast_log(rest) * (u / lost);
-                out[i * count + j] = -fast_log(exponential);
-            }
-        }
 }
 
 static _Thread_local Workspace for_activations, for_chunk;

@@ -10,6 +10,7 @@ where there is no C compiler (and on a GPU), and which the tests compare it with
     gumbel_noise    minillm.sampling.noise             paged_attention minillm.kv_cache.torch_attention
     add_lora_       minillm.kernels.lora               latent_attention minillm.kv_cache.latent
     run_experts     minillm.kernels.grouped_matmul, called by minillm.kernels.native_experts
+    draw            minillm.sampling.sampler.Sampler, called by minillm.kernels.native_sampling
 
 `MINILLM_NATIVE=0` in the environment switches all of them off.
 """
@@ -286,6 +287,7 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.rotary_angles.argtypes = (p, p, p, f, p, p, n, n)
     loaded.rotate.argtypes = (p, p, p, p, n, n, n, n)
     loaded.gumbel_noise.argtypes = (p, p, p, p, n, n)
+    loaded.draw.argtypes = (p, n, p, p, p, p, p, n, n)
     loaded.add_lora.argtypes = (ctypes.POINTER(Adapters), p, n, p, p, n, n)
     loaded.run_experts.argtypes = (ctypes.POINTER(Experts), p, p, p, p, n, n)
     loaded.route.argtypes = (p, p, p, p, n, n, n, n, n, f)

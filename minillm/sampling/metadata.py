@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from minillm.kernels import native_sampling
 from minillm.kernels.sampling import sample as draw
 from minillm.sampling import filters
 from minillm.sampling.counts import TokenCounts
@@ -117,6 +118,15 @@ class SamplingMetadata:
         """What `filter`, the noise and both argmaxes say, in two launches and four more for top-k and top-p."""
         temperature = self.temperature.view(-1)
         return draw(logits, temperature, self.seeds, self.positions, self.is_greedy, *self.all_filters)
+
+    def draw_native(self, logits: Tensor) -> Tensor:
+        """What `filter`, the noise and both argmaxes say, in one pass of the C kernel where no row has a filter."""
+        if self.all_greedy:
+            return native_sampling.draw(logits)
+        if not self.used_filters:
+            return native_sampling.draw(logits, self.temperature, self.seeds, self.positions, self.is_greedy)
+        sampled = native_sampling.draw(self.filter(logits), None, self.seeds, self.positions)
+        return torch.where(self.is_greedy, native_sampling.draw(logits), sampled) if self.any_greedy else sampled
 
     def advance(self, token_ids: Tensor) -> None:
         """Every row has got its next token. token_ids int64 [num_rows]."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from minillm.kernels import native_sampling
 from minillm.sampling.logprobs import Logprob, LogprobTensors, NamedScores, dictionaries, score_named, score_tokens
 from minillm.sampling.metadata import SamplingMetadata
 from minillm.sampling.noise import gumbel_noise
@@ -75,6 +76,8 @@ class Sampler:
 
     def choose(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
         logits = metadata.adjust(logits)
+        if self.fused is None and native_sampling.draws(logits):
+            return metadata.draw_native(logits)  # the same tokens
         if metadata.all_greedy:
             return logits.argmax(dim=-1)  # of equal logits the smallest id
         if (logits.is_cuda and self.fused is None) or self.fused:

@@ -15,6 +15,7 @@ from minillm.kernels import native
 from minillm.kernels.native_build import NO_UNIT
 from minillm.kernels.native_structs import Adapters, Layer, LayerAdapters, Matrix, Pages, Sequences
 from minillm.quantization.formats import FORMATS
+from tests.kernels.test_kernels_native_draw import test_the_argmax_with_noise as tokens_are_drawn
 from tests.kernels.test_kernels_native_quant import (
     ROWS,
     assert_near,
@@ -96,6 +97,11 @@ def test_a_product_with_ones_and_zeros_is_exact(rows, build):
         part = slice(start, start + rows)
         assert torch.equal(native.linear(ones[part], packed, None, 48), numbers.t()[part])
         assert torch.equal(native.linear(numbers[part], packed_ones, None, 48), numbers[part])
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_tokens(rows, build):
+    tokens_are_drawn(rows, 1000)
 
 
 @pytest.mark.parametrize("format", FORMATS)
