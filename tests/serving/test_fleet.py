@@ -133,7 +133,7 @@ def test_ten_replicas_are_killed_while_they_stream(whole, llm):
         "not seeded": SamplingParams(temperature=0.8, ignore_eos=True, max_tokens=160),
     }
     before, kills, readers = whole.router.num_failovers, 0, []
-    while kills < 10:
+    while whole.router.num_failovers - before < 10 and kills < 30:  # a stream may end before its replica does
         readers += [Reader(whole.submit(f"{name} {kills} {STORY}", one)) for name, one in params.items()]
         wait_until(lambda: any(len(one.deltas) > rng.randrange(3, 40) for one in readers[-3:]))
         victim = whole.where(readers[-1].stream) or whole.where(readers[-2].stream)
@@ -172,11 +172,16 @@ def test_a_running_request_moves_with_its_keys_and_values(whole, llm):
 
 
 def test_an_abort_reaches_the_replica(whole):
-    reader = Reader(whole.submit(STORY, SamplingParams(ignore_eos=True, max_tokens=400)))
-    wait_until(lambda: reader.deltas)
-    reader.stream.abort()
-    reader.join(PATIENCE)
-    assert reader.deltas[-1].finish_reason == "abort"
+    reasons = []
+    for _ in range(10):  # on a busy machine a replica may be at the end before this thread aborts
+        reader = Reader(whole.submit(STORY, SamplingParams(ignore_eos=True, max_tokens=900)))
+        wait_until(lambda reader=reader: reader.deltas)
+        reader.stream.abort()
+        reader.join(PATIENCE)
+        reasons.append(reader.deltas[-1].finish_reason)
+        if reasons[-1] == "abort":
+            break
+    assert reasons[-1] == "abort", reasons
     wait_until(lambda: all(one.report and one.report.num_running == 0 for one in whole.members))
 
 
