@@ -58,21 +58,24 @@ static inline void end_tiles(void) {
     _mm_setcsr(control_before);
 }
 
-// What TILE_INPUTS inputs add to the sums of 1 or 2 times TILE_ROWS rows and of 1 to 3 panels, `apart` bytes from one to the next.
+// A panel into its register, past the nearest cache: that keeps x, which each group of panels meets again.
+#define LOAD_PANEL(place, step) _tile_stream_loadd(7, place, step)
+
+// What TILE_INPUTS inputs add to the sums of one block of rows or two and of 1 to 3 panels, `apart` bytes from one to the next.
 // In this order each load after the first serves a multiplication with what is in the other register.
 static inline __attribute__((always_inline)) void add_inputs(const int blocks, const int panels, const void *x, const void *below,
                                                              long x_bytes, const void *panel, long apart, long step) {
     const char *w = panel;
     _tile_loadd(6, x, x_bytes);
-    _tile_loadd(7, w, step);
+    LOAD_PANEL(w, step);
     _tile_dpbf16ps(0, 6, 7);
     if (blocks == 1) {
         if (panels > 1) {
-            _tile_loadd(7, w + apart, step);
+            LOAD_PANEL(w + apart, step);
             _tile_dpbf16ps(1, 6, 7);
         }
         if (panels > 2) {
-            _tile_loadd(7, w + 2 * apart, step);
+            LOAD_PANEL(w + 2 * apart, step);
             _tile_dpbf16ps(2, 6, 7);
         }
         return;
@@ -80,13 +83,13 @@ static inline __attribute__((always_inline)) void add_inputs(const int blocks, c
     _tile_loadd(6, below, x_bytes);
     _tile_dpbf16ps(3, 6, 7);
     if (panels > 1) {
-        _tile_loadd(7, w + apart, step);
+        LOAD_PANEL(w + apart, step);
         _tile_dpbf16ps(4, 6, 7);
         _tile_loadd(6, x, x_bytes);
         _tile_dpbf16ps(1, 6, 7);
     }
     if (panels > 2) {
-        _tile_loadd(7, w + 2 * apart, step);
+        LOAD_PANEL(w + 2 * apart, step);
         _tile_dpbf16ps(2, 6, 7);
         _tile_loadd(6, below, x_bytes);
         _tile_dpbf16ps(5, 6, 7);
@@ -99,21 +102,23 @@ static inline __attribute__((always_inline)) void add_inputs(const int blocks, c
         call(0, 0, 0);                                          \
         if (panels > 1) call(1, 0, 1);                          \
         if (panels > 2) call(2, 0, 2);                          \
-        if (blocks > 1) call(3, TILE_ROWS, 0);                  \
-        if (blocks > 1 && panels > 1) call(4, TILE_ROWS, 1);    \
-        if (blocks > 1 && panels > 2) call(5, TILE_ROWS, 2);    \
+        if (blocks > 1) call(3, second, 0);                     \
+        if (blocks > 1 && panels > 1) call(4, second, 1);       \
+        if (blocks > 1 && panels > 2) call(5, second, 2);       \
     } while (0)
 #define ZERO_SUM(n, row, panel) _tile_zero(n)
 #define LOAD_SUM(n, row, panel) _tile_loadd(n, sums + (row) * sums_stride + (panel) * LANES, sums_stride * sizeof(float))
 #define STORE_SUM(n, row, panel) _tile_stored(n, sums + (row) * sums_stride + (panel) * LANES, sums_stride * sizeof(float))
 
 // Sums of up to `blocks` times TILE_ROWS rows with 1 to 3 panels that lie side by side; see `multiply_tile`. `step` in numbers,
-// from one pair of inputs to the next. With each tile of inputs, so many lines are prefetched from `later` on.
+// from one pair of inputs to the next. With each tile of inputs, so many lines are prefetched from `later` on. The second block
+// ends with the last row; where rows are odd in number both blocks have the one in the middle, with the same sums.
 static inline __attribute__((always_inline)) void multiply_in_unit(const int blocks, const int panels, const T *x, long x_stride,
                                                                    const T *weights, long step, long in, int rows, float *sums,
                                                                    long sums_stride, int begins, const char *later, long lines) {
     const long apart = PAIR * LANES, x_bytes = x_stride * sizeof(T), step_bytes = step * sizeof(T);
-    const T *below = x + TILE_ROWS * x_stride;
+    const long second = blocks > 1 ? rows - tile_rows_set : 0;  // its first row
+    const T *below = x + second * x_stride;
     WRITTEN();
     if (begins) EACH_SUM(ZERO_SUM);
     else EACH_SUM(LOAD_SUM);
@@ -130,7 +135,7 @@ static inline __attribute__((always_inline)) void multiply_in_unit(const int blo
         for (int p = 0; p < panels; p++)
             for (long k = 0; i + k < in; k += PAIR) memcpy(panel[p][k / PAIR], weights + (i + k) / PAIR * step + p * apart, 64);
         WRITTEN();
-        add_inputs(blocks, panels, last, last[TILE_ROWS], sizeof last[0], panel, sizeof panel[0], sizeof panel[0][0]);
+        add_inputs(blocks, panels, last, last[second], sizeof last[0], panel, sizeof panel[0], sizeof panel[0][0]);
     }
     EACH_SUM(STORE_SUM);
 }
@@ -139,7 +144,8 @@ static inline __attribute__((always_inline)) void multiply_in_unit(const int blo
 #undef STORE_SUM
 #undef EACH_SUM
 
-// The same for any number of rows and panels. What lies `ahead` bytes behind the weights is prefetched, a part with each pass.
+// The same for any number of rows, in as few passes as there can be with as many rows in each, and for any number of panels. What
+// lies `ahead` bytes behind the weights is prefetched, a part with each pass.
 static __attribute__((noinline)) void multiply_tiles(long rows, int panels, const T *x, long x_stride, const T *weights, long step,
                                                      long in, float *sums, long sums_stride, int begins, long ahead) {
     const long passes = (rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS), tile_lines = TILE_ROWS * step * sizeof(T) / 64;
@@ -147,9 +153,9 @@ static __attribute__((noinline)) void multiply_tiles(long rows, int panels, cons
     const char *later = (const char *)weights + ahead;
 #define IN_UNIT_OF(blocks, n) \
     multiply_in_unit(blocks, n, x, x_stride, weights, step, in, count, sums, sums_stride, begins, later, lines)
-    for (long count; rows > 0; rows -= count, x += count * x_stride, sums += count * sums_stride) {
-        count = rows >= 2 * TILE_ROWS ? 2 * TILE_ROWS : rows < TILE_ROWS ? rows : TILE_ROWS;
-        set_tile_rows(count < TILE_ROWS ? count : TILE_ROWS);
+    for (long left = passes, count; left > 0; left--, rows -= count, x += count * x_stride, sums += count * sums_stride) {
+        count = (rows + left - 1) / left;
+        set_tile_rows(count > TILE_ROWS ? (count + 1) / 2 : count);
         switch (count > TILE_ROWS ? panels + 3 : panels) {
             case 1: IN_UNIT_OF(1, 1); break;
             case 2: IN_UNIT_OF(1, 2); break;

@@ -20,7 +20,7 @@ def draw(
     positions: Tensor | None = None,
     is_greedy: Tensor | None = None,
 ) -> Tensor:
-    """One token a row, int64 [num_rows]: the argmax of logits / temperature + Gumbel noise, which is never written down.
+    """One token a row, int64 [num_rows]: the argmax of logits / temperature + Gumbel noise, which is never stored.
 
     logits [num_rows, vocab_size], not empty; of the others one number a row: float32, int64 twice and bool. Rows that
     are greedy, and all rows without seeds, have the argmax of their logits. Of equal values the smallest id wins.

@@ -25,7 +25,8 @@ def test_the_appendix_shows_every_result():
     source = "\n".join(cell.source for cell in nbfile.read(ROOT / "chapters" / "92_measured.ipynb").cells)
     quoted = re.findall(r'"([a-z][\w.-]+)"', source)
     left = [name for name in RESULTS if not any(name.startswith(quote) for quote in quoted)]
-    assert left == ["tasks-tinyworld-active-amd-epyc-1-threads-avx512"]  # of a training run whose weights are not bundled
+    # Of a training run whose weights are not bundled.
+    assert left == ["tasks-tinyworld-active-amd-epyc-1-threads-avx512"]
 
 
 def test_a_name_that_is_none_or_several():
