@@ -35,8 +35,9 @@ def build_tap(model: Decoder, config: EngineConfig) -> FeatureTap | None:
         return None
     if model.rotated:
         raise ValueError(
-            "speculative_config: method='eagle' with a model that was quantized with rotate=True is not allowed: a draft "
-            "head was trained on hidden states that are not rotated; use method='draft_model', or quantize without rotate"
+            "speculative_config: method='eagle' with a model that was quantized with rotate=True is not allowed: "
+            "a draft head was trained on hidden states that are not rotated; use method='draft_model', or quantize "
+            "without rotate"
         )
     head = load_head_config(resolve_head(spec.model), model.config)
     check_sizes(head, model)
