@@ -57,7 +57,7 @@ def draw(seed: int) -> Road:
         values["weights"] = rng.choice(("mxfp4", "nvfp4"))
     if seed % TRITON_EVERY and values["weights"] != "rotated" and Random(f"latents {seed}").random() < 0.2:
         values |= _latents(values)
-    elif seed % TRITON_EVERY and not values["max_loras"] and Random(f"gpt-oss {seed}").random() < 0.12:
+    elif not values["max_loras"] and _learns_its_sinks(seed):
         values |= {"model": MXFP4, "weights": None, "sinks": None, "offload": False}
     if values["speculation"] == "eagle" and values["weights"] == "rotated":
         values["speculation"] = "noisy"  # a head reads hidden states that are not rotated
@@ -91,6 +91,13 @@ def draw_parallel(seed: int) -> Road:
         attention="torch" if road.attention == "triton" else road.attention,
         like_a_gpu="ahead" if road.like_a_gpu else "",
     )
+
+
+def _learns_its_sinks(seed: int) -> bool:
+    """Whether the model is gpt-oss; more often in Triton, which has few roads."""
+    if seed % TRITON_EVERY:
+        return Random(f"gpt-oss {seed}").random() < 0.12
+    return Random(f"learned sinks {seed}").random() < 0.3
 
 
 def _latents(values: dict[str, Any]) -> dict[str, Any]:
