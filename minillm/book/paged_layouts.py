@@ -16,7 +16,7 @@ VARIANTS = {
 }
 _SHAPE = dict(
     GROUP=4, ROWS=16, HEAD_DIM=128, WIDTH=128, BLOCK_SIZE=16, WINDOW=0, SPLIT=False, PRECISION="tf32", SINKS=0,
-    q_sink=None, key_scales=None, value_scales=None,
+    q_sink=None, sink_logits=None, key_scales=None, value_scales=None,
 )  # fmt: skip
 
 

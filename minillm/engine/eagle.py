@@ -28,10 +28,17 @@ from minillm.staging import upload
 
 def build_tap(model: Decoder, config: EngineConfig) -> FeatureTap | None:
     """Have the model's steps keep what a draft head reads, if `speculative_config` asks for one; before steps are
-    recorded. Raises CheckpointError and ValueError for a head that is none, or does not fit."""
+    recorded. Raises CheckpointError and ValueError for a head that is none, or does not fit, and for a model that was
+    rotated."""
     spec = config.speculative_config
     if spec is None or spec.method != "eagle":
         return None
+    if model.rotated:
+        raise ValueError(
+            "speculative_config: method='eagle' with a model that was quantized with rotate=True is not allowed: "
+            "a draft head was trained on hidden states that are not rotated; use method='draft_model', or quantize "
+            "without rotate"
+        )
     head = load_head_config(resolve_head(spec.model), model.config)
     check_sizes(head, model)
     return FeatureTap(model, head.feature_layers, most_tokens(config))

@@ -70,7 +70,7 @@ def build_attention(
             attention.fused_store = attention.graph_safe = False
         if cache.keys[0].is_cuda and attention.torch is None:  # prompts are ours too
             tune_attention(cache.keys[0], cache.values[0], model.config.num_heads, model.dtype)
-        return attention
+        return with_sink_logits(attention, sink_logits_of(model))
     if backend == "native" or (backend == "auto" and NativeAttention.serves(cache)):
         return with_sink_logits(NativeAttention(cache, windows, sink_turn), sink_logits_of(model))
     return with_sink_logits(TorchAttention(cache, windows, model.config.num_heads, sink_turn), sink_logits_of(model))
@@ -91,7 +91,7 @@ def why_not_triton(model: Decoder, cache: PagedKVCache) -> str | None:
     """What Triton's attention has no kernels for, in words; None where it has."""
     if cache.dtype is INT4 and model.config.head_dim % 4:
         return f"kv_cache_dtype='int4' with head_dim={model.config.head_dim}, which is no multiple of 4"
-    return "learned sink logits, which this model has" if model.config.sink_logits else None
+    return None
 
 
 def build_graphs(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from minillm.kernels.language import capability, next_power_of_2, tl, triton
+from minillm.kernels.softcap import sink_softmax
 from minillm.kernels.tile_plan import plan_tiles
 from minillm.kernels.tiles import choose_tiles, fit_to_queries
 
@@ -193,7 +194,14 @@ def torch_flash_attention(
     return out
 
 
-def torch_attend(q: Tensor, k: Tensor, v: Tensor, window: int | None = None, scale: float | None = None) -> Tensor:
+def torch_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int | None = None,
+    scale: float | None = None,
+    sink_logits: Tensor | None = None,
+) -> Tensor:
     """Attention of one sequence whose last positions are the queries;
     q, k, v and the result [tokens, heads, head_dim]."""
     num_queries, num_keys, group = len(q), len(k), q.shape[1] // k.shape[1]
@@ -205,5 +213,5 @@ def torch_attend(q: Tensor, k: Tensor, v: Tensor, window: int | None = None, sca
     accurate = torch.promote_types(q.dtype, torch.float32)  # at least: a float64 stays what it is
     keys, values = (x.to(accurate).repeat_interleave(group, dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.to(accurate), keys) * (q.shape[2] ** -0.5 if scale is None else scale)
-    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    weights = sink_softmax(scores.masked_fill(~seen, float("-inf")), sink_logits)
     return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)

@@ -21,7 +21,8 @@ from minillm.kernels.decode_plan import MIN_SPLIT, DecodePlan, even_bounds, merg
 from minillm.kernels.flash_attention import LOG2_E, check_heads, dot_precision, take_in, torch_attend
 from minillm.kernels.kv_codes import as_codes, check_codes, load_both, pair_of, score, store_both, take_in_codes, units
 from minillm.kernels.language import capability, next_power_of_2, tl, triton
-from minillm.kernels.paged_prefill import check_sinks, gather_pages, torch_attend_sinks
+from minillm.kernels.paged_prefill import gather_pages
+from minillm.kernels.sinks import begin_softmax, check_sinks, torch_attend_sinks
 
 MAX_SPLITS = 64
 
@@ -41,6 +42,7 @@ def paged_decode(
     sinks: int = 0,
     q_sink: Tensor | None = None,
     plan: DecodePlan | None = None,
+    sink_logits: Tensor | None = None,
 ) -> Tensor:
     """One query a sequence, its last position: [num_seqs, num_heads, head_dim].
 
@@ -52,7 +54,7 @@ def paged_decode(
     _, num_kv_heads, _, block_size = keys.shape
     check_heads(q, values.transpose(1, 2)[0], values.transpose(1, 2)[0], window)
     check_codes(keys, values, key_scales, value_scales)
-    check_sinks(q, q_sink, sinks, window)
+    check_sinks(q, q_sink, sinks, window, sink_logits)
     if out is None:
         out = torch.empty(num_seqs, num_heads, head_dim, dtype=q.dtype, device=q.device)
     group, pair = num_heads // num_kv_heads, pair_of(keys)
@@ -70,7 +72,7 @@ def paged_decode(
         logs = torch.empty(num_seqs, num_heads, num_splits, dtype=torch.float32, device=q.device)
     paged_decode_kernel[grid](
         q, as_codes(keys, capability(q)), as_codes(values, capability(q)), part, logs, seq_lens, block_table,
-        key_scales, value_scales, q_sink, (head_dim**-0.5 if scale is None else scale) * LOG2_E,
+        key_scales, value_scales, q_sink, sink_logits, (head_dim**-0.5 if scale is None else scale) * LOG2_E,
         q.stride(0), q.stride(1), part.stride(0), part.stride(1), part.stride(2),
         keys.stride(0), values.stride(0), block_table.stride(0),
         GROUP=group, ROWS=max(16, next_power_of_2(tokens * group)), HEAD_DIM=head_dim, WIDTH=width, PAIR=pair,
@@ -104,7 +106,7 @@ def choose_num_splits(num_seqs: int, num_kv_heads: int, max_seq_len: int, num_sm
 
 @triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["seq_lens", "block_table"])
 def paged_decode_kernel(
-    q, keys, values, part, logs, seq_lens, block_table, key_scales, value_scales, q_sink, scale,
+    q, keys, values, part, logs, seq_lens, block_table, key_scales, value_scales, q_sink, sink_logits, scale,
     q_seq, q_head, part_seq, part_head, part_split, key_block, value_block, table_row,
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
@@ -138,10 +140,8 @@ def paged_decode_kernel(
         key_scales += kv_head * BLOCK_SIZE
         value_scales += kv_head * BLOCK_SIZE
 
-    best = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, WIDTH), tl.float32)
-    acc_odd = tl.zeros((ROWS, WIDTH), tl.float32)  # of int4 only
+    best, total = begin_softmax(sink_logits, heads, real, split == 0, ROWS)
+    acc, acc_odd = tl.zeros((ROWS, WIDTH), tl.float32), tl.zeros((ROWS, WIDTH), tl.float32)  # odd: of int4 only
     if SINKS > 0:  # the first keys, which all see, are left to the first split
         query = q_sink + ((seq + tokens) * tl.num_programs(0) * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
         turned, turned_odd = load_both(query, inside, PAIR)
@@ -294,6 +294,7 @@ def torch_paged_decode(
     sinks: int = 0,
     q_sink: Tensor | None = None,
     plan: DecodePlan | None = None,
+    sink_logits: Tensor | None = None,
 ) -> Tensor:
     """The twin: gather each sequence's pages, then the formula; `num_splits` and `plan` change nothing."""
     out = torch.zeros_like(q, memory_format=torch.contiguous_format) if out is None else out
@@ -302,9 +303,9 @@ def torch_paged_decode(
             k, v = gather_pages(keys, values, table, length, key_scales, value_scales)
             this = slice(row, row + 1)
             if sinks:
-                out[this] = torch_attend_sinks(q[this], k, v, window, scale, sinks, q_sink[this])
+                out[this] = torch_attend_sinks(q[this], k, v, window, scale, sinks, q_sink[this], sink_logits)
             else:
-                out[this] = torch_attend(q[this], k, v, window, scale)
+                out[this] = torch_attend(q[this], k, v, window, scale, sink_logits)
         else:
             out[row] = 0
     return out

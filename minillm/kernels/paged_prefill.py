@@ -26,6 +26,7 @@ from minillm.kernels.kv_codes import (
     units,
 )
 from minillm.kernels.language import capability, next_power_of_2, tl, triton
+from minillm.kernels.sinks import begin_softmax, check_sinks, torch_attend_sinks
 from minillm.kernels.tile_plan import plan_tiles
 from minillm.kernels.tiles import TUNED, Tiles, choose_tiles, fit_to_queries
 
@@ -47,6 +48,7 @@ def paged_prefill(
     q_sink: Tensor | None = None,
     plan: Tensor | None = None,
     tiles: Tiles | None = None,
+    sink_logits: Tensor | None = None,
 ) -> Tensor:
     """Each query attends to all positions of its sequence up to its own: [num_tokens, num_heads, head_dim].
 
@@ -60,13 +62,13 @@ def paged_prefill(
 
     For chapter 17: keys and values may be codes of 8 or 4 bits, with scales as `minillm.kernels.kv_codes` has them.
     With `sinks` the first so many positions are seen by all, beside the window, by queries of their own:
-    q_sink, contiguous.
+    q_sink, contiguous. sink_logits, float32 [num_heads], are learned scores without a value, one in each softmax.
     """
     num_tokens, num_heads, head_dim = q.shape
     _, num_kv_heads, _, block_size = keys.shape
     check_heads(q, values.transpose(1, 2)[0], values.transpose(1, 2)[0], window)
     check_codes(keys, values, key_scales, value_scales)
-    check_sinks(q, q_sink, sinks, window)
+    check_sinks(q, q_sink, sinks, window, sink_logits)
     if out is None:
         out = torch.empty(num_tokens, num_heads, head_dim, dtype=q.dtype, device=q.device)
     group, pair = num_heads // num_kv_heads, pair_of(keys)
@@ -75,7 +77,7 @@ def paged_prefill(
         plan = plan_tiles(query_start_loc, seq_lens, num_tokens, max_query_len, tiles.tile_m // group)
     paged_prefill_kernel[(num_kv_heads * len(plan),)](
         q, as_codes(keys, capability(q)), as_codes(values, capability(q)), out, query_start_loc, seq_lens, block_table,
-        plan, key_scales, value_scales, q_sink, base_2_scale(scale, head_dim),
+        plan, key_scales, value_scales, q_sink, sink_logits, base_2_scale(scale, head_dim),
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), keys.stride(0), values.stride(0), block_table.stride(0),
         KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, WIDTH=max(16, next_power_of_2(head_dim // pair)),
         PAIR=pair, BLOCK_SIZE=block_size, WINDOW=window or 0, SINKS=sinks, TILE_M=tiles.tile_m, TILE_N=tiles.tile_n,
@@ -119,8 +121,8 @@ class PrefillPlan:
     do_not_specialize=["table_row"], do_not_specialize_on_alignment=["query_start_loc", "seq_lens", "block_table"]
 )
 def paged_prefill_kernel(
-    q, keys, values, out, query_start_loc, seq_lens, block_table, plan, key_scales, value_scales, q_sink, scale,
-    q_token, q_head, out_token, out_head, key_block, value_block, table_row,
+    q, keys, values, out, query_start_loc, seq_lens, block_table, plan, key_scales, value_scales, q_sink, sink_logits,
+    scale, q_token, q_head, out_token, out_head, key_block, value_block, table_row,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PAIR: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -153,8 +155,7 @@ def paged_prefill_kernel(
         key_scales += kv_head * BLOCK_SIZE
         value_scales += kv_head * BLOCK_SIZE
 
-    best = tl.full((TILE_M,), float("-inf"), tl.float32)
-    total = tl.zeros((TILE_M,), tl.float32)
+    best, total = begin_softmax(sink_logits, heads, real, True, TILE_M)
     acc = tl.zeros((TILE_M, WIDTH), tl.float32)
     acc_odd = tl.zeros((TILE_M, WIDTH), tl.float32)  # of int4 only
     length = tl.minimum(past + begin + tokens_per_tile, past + num_queries)  # the tile's last query sees up to here
@@ -235,20 +236,6 @@ def walk_pages(
     return best, total, acc, acc_odd
 
 
-def check_sinks(q: Tensor, q_sink: Tensor | None, sinks: int, window: int | None) -> None:
-    """Raise ValueError unless sinks come with a window and with queries of their own that lie as q does."""
-    if sinks == 0 and q_sink is None:
-        return
-    if sinks < 1 or window is None:
-        raise ValueError(
-            f"sinks={sinks} and window={window}: sinks are 1 position or more kept beside a window; give both"
-        )
-    if q_sink is None or q_sink.shape[1:] != q.shape[1:] or len(q_sink) < len(q) or q_sink.dtype is not q.dtype:
-        raise ValueError(f"sinks={sinks} needs q_sink, the queries turned for them, with the shape and dtype of q")
-    if not q_sink.is_contiguous():
-        raise ValueError("q_sink must lie in one piece; call .contiguous()")
-
-
 def torch_paged_prefill(
     q: Tensor,
     keys: Tensor,
@@ -264,6 +251,7 @@ def torch_paged_prefill(
     value_scales: Tensor | None = None,
     sinks: int = 0,
     q_sink: Tensor | None = None,
+    sink_logits: Tensor | None = None,
 ) -> Tensor:
     """The twin: gather each sequence's pages, then the formula."""
     bounds = query_start_loc.tolist()
@@ -272,9 +260,10 @@ def torch_paged_prefill(
         if start < end:
             k, v = gather_pages(keys, values, table, length, key_scales, value_scales)
             if sinks:
-                out[start:end] = torch_attend_sinks(q[start:end], k, v, window, scale, sinks, q_sink[start:end])
+                kept = sinks, q_sink[start:end]
+                out[start:end] = torch_attend_sinks(q[start:end], k, v, window, scale, *kept, sink_logits)
             else:
-                out[start:end] = torch_attend(q[start:end], k, v, window, scale)
+                out[start:end] = torch_attend(q[start:end], k, v, window, scale, sink_logits)
     return out
 
 
@@ -294,19 +283,3 @@ def gather_pages(
         return k, v
     scales = (x[table].transpose(1, 2).flatten(0, 1)[:length, :, None] for x in (key_scales, value_scales))
     return torch_decode(k) * next(scales), torch_decode(v) * next(scales)
-
-
-def torch_attend_sinks(
-    q: Tensor, k: Tensor, v: Tensor, window: int, scale: float | None, sinks: int, q_sink: Tensor
-) -> Tensor:
-    """`torch_attend` where the first `sinks` keys are seen by all queries, as q_sink."""
-    num_queries, num_keys, group = len(q), len(k), q.shape[1] // k.shape[1]
-    position = torch.arange(num_keys - num_queries, num_keys, device=q.device)[:, None]
-    key = torch.arange(num_keys, device=q.device)
-    seen = (key <= position) & ((key < sinks) | (key > position - window))
-    accurate = torch.promote_types(q.dtype, torch.float32)
-    keys, values = (x.to(accurate).repeat_interleave(group, dim=1) for x in (k, v))
-    far, near = (torch.einsum("qhd,khd->hqk", x.to(accurate), keys) for x in (q_sink, q))
-    scores = torch.where(key < sinks, far, near) * (q.shape[2] ** -0.5 if scale is None else scale)
-    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
-    return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)

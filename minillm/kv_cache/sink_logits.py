@@ -2,7 +2,7 @@
 brings no value. Built in chapter 17.
 
 A model with them (gpt-oss) needs no first tokens kept in a cache: a head that has nothing to add puts its weight on its
-own logit. `TorchAttention` and `NativeAttention` compute them; Triton's kernels do not.
+own logit.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from torch import Tensor
 
 from minillm.kv_cache.native_attention import NativeAttention
 from minillm.kv_cache.torch_attention import TorchAttention
+from minillm.kv_cache.triton_attention import TritonAttention
+
+Backend = TorchAttention | NativeAttention | TritonAttention
 
 
-def with_sink_logits(
-    attention: TorchAttention | NativeAttention, sink_logits: Sequence[Tensor] | None
-) -> TorchAttention | NativeAttention:
+def with_sink_logits(attention: Backend, sink_logits: Sequence[Tensor] | None) -> Backend:
     """`attention`, told of the logits of each layer, [num_heads] in any float dtype; None takes none.
 
     Raises ValueError unless there is one tensor for each layer of its cache.
@@ -32,4 +33,6 @@ def with_sink_logits(
     if isinstance(attention, NativeAttention):
         for pages, one in zip(attention.pages, attention.sink_logits):
             pages.sink_logits = one.data_ptr()  # `attention` keeps the tensor alive
+    if isinstance(attention, TritonAttention) and attention.torch is not None:  # which prompts are left to
+        attention.torch.sink_logits = attention.sink_logits
     return attention

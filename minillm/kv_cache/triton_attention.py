@@ -74,6 +74,7 @@ class TritonAttention:
         # Of a sequence that share a reading of its keys.
         self.most_tokens = max(1, most_rows // (num_heads // keys.shape[1]))
         self.sink_turn = sink_turn
+        self.sink_logits: Sequence[Tensor] | None = None  # see `minillm.kv_cache.sink_logits`
         if torch_prefill is None:
             torch_prefill = keys.is_cuda and not triton_has_tensor_cores(keys.device)
         self.torch = TorchAttention(cache, layer_windows, num_heads, sink_turn) if torch_prefill else None
@@ -157,13 +158,14 @@ class TritonAttention:
         )
 
     def _sinks(self, q: Tensor, layer: int, batch: ForwardBatch) -> dict[str, int | Tensor]:
-        """How many they are, and the queries as they meet them."""
+        """Learned logits; of kept tokens how many they are, and the queries as they meet them."""
+        learned = {} if self.sink_logits is None else {"sink_logits": self.sink_logits[layer]}
         if self.sink_turn is None:
-            return {}
+            return learned
         policy, turned = self.sink_turn.policy, q
         if batch.max_seq_len > policy.num_kept:  # before that, all stand in the cache where they stand in the text
             turned = turn_queries(q, self.sink_turn.of(batch, layer))
-        return {"sinks": policy.sinks, "q_sink": turned.contiguous()}
+        return learned | {"sinks": policy.sinks, "q_sink": turned.contiguous()}
 
 
 def check_runs_on(pages: Tensor) -> None:

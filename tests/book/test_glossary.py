@@ -29,6 +29,12 @@ token|logit|prefill|decode|KV cache|prefix cache|chunked prefill|preemption|reco
 iteration-level scheduling|ragged batch|cu_seqlens|GQA|MQA|MLA|RoPE|Gumbel-max|top-p|nucleus sampling|roofline
 ridge point|tensor parallel|pipeline parallel|speculative decoding|draft model|acceptance rate|grammar
 structured output|quantization|scale, zero point|group size|GPTQ|AWQ|SmoothQuant
+absorbed form|decoupled rotary key|prompt caching|agent loop|SLO|preemptive priority|TMA|wgmma|tcgen05|tensor memory
+warp specialisation|ping-pong scheduling|MUFU|conditional rescaling|Stream-K|Gluon|CuTe DSL|graph break|piecewise graph
+programmatic dependent launch|megakernel|NVFP4|MXFP4|NF4|two-level scale|block scaling|Hadamard matrix
+rotation (of a model)|learned sink logit|hybrid model|gated linear attention|state snapshot|delta rule|sparse attention
+lightning indexer|draft head|training-time test|multi-token prediction|dynamic tree|tree verification
+acceptance by position|tool call|tool parser|marker|thinking budget|token healing
 """.strip()
     .replace("\n", "|")
     .split("|")

@@ -201,6 +201,19 @@ def test_a_broken_engine_is_found_out(break_it: Callable, roads, monkeypatch):
     assert any(roads.problem(draw(seed)) for seed in seeds)
 
 
+def test_the_roads_of_the_suite_draw_whatever_the_engine_serves():
+    roads, settings = [draw(seed) for seed in range(NUM_ROADS)], {
+        "weights": (None, "int8", "int4", "rotated", "mxfp4", "nvfp4"),
+        "kv": ("auto", "int8", "fp8", "int4"),
+        "policy": ("fcfs", "priority", "preemptive_priority", "sjf", "fair", "lpm"),
+        "speculation": (None, "ngram", "noisy", "same", "another", "eagle", "eagle3"),
+        "model": ("llama", "mistral", "qwen3", "deepseek", "gpt-oss"),
+    }  # fmt: skip
+    assert any(road.model == "gpt-oss" and road.attention == "triton" for road in roads)  # its sinks, in each backend
+    missing = {name: set(values) - {getattr(road, name) for road in roads} for name, values in settings.items()}
+    assert not any(missing.values()), missing
+
+
 def test_a_road_becomes_a_line_and_is_read_again():
     for seed in range(40):
         road = draw(seed)

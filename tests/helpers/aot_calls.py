@@ -83,11 +83,13 @@ def call_prefill(
     codes=None,
     sinks: int = 0,
     longest: int = 4096,
+    learned: bool = False,
 ):
     index = empty(8, dtype=torch.int64), empty(7, dtype=torch.int64), empty(7, 256, dtype=torch.int64)
     q, cache = empty(64, heads, head_dim, dtype=dtype), pages(2, head_dim, codes or dtype)
     more = (window, None, None, *scales(cache), sinks, q if sinks else None)
-    return paged_prefill.paged_prefill, (q, *cache, *index, longest, *more)
+    logits = (None, None, empty(heads, dtype=FP32)) if learned else ()
+    return paged_prefill.paged_prefill, (q, *cache, *index, longest, *more, *logits)
 
 
 def call_decode(
@@ -105,11 +107,14 @@ def call_decode(
     return paged_decode.paged_decode, (q, *cache, *index, num_splits, *more)
 
 
-def call_planned(head_dim: int, tokens_each: int = 1, window: int | None = None, heads: int = 16, codes=None):
+def call_planned(
+    head_dim: int, tokens_each: int = 1, window: int | None = None, heads: int = 16, codes=None, learned: bool = False
+):
     launcher, (q, keys, values, seq_lens, table, *more) = call_decode(head_dim, 1, window, heads=heads, codes=codes)
     items, counters = empty(decode_plan.FIELDS, 73, dtype=torch.int32), empty(88, 2, dtype=torch.int32)
     plan = decode_plan.DecodePlan(items, counters, tokens_each)
-    return launcher, (q, keys, values, seq_lens.int(), table.int(), *more, plan)
+    logits = (empty(heads, dtype=FP32),) if learned else ()
+    return launcher, (q, keys, values, seq_lens.int(), table.int(), *more, plan, *logits)
 
 
 def call_latent(heads: int, dtype: torch.dtype = FP16, codes=None, planned: bool = True):
@@ -231,6 +236,7 @@ CALLS = {
     "prefill, 64, int4": call_prefill(64, codes=INT4),
     "prefill, 128, int4": call_prefill(128, codes=INT4),
     "prefill, 128, sinks": call_prefill(128, 1024, sinks=4),
+    "prefill, 64, learned sinks": call_prefill(64, 128, torch.bfloat16, learned=True),  # gpt-oss
     "decode, 64, int8": call_decode(64, 1, codes=INT8),
     "decode, 128, split, int8": call_decode(128, 8, codes=INT8),
     "decode, 128, split, fp8": call_decode(128, 8, codes=FP8),
@@ -239,6 +245,7 @@ CALLS = {
     "decode, 128, planned, int4": call_planned(128, codes=INT4),
     "decode, 128, split, bf16, int4": call_decode(128, 8, dtype=torch.bfloat16, codes=INT4),
     "decode, 128, split, sinks, fp8": call_decode(128, 8, 1024, codes=FP8, sinks=4),
+    "decode, 64, planned, learned sinks": call_planned(64, 1, 128, learned=True),
     "latents, 16 heads": call_latent(16),
     "latents, 16 heads, one split": call_latent(16, planned=False),
     "latents, 128 heads, bf16": call_latent(128, torch.bfloat16),

@@ -1,5 +1,5 @@
-"""Attention sinks in the Triton kernels against float64, and a model over 8-bit pages or with sinks,
-in Triton and in torch. Interpreted on a CPU, compiled on a GPU."""
+"""Attention sinks, kept tokens and learned logits, in the Triton kernels against float64, and a model over 8-bit pages
+or with sinks, in Triton and in torch. Interpreted on a CPU, compiled on a GPU."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from torch import Tensor
 
 from minillm.book.traffic import record_traffic
 from minillm.engine.graphs import DecodeGraphs
+from minillm.kernels import decode_plan
+from minillm.kernels.decode_plan import plan_decode
+from minillm.kernels.kv_codes import INT4
 from minillm.kernels.language import MODE
 from minillm.kernels.paged_decode import paged_decode, torch_paged_decode
 from minillm.kernels.paged_prefill import paged_prefill, torch_paged_prefill
@@ -26,8 +29,10 @@ from tests.kernels.test_kernels_kv_quantized import as_bytes, every_dtype, quant
 pytestmark = needs_triton
 
 
-def by_hand(q: Tensor, q_sink: Tensor, k: Tensor, v: Tensor, window: int, sinks: int) -> Tensor:
-    """Attention with sinks, query by query and head by head, in float64."""
+def by_hand(
+    q: Tensor, q_sink: Tensor, k: Tensor, v: Tensor, window: int, sinks: int, logits: Tensor | None = None
+) -> Tensor:
+    """Attention with sinks, query by query and head by head, in float64; `logits` are learned ones, [num_heads]."""
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     for row in range(len(q)):
         t = len(k) - len(q) + row
@@ -37,7 +42,10 @@ def by_hand(q: Tensor, q_sink: Tensor, k: Tensor, v: Tensor, window: int, sinks:
             scores = torch.stack(
                 [(q_sink if key < sinks else q)[row, head].double() @ k[key, kv_head].double() for key in seen]
             )
-            out[row, head] = (scores / q.shape[2] ** 0.5).softmax(0) @ v[seen, kv_head].double()
+            scores = scores / q.shape[2] ** 0.5
+            if logits is not None:
+                scores = torch.cat([scores, logits[head, None].double()])
+            out[row, head] = scores.softmax(0)[: len(seen)] @ v[seen, kv_head].double()
     return out
 
 
@@ -88,6 +96,69 @@ def test_sinks(length, brings, sinks, window, codes, dtype):
         assert error(out, reference[-1:]) < TOLERANCE[dtype]
     twin = torch_paged_decode(q[-1:], *pages, *index, None, None, *scales, sinks, q_sink[-1:])
     assert error(twin, reference[-1:]) < TOLERANCE[dtype]
+
+
+LEARNED_CASES = [  # lengths, tokens each brings, sinks, window
+    ([1, 9], [1, 2], 0, None),
+    ([150, 33, 64], [1, 1, 5], 0, 20),
+    ([40], [7], 4, 20),  # kept tokens as well
+]
+
+
+@every_dtype
+@pytest.mark.parametrize("codes", [None, torch.int8, INT4], ids=["plain", "int8", "int4"])
+@pytest.mark.parametrize("lengths, brings, sinks, window", LEARNED_CASES)
+def test_learned_sink_logits_count_once(lengths, brings, sinks, window, codes, dtype, monkeypatch):
+    """Whatever the splits: some logits are far above all scores, some far below, one head has none."""
+    torch.manual_seed(6)
+    heads, kv_heads, dim, block_size = 6, 2, 16, 4
+    pages, scales, exact, seq_lens, table = quantized_pages(lengths, kv_heads, dim, block_size, codes or torch.int8)
+    if codes is None:
+        pages, scales = [page.to(dtype) for page in exact], [None, None]
+        exact = [page.double() for page in pages]
+    logits = torch.tensor([0.0, 9.0, -9.0, float("-inf"), 1.5, -2.0], device=table.device)
+    q, q_sink = qkv(sum(brings), heads, kv_heads, dim, dtype)[0], qkv(sum(brings), heads, kv_heads, dim, dtype)[0]
+    q_sink, ends = q_sink.contiguous(), starts(brings).tolist()
+    reference = []
+    for row, (length, start, end) in enumerate(zip(lengths, ends, ends[1:])):
+        k = exact[0][table[row]].permute(0, 3, 1, 2).flatten(0, 1)[:length]
+        v = exact[1][table[row]].transpose(1, 2).flatten(0, 1)[:length]
+        kept = window or length, sinks
+        reference.append(by_hand(q[start:end], q_sink[start:end], k, v, *kept, logits))
+    turned = (sinks, q_sink) if sinks else (0, None)
+    index = starts(brings), seq_lens, table, max(brings), window
+    for attend in (paged_prefill, torch_paged_prefill):
+        out = poisoned(q.shape, dtype)
+        attend(q, *pages, *index, None, out, *scales, *turned, sink_logits=logits)
+        assert error(out, torch.cat(reference)) < TOLERANCE[dtype]
+    monkeypatch.setattr(decode_plan, "MIN_SPLIT", 16)
+    last = torch.tensor(ends[1:], device=table.device) - 1
+    wanted, turned = torch.cat(reference)[last], (sinks, q_sink[last]) if sinks else (0, None)
+    ways = dict(num_splits=1), dict(num_splits=3), dict(plan=plan_decode(seq_lens, kv_heads, max(lengths), 8, window))
+    for attend, way in (*((paged_decode, way) for way in ways), (torch_paged_decode, {})):
+        out, (num_kept, q_kept) = poisoned(wanted.shape, dtype), turned
+        kept = dict(zip(("key_scales", "value_scales"), scales)) | dict(sinks=num_kept, q_sink=q_kept)
+        attend(q[last], *pages, seq_lens, table, window=window, out=out, sink_logits=logits, **kept, **way)
+        assert error(out, wanted) < TOLERANCE[dtype]
+
+
+def test_a_row_that_only_fills_up_a_batch_stays_zero_beside_learned_logits():
+    keys, values, _, table = paged([8], 1, 16, 4, torch.float32)
+    seq_lens, logits = torch.tensor([0], device=table.device), torch.tensor([3.0, float("-inf")], device=table.device)
+    q = qkv(1, 2, 1, 16, torch.float32)[0].contiguous()
+    for num_splits in (1, 2):
+        out = paged_decode(q, keys, values, seq_lens, table, num_splits, sink_logits=logits)
+        assert torch.equal(out, torch.zeros_like(out))
+
+
+def test_logits_of_another_shape_are_refused():
+    keys, values, seq_lens, table = paged([8], 1, 16, 4, torch.float32)
+    q = qkv(1, 2, 1, 16, torch.float32)[0].contiguous()
+    for logits in (torch.zeros(3), torch.zeros(2, dtype=torch.float16), torch.zeros(4)[::2]):
+        with pytest.raises(ValueError, match=r"sink_logits must be float32 \[2\] in one piece"):
+            paged_decode(q, keys, values, seq_lens, table, sink_logits=logits)
+        with pytest.raises(ValueError, match=r"sink_logits must be float32 \[2\] in one piece"):
+            paged_prefill(q, keys, values, starts([1]), seq_lens, table, 1, sink_logits=logits)
 
 
 @pytest.mark.skipif(MODE != "interpreted", reason="loads are recorded in the interpreter")

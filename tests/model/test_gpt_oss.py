@@ -10,8 +10,11 @@ from safetensors.torch import load_file, save_file
 from minillm import LLM, SamplingParams
 from minillm.engine.parts import build_attention
 from minillm.kernels import native
+from minillm.kernels.language import MODE
 from minillm.kv_cache.native_attention import NativeAttention
-from minillm.model.attention import NoCacheAttention
+from minillm.kv_cache.sink_logits import with_sink_logits
+from minillm.kv_cache.triton_attention import TritonAttention
+from minillm.model.attention import NoCacheAttention, sink_logits_of
 from minillm.model.batch import ForwardBatch
 from minillm.model.checkpoint import load_config, load_model
 from minillm.model.config import ModelConfig
@@ -30,6 +33,7 @@ SETTINGS = dict(
 PROMPT = [3 + i * 7 % 90 for i in range(33)]
 PROMPTS = [[*PROMPT, 50, 60], PROMPT, [5], PROMPT[:16] + [9] * 5, [7, 8, 9] * 6]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+interpreted = pytest.mark.skipif(MODE != "interpreted", reason="the kernels are interpreted, on a CPU")
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +62,23 @@ def expected(model, tokens=PROMPT):
     return model(torch.tensor([tokens])).logits[0]
 
 
-@pytest.mark.parametrize("backend", ["torch", "auto", "none"])
+IN_TRITON = [pytest.param(name, marks=interpreted) for name in ("triton", "triton, prompts in torch")]
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto", "none", *IN_TRITON])
 def test_logits_are_those_of_transformers(backend, oracle):
     folder, theirs, _ = oracle
     model = load_model(folder, "float32", "cpu")
     if backend == "none":
         found = model(ForwardBatch.single(PROMPT, all_logits=True), NoCacheAttention.of(model))
     else:
-        attention = build_attention(model, pages(model), backend)
+        if backend == "triton, prompts in torch":  # as on a T4
+            windows, heads = model.config.layer_windows, model.config.num_heads
+            attention = TritonAttention(pages(model), windows, heads, torch_prefill=True)
+            attention.fused_store = False
+            with_sink_logits(attention, sink_logits_of(model))
+        else:
+            attention = build_attention(model, pages(model), backend)
         pieces = [(0, 20), (20, 32), (32, 33)]
         found = torch.cat([model(batch_of(PROMPT[a:b], a), attention) for a, b in pieces])
     torch.testing.assert_close(found, expected(theirs), rtol=1e-4, atol=1e-3)
@@ -113,6 +126,19 @@ def test_tokens_are_those_of_transformers_in_every_way(way, backend, oracle):
     llm.engine.scheduler.check_integrity()
 
 
+@interpreted
+@pytest.mark.parametrize("kind", ["auto", "int4"])
+def test_tokens_in_triton_are_those_of_the_other_backends(kind, oracle):
+    folder, _, said = oracle
+    prompts, most = [{"prompt_token_ids": prompt} for prompt in PROMPTS[1:3]], 4
+    settings = dict(dtype="float32", device="cpu", kv_cache_dtype=kind, max_num_batched_tokens=20, block_size=7)
+    params, found = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True), []
+    for backend in ("triton", "torch"):
+        llm = LLM(str(folder), attention_backend=backend, **settings)
+        found.append([out.outputs[0].token_ids for out in llm.generate(prompts, params, use_tqdm=False)])
+    assert found[0] == found[1] and (kind != "auto" or found[0] == [tokens[:most] for tokens in said[1:3]])
+
+
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_both_backends_say_the_same_over_pages_of_codes(kind, oracle):
     folder, said = oracle[0], []
@@ -136,8 +162,6 @@ def test_what_is_not_computed_is_refused_by_name(oracle, tmp_path):
     with pytest.raises(ValueError, match=r"swiglu_limit=5.0 is not supported; supported: 7.0"):
         ModelConfig.from_hf(BASE | SETTINGS | {"swiglu_limit": 5.0})
     model = load_model(folder, "float32", "cpu")
-    with pytest.raises(ValueError, match="'triton' has no kernels for learned sink logits"):
-        build_attention(model, pages(model), "triton")
     backends = [NoCacheAttention(model.config.layer_windows)]
     if native.library() is not None:
         backends.append(NativeAttention(pages(model), model.config.layer_windows))

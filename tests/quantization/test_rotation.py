@@ -159,3 +159,6 @@ def test_what_reads_hidden_states_of_the_checkpoint_is_refused(tmp_path):
             call("Once upon a time")
     with pytest.raises(ValueError, match=r"enable_lora=True is not allowed with a model .* rotate=True"):
         LLM("tinyworld-draft", device="cpu", quantization=rotated, enable_lora=True)
+    head = {"method": "eagle", "model": "tinyworld-eagle"}
+    with pytest.raises(ValueError, match=r"method='eagle' with a model .* rotate=True .* use method='draft_model'"):
+        LLM("tinyworld", device="cpu", quantization=rotated, speculative_config=head)

@@ -53,11 +53,15 @@ def draw(seed: int) -> Road:
     values["max_loras"], requests = _adapters(Random(f"adapter {seed}"), requests)
     if values["weights"] == "int4" and not values["max_loras"] and Random(f"rotated {seed}").random() < 0.5:
         values["weights"] = "rotated"  # which takes no adapters
+    elif values["weights"] is not None and (rng := Random(f"blocks of fp4 {seed}")).random() < 0.4:
+        values["weights"] = rng.choice(("mxfp4", "nvfp4"))
     if seed % TRITON_EVERY and values["weights"] != "rotated" and Random(f"latents {seed}").random() < 0.2:
         values |= _latents(values)
-    elif seed % TRITON_EVERY and not values["max_loras"] and Random(f"gpt-oss {seed}").random() < 0.12:
+    elif not values["max_loras"] and _learns_its_sinks(seed):
         values |= {"model": MXFP4, "weights": None, "sinks": None, "offload": False}
-    if values["speculation"] == "eagle" and Random(f"eagle3 {seed}").random() < 0.5:
+    if values["speculation"] == "eagle" and values["weights"] == "rotated":
+        values["speculation"] = "noisy"  # a head reads hidden states that are not rotated
+    elif values["speculation"] == "eagle" and Random(f"eagle3 {seed}").random() < 0.5:
         values["speculation"] = "eagle3"
     road = Road(requests, **values)
     if not road.chunked:
@@ -87,6 +91,13 @@ def draw_parallel(seed: int) -> Road:
         attention="torch" if road.attention == "triton" else road.attention,
         like_a_gpu="ahead" if road.like_a_gpu else "",
     )
+
+
+def _learns_its_sinks(seed: int) -> bool:
+    """Whether the model is gpt-oss; more often in Triton, which has few roads."""
+    if seed % TRITON_EVERY:
+        return Random(f"gpt-oss {seed}").random() < 0.12
+    return Random(f"learned sinks {seed}").random() < 0.3
 
 
 def _latents(values: dict[str, Any]) -> dict[str, Any]:

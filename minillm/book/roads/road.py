@@ -48,7 +48,8 @@ class Road:
 
     requests: tuple[Arrival, ...]
     model: str = "llama"
-    weights: str | None = None  # "int8", "int4" in groups of 16, or "rotated", the same of a rotated model
+    # "int8"; "int4" in groups of 16, or "rotated", the same of a rotated model; "mxfp4" and "nvfp4", in blocks of 16.
+    weights: str | None = None
     kv: str = "auto"
     sinks: int | None = None  # kv_retention, with a window of WINDOW
     block_size: int = 16

@@ -30,6 +30,7 @@ from minillm.sampling.params import SamplingParams
 
 QUANTIZED = {None: None, "int8": "int8", "int4": {"weights": "int4", "group_size": 16}}
 QUANTIZED["rotated"] = QUANTIZED["int4"] | {"rotate": True}
+QUANTIZED |= {"mxfp4": {"name": "mxfp4", "group_size": 16}, "nvfp4": "nvfp4"}
 OFFLOADED = 10**6  # bytes: all layers, of which two stand on the device
 MOST_STEPS = 3000  # of a round; the longest road takes some hundreds
 

@@ -1,11 +1,11 @@
 """What a parallel LLM serves, and what it refuses when it is made. Built in chapter 20.
 
-Served: every dtype and attention backend, low-bit weights (int8, int4, fp8, fp4, GPTQ, AWQ; GGUF), an 8-bit KV
-cache, prefix caching, chunked prompts, every policy, preemption by recomputation and by swap, host memory for prefixes,
-sliding windows and attention sinks, speculation with n-grams and draft models, adapters, grammars, penalties,
-log-probabilities, several samples, beam search, embeddings, mixtures of experts with shared ones and with groups,
-latent attention, gpt-oss with its sink logits. A draft model is whole on each rank, and so are the latents of a stage:
-all heads read the same one.
+Served: every dtype and attention backend, low-bit weights (int8, int4, fp8, fp4, mxfp4, nvfp4, GPTQ, AWQ; GGUF), a KV
+cache in 8 or 4 bits, prefix caching, chunked prompts, every policy, preemption by recomputation and by swap, host
+memory for prefixes, sliding windows and attention sinks, speculation with n-grams and draft models, adapters, grammars,
+penalties, log-probabilities, several samples, beam search, embeddings, mixtures of experts with shared ones and with
+groups, latent attention, gpt-oss with its sink logits. A draft model is whole on each rank, and so are the latents of a
+stage: all heads read the same one.
 """
 
 from __future__ import annotations
