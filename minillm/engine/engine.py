@@ -111,8 +111,7 @@ class Engine:
         self.executor.runner = runner
 
     def use_grammars(self, compile_grammar: Compile) -> None:
-        """Let requests ask for structured outputs: how a grammar is made ready for the model's vocabulary
-        (chapter 19)."""
+        """Let requests ask for structured outputs: how a grammar is made ready for a vocabulary (chapter 19)."""
         if isinstance(self.runner, ModelRunner):
             self.runner.compile_grammar = compile_grammar
 

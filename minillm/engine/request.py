@@ -173,8 +173,7 @@ class Request:
         return (known if self.prompt_logprobs is None else min(known, self.logprob_start_len)) - 1
 
     def sample_seed(self, index: int | None = None) -> int:
-        """The seed of sample `index`, or of this one. The first one keeps the request's,
-        so it is the same for any n."""
+        """The seed of sample `index`, or of this one. The first keeps the request's, so it is the same for any n."""
         index = self.index if index is None else index
         return derive_seed(self.seed, index) if index else self.seed
 

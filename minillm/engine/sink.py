@@ -75,8 +75,7 @@ class OutputSink:
         return self._num_open == 0
 
     def has_ended(self, index: int) -> bool:
-        """Whether sample `index` is complete: tokens that come in the same step behind a stop string are not its
-        own."""
+        """Whether sample `index` is complete: tokens of the same step behind a stop string are not its own."""
         return self.samples[index].finish_reason is not None
 
     def take(self, delta: TokenDelta) -> StreamDelta:

@@ -34,8 +34,7 @@ class SamplerOutput:
         return (self.token_ids, *(self.scores or ()), *(self.named.tensors if self.named else ()))
 
     def read(self, token_ids: Tensor, *scores: Tensor) -> tuple[list[int], list[dict[int, Logprob] | None] | None]:
-        """The tokens, and one entry a row of log-probabilities, None where a row did not ask;
-        of `tensors` on the host."""
+        """The tokens, one entry a row of log-probabilities, None where a row did not ask; of `tensors` on the host."""
         if not scores:
             return token_ids.tolist(), None
         by_row = {}
@@ -54,7 +53,7 @@ class SamplerOutput:
 class Sampler:
     """Chooses tokens. Keeps no state: a row's token depends on its logits and its own request only.
 
-    `fused` draws in our own kernels (chapter 14), which neither sort nor write the noise down; None does so on a GPU.
+    `fused` draws in our own kernels (chapter 14), which do not store the noise; None does so where there are any.
     """
 
     def __init__(self, fused: bool | None = None):

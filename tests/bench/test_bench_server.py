@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +15,7 @@ from minillm.bench.commands import bench
 from minillm.bench.decode import Shape
 from minillm.bench.llama_cpp import write_gguf
 from minillm.bench.load.plan import Prompts, load_vocabulary, text_of
-from minillm.bench.load.target import Target
+from minillm.bench.load.target import Target, server_process
 from minillm.bench.server import peers, report, run
 from minillm.bench.server.peers import ONLY_ITS_FIELDS, Programs, Server
 from minillm.bench.server.run import Workload, percentile_of_buckets
@@ -44,9 +47,65 @@ def test_each_part_measures_the_real_server():
     assert goals.row_count == 3 and kept[-1] == measured
 
 
+POLLS = """
+import sys, time
+print("ready", flush=True)
+while True:
+    open(sys.argv[1], "a").write(".")
+    time.sleep(0.001)
+"""
+
+
+def test_a_paused_server_takes_no_time_from_the_others_and_ends_with_its_block(tmp_path):
+    polls, started = tmp_path / "polls", []
+    polls.touch()
+
+    def polled_within(seconds: float) -> int:
+        before = polls.stat().st_size
+        time.sleep(seconds)
+        return polls.stat().st_size - before
+
+    command = [sys.executable, "-c", POLLS, str(polls)]
+    with server_process(command, lambda log: "ready" in log and "http://x", on_start=started.append):
+        server = Server(Target("http://x", "any"), None, *started)
+        assert polled_within(0.2)
+        server.pause()
+        time.sleep(0.1)
+        assert not polled_within(0.2)
+        server.resume()
+        assert polled_within(0.5)
+        server.pause()
+    with pytest.raises(ProcessLookupError):
+        server.resume()
+
+
+def test_peers_are_measured_one_at_a_time(checkpoint, monkeypatch):
+    """While one answers, all others stand still."""
+    loads, states = run._Bench._load, []
+
+    def load(bench, server, *rest):
+        states.append([Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] for pid in pids])
+        return loads(bench, server, *rest)
+
+    pids = []
+
+    @contextmanager
+    def running(name, path, config, dtype, programs, options=()):
+        with peers.running("minillm", path, config, dtype, programs, options) as server:
+            pids.append(server.pid)
+            yield server
+
+    monkeypatch.setattr(run, "running", running)
+    monkeypatch.setattr(run._Bench, "_load", load)
+    workload = Workload("tiny", requests=2, prompt_tokens=8, output_tokens=3, parts=("peers",))
+    measured = run.run(workload, Programs(sys.executable, only=("transformers",)), shapes={"tiny": TINY})
+    assert [sorted(measured["figures"]["peers"]), len(pids)] == [["1", "2"], 2]
+    assert states and all(state.count("T") == 1 for state in states), states
+
+
 def test_answers_of_another_length_are_not_timed(checkpoint, monkeypatch):
     bench = run._Bench(Workload("tiny"), Programs(), checkpoint, None, lambda what: None)
-    server = Server(Target("http://127.0.0.1:9", "tiny"), Prompts("tiny", range(9)))
+    server = Server(Target("http://127.0.0.1:9", "tiny"), Prompts("tiny", range(9)), pid=0)
     with pytest.raises(RuntimeError, match=r"answered 0 of 3 tokens, status 0: .*Connect"):
         bench._load(server, 2, 1, 4, 3)
 

@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 START_SECONDS, STOP_SECONDS = 300.0, 20.0
@@ -61,15 +61,17 @@ def find(url: str, model: str | None = None, api_key: str | None = None) -> Targ
 
 
 @contextmanager
-def own_server(model: str, options: Sequence[str] = ()) -> Iterator[Target]:
-    """`minillm serve` in a process of its own on a free port, until the block ends."""
+def own_server(
+    model: str, options: Sequence[str] = (), on_start: Callable[[int], object] = lambda pid: None
+) -> Iterator[Target]:
+    """`minillm serve` in a process of its own on a free port, until the block ends; `on_start` hears its id."""
 
     def ready(log: str) -> str | None:
         found = re.search(r"serving .* at (http://\S+)", log)
         return found and found[1]
 
     command = [sys.executable, "-c", CLI, "serve", model, "--port", "0", "--no-access-log", *options]
-    with server_process(command, ready) as url:
+    with server_process(command, ready, on_start=on_start) as url:
         yield find(url)
 
 
@@ -88,10 +90,14 @@ def ended_by_sigterm() -> Iterator[None]:
 
 @contextmanager
 def server_process(
-    command: Sequence[str], ready: Callable[[str], str | None], environment: dict[str, str] | None = None
+    command: Sequence[str],
+    ready: Callable[[str], str | None],
+    environment: dict[str, str] | None = None,
+    on_start: Callable[[int], object] = lambda pid: None,
 ) -> Iterator[str]:
     """Run a server until the block ends; gives its URL, which `ready` tells from what it has written so far, or None
-    before it is there. Raises RuntimeError, with its last words, where it ends or is not there within START_SECONDS."""
+    before it is there. `on_start` hears the id of the process, which leads a group of its own. Raises RuntimeError,
+    with its last words, where it ends or is not there within START_SECONDS."""
     with tempfile.TemporaryFile() as log, ended_by_sigterm():
         process = subprocess.Popen(
             command,
@@ -106,6 +112,7 @@ def server_process(
             return os.pread(log.fileno(), 2**20, 0).decode("utf-8", "replace")
 
         try:
+            on_start(process.pid)
             deadline = time.monotonic() + START_SECONDS
             while not (url := ready(written())):
                 if process.poll() is not None or time.monotonic() > deadline:
@@ -114,6 +121,8 @@ def server_process(
                 time.sleep(0.1)
             yield url
         finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGCONT)  # it may have been paused
             process.send_signal(signal.SIGINT)
             try:
                 process.wait(STOP_SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import urllib.error
 import urllib.request
@@ -30,10 +31,18 @@ PEERS = ("transformers", "transformers, continuous batching", "llama.cpp")
 
 @dataclass(frozen=True)
 class Server:
-    """One that runs, and how its prompts are written."""
+    """One that runs, and how its prompts are written. `pid` leads the group of its processes."""
 
     target: Target
     prompts: Prompts
+    pid: int
+
+    def pause(self) -> None:
+        """Let it stand still until `resume`: some servers poll while they wait, and take a core from the others."""
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.killpg(self.pid, signal.SIGCONT)
 
 
 @dataclass(frozen=True)
@@ -84,11 +93,12 @@ def write_checkpoint(shape: Shape, folder: Path, seed: int = 0) -> Path:
 @contextmanager
 def running(name: str, path: Path, config: ModelConfig, dtype: str, programs: Programs, options=()) -> Iterator[Server]:
     """Start minillm or a peer on the checkpoint `path`, and wait until it answers."""
+    started: list[int] = []  # the id of its process
     tokenizer, token_ids = load_vocabulary(str(path))
     token_ids = [one for one in token_ids if not tokenizer.convert_ids_to_tokens(one).startswith(FILLER)]
     if name == "minillm":
-        with own_server(str(path), ["--device", "cpu", "--dtype", dtype, *options]) as target:
-            yield Server(target, Prompts(target.model, token_ids, tokenizer))
+        with own_server(str(path), ["--device", "cpu", "--dtype", dtype, *options], started.append) as target:
+            yield Server(target, Prompts(target.model, token_ids, tokenizer), *started)
         return
     port = free_port()
     if name == "llama.cpp":
@@ -109,8 +119,10 @@ def running(name: str, path: Path, config: ModelConfig, dtype: str, programs: Pr
         model = str(path)
         prompts = {"as_text": True, "extra_body": ONLY_ITS_FIELDS | {"generation_config": endless}}
     url = f"http://{'127.0.0.1' if name == 'llama.cpp' else 'localhost'}:{port}"
-    with server_process(command, lambda log: url if answers(f"{url}/health") else None, own_environment()):
-        yield Server(Target(url, model, max_model_len=CONTEXT), Prompts(model, token_ids, tokenizer, **prompts))
+    health = f"{url}/health"
+    with server_process(command, lambda log: url if answers(health) else None, own_environment(), started.append):
+        target = Target(url, model, max_model_len=CONTEXT)
+        yield Server(target, Prompts(model, token_ids, tokenizer, **prompts), *started)
 
 
 def own_environment() -> dict[str, str]:

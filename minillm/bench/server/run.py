@@ -199,19 +199,23 @@ class _Bench:
         }
 
     def peers(self) -> None:
-        """Every server on the same weights, in turns: many at once, and one at a time."""
+        """Every server on the same weights, in turns, while the others stand still: many at once, and one at a time."""
         w = self.workload
         with ExitStack() as stack:
             servers = {
                 name: stack.enter_context(running(name, self.path, self.config, w.dtype, self.programs))
                 for name in ("minillm", *self.programs.peers)
             }
+            for server in servers.values():
+                server.pause()
             figures = self.record.figures["peers"] = {}
             for at_once in (w.requests, 1):
                 ttfts: dict[str, list[float]] = {name: [] for name in servers}
 
                 def once(name: str, at_once: int = at_once, ttfts: dict[str, list[float]] = ttfts) -> float:
+                    servers[name].resume()
                     report = self._load(servers[name], at_once, at_once, w.prompt_tokens, w.output_tokens)
+                    servers[name].pause()
                     ttfts[name] += [one.ttft for one in report.outcomes]
                     return max(one.ended for one in report.outcomes)
 
