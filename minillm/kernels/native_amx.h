@@ -58,24 +58,22 @@ static inline void end_tiles(void) {
     _mm_setcsr(control_before);
 }
 
-// A panel into its register, past the nearest cache: that keeps x, which each group of panels meets again.
-#define LOAD_PANEL(place, step) _tile_stream_loadd(7, place, step)
-
 // What TILE_INPUTS inputs add to the sums of one block of rows or two and of 1 to 3 panels, `apart` bytes from one to the next.
-// In this order each load after the first serves a multiplication with what is in the other register.
+// In this order each load after the first serves a multiplication with what is in the other register. Panels are loaded past the
+// nearest cache: that keeps x, which each group of panels meets again.
 static inline __attribute__((always_inline)) void add_inputs(const int blocks, const int panels, const void *x, const void *below,
                                                              long x_bytes, const void *panel, long apart, long step) {
     const char *w = panel;
     _tile_loadd(6, x, x_bytes);
-    LOAD_PANEL(w, step);
+    _tile_stream_loadd(7, w, step);
     _tile_dpbf16ps(0, 6, 7);
     if (blocks == 1) {
         if (panels > 1) {
-            LOAD_PANEL(w + apart, step);
+            _tile_stream_loadd(7, w + apart, step);
             _tile_dpbf16ps(1, 6, 7);
         }
         if (panels > 2) {
-            LOAD_PANEL(w + 2 * apart, step);
+            _tile_stream_loadd(7, w + 2 * apart, step);
             _tile_dpbf16ps(2, 6, 7);
         }
         return;
@@ -83,13 +81,13 @@ static inline __attribute__((always_inline)) void add_inputs(const int blocks, c
     _tile_loadd(6, below, x_bytes);
     _tile_dpbf16ps(3, 6, 7);
     if (panels > 1) {
-        LOAD_PANEL(w + apart, step);
+        _tile_stream_loadd(7, w + apart, step);
         _tile_dpbf16ps(4, 6, 7);
         _tile_loadd(6, x, x_bytes);
         _tile_dpbf16ps(1, 6, 7);
     }
     if (panels > 2) {
-        LOAD_PANEL(w + 2 * apart, step);
+        _tile_stream_loadd(7, w + 2 * apart, step);
         _tile_dpbf16ps(2, 6, 7);
         _tile_loadd(6, below, x_bytes);
         _tile_dpbf16ps(5, 6, 7);
