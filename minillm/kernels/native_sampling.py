@@ -22,8 +22,9 @@ def draw(
 ) -> Tensor:
     """One token a row, int64 [num_rows]: the argmax of logits / temperature + Gumbel noise, which is never stored.
 
-    logits [num_rows, vocab_size], not empty; of the others one number a row: float32, int64 twice and bool. Rows that
-    are greedy, and all rows without seeds, have the argmax of their logits. Of equal values the smallest id wins.
+    logits [num_rows, vocab_size], of one token at least; of the others one number a row: float32, int64 twice and bool.
+    Rows that are greedy, and all rows without seeds, have the argmax of their logits. Of equal values the smallest id
+    wins.
     """
     columns = [None if one is None else one.contiguous() for one in (temperature, seeds, positions, is_greedy)]
     rows, count = logits.shape

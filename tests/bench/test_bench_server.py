@@ -79,12 +79,39 @@ def test_a_paused_server_takes_no_time_from_the_others_and_ends_with_its_block(t
         server.resume()
 
 
+def state_of(pid: int) -> str:
+    """T of a process that stands still."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+COMPUTES = """
+import threading, time
+for _ in range(3):
+    threading.Thread(target=lambda: [sum(range(9999)) for _ in iter(int, 1)], daemon=True).start()
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_server_stands_still_as_soon_as_it_is_paused():
+    """The signal alone takes a while where all cores are busy."""
+    started = []
+    command = [sys.executable, "-c", COMPUTES]
+    with server_process(command, lambda log: "ready" in log and "http://x", on_start=started.append):
+        server = Server(Target("http://x", "any"), None, *started)
+        for _ in range(50):
+            server.resume()
+            time.sleep(0.005)
+            server.pause()
+            assert state_of(server.pid) == "T"
+
+
 def test_peers_are_measured_one_at_a_time(checkpoint, monkeypatch):
     """While one answers, all others stand still."""
     loads, states = run._Bench._load, []
 
     def load(bench, server, *rest):
-        states.append([Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] for pid in pids])
+        states.append([state_of(pid) for pid in pids])
         return loads(bench, server, *rest)
 
     pids = []

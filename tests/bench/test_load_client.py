@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
+from typing import TextIO
 
 import pytest
 from aiohttp import web
@@ -323,6 +326,43 @@ def test_sigterm_leaves_no_server_behind(tmp_path):
         assert parent.wait(PATIENCE) == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def locks(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def test_nothing_of_a_stubborn_server_is_left_behind_where_waiting_for_its_end_is_interrupted(tmp_path, monkeypatch):
+    """Neither it nor its child listens to SIGINT; each holds the same lock as long as it lives."""
+    lock = tmp_path / "lock"
+    script = (
+        "import fcntl, os, signal, time\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        f"held = open({str(lock)!r}, 'w'); fcntl.flock(held, fcntl.LOCK_EX)\n"
+        f"os.fork(); print('ready', flush=True); time.sleep({PATIENCE})\n"
+    )
+    waits = subprocess.Popen.wait
+
+    def wait(process: subprocess.Popen, timeout: float | None = None) -> int:
+        if timeout == target.STOP_SECONDS:
+            raise KeyboardInterrupt  # a second Ctrl-C
+        return waits(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        target.server_process([sys.executable, "-c", script], lambda log: log.count("ready") == 2 or None),
+    ):
+        raise KeyboardInterrupt
+    with lock.open() as mine:
+        deadline = time.monotonic() + PATIENCE / 2
+        while not locks(mine):
+            assert time.monotonic() < deadline, "a process of the server still lives"
+            time.sleep(0.01)
 
 
 def test_a_server_that_ends_at_once_is_told_with_its_last_words():

@@ -57,6 +57,11 @@ def test_the_argmax_with_noise(rows, vocab_size):
         wider = 3 * torch.randn(rows, vocab_size + 7, generator=generator)
 
 
+def test_no_rows_have_no_tokens():
+    assert Sampler().choose(torch.empty(0, 30), SamplingMetadata([], 30)).shape == (0,)
+    assert draw(torch.empty(0, 30), *columns(0, torch.Generator())).shape == (0,)
+
+
 def test_rare_tokens_are_drawn_as_often_as_the_formula_draws_them():
     """The bound passes over whole blocks; 20,000 draws of one distribution, most of them of the commonest tokens."""
     generator = torch.Generator().manual_seed(1)

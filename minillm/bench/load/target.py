@@ -121,11 +121,13 @@ def server_process(
                 time.sleep(0.1)
             yield url
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGCONT)  # it may have been paused
-            process.send_signal(signal.SIGINT)
             try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGCONT)  # it may have been paused
+                process.send_signal(signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_SECONDS)
+            finally:  # also where a second Ctrl-C ends the waiting; what the server started ends with it
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()

@@ -40,6 +40,7 @@ class Server:
     def pause(self) -> None:
         """Let it stand still until `resume`: some servers poll while they wait, and take a core from the others."""
         os.killpg(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # on a busy machine it takes a while
 
     def resume(self) -> None:
         os.killpg(self.pid, signal.SIGCONT)
