@@ -90,7 +90,15 @@ def test_requests_of_others_end_with_the_same_error(model):
     assert all(sink.is_finished and isinstance(sink.error, WorkerError) for sink in sinks)
 
 
-def test_ctrl_c_in_a_step_ends_the_call_and_the_llm_serves_on(model, monkeypatch):
+@pytest.fixture
+def interruptible():
+    """Programs that a shell starts in the background ignore SIGINT, and so do their tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_in_a_step_ends_the_call_and_the_llm_serves_on(model, monkeypatch, interruptible):
     dropped, told = threading.Event(), sys.unraisablehook
 
     def hear(what) -> None:
@@ -115,9 +123,11 @@ def test_ctrl_c_in_a_step_ends_the_call_and_the_llm_serves_on(model, monkeypatch
                         os.kill(os.getpid(), signal.SIGINT)
 
             threading.Thread(target=press, daemon=True).start()
-            with pytest.raises(KeyboardInterrupt):
-                llm.generate(["the cat", "a"], LONG, use_tqdm=False)
-            raised.set()
+            try:
+                with pytest.raises(KeyboardInterrupt):
+                    llm.generate(["the cat", "a"], LONG, use_tqdm=False)
+            finally:
+                raised.set()
             assert llm.generate("the cat", params, use_tqdm=False)[0].outputs[0].token_ids == expected
 
 
