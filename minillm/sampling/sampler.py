@@ -53,7 +53,7 @@ class SamplerOutput:
 class Sampler:
     """Chooses tokens. Keeps no state: a row's token depends on its logits and its own request only.
 
-    `fused` draws in our own kernels (chapter 14), which do not store the noise; None does so where there are any.
+    `fused`: True draws in Triton's kernels (chapter 14), False in torch's operations, None in the device's fastest way.
     """
 
     def __init__(self, fused: bool | None = None):
