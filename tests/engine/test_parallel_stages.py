@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from types import SimpleNamespace
 
@@ -96,6 +97,44 @@ def test_what_two_stages_serve_three_do_too(name, model):
         assert tokens(llm) == tokens(alone)
 
 
+def be_late(worker) -> None:
+    """Let the first stage look for its next call only when the engine has sent it."""
+    if worker.layout.is_first:
+        launch = worker.runner.launch
+
+        def late(output):
+            launched = launch(output)
+            time.sleep(0.03)
+            return launched
+
+        worker.runner.launch = late
+
+
+ANSWER = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["ab", "cd"]}, "right": {"type": "boolean"}},
+    "required": ["kind", "right"],
+    "additionalProperties": False,
+}
+SEVERAL_TOKENS = {
+    "forced": ({}, dict(structured_outputs={"json": ANSWER, "jump_forward": True}, max_tokens=30)),
+    "samples": ({}, dict(n=3, temperature=1.0, seed=2)),
+    "drafts": (dict(speculative_config={"method": "ngram", "num_speculative_tokens": 3}), {}),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL_TOKENS)
+def test_a_first_stage_that_is_late_knows_all_tokens_of_the_last_step(name, model):
+    """The engine has the tokens of a step from the last stage, and sends the next step before the first one has read
+    them. Where they were several, the next row began behind tokens that the first stage did not know."""
+    more, asked = SEVERAL_TOKENS[name]
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 12} | asked)
+    texts = lambda llm: [one.token_ids for one in llm.generate(PROMPTS[:1], params, use_tqdm=False)[0].outputs]
+    with LLM(**settings(model, 2, **more)) as llm:
+        llm.collective_rpc(be_late)
+        assert texts(llm) == texts(LLM(**settings(model, **more)))
+
+
 def test_more_stages_than_layers_are_refused_before_a_process_starts(model, monkeypatch):
     monkeypatch.setattr("minillm.engine.distributed.model.start_workers", None)
     said = "pipeline_parallel_size=6 exceeds this model's num_hidden_layers=5; use at most 5"
@@ -126,7 +165,7 @@ def test_requests_are_shared_among_all_stages(num_requests, stages, shares):
 def test_the_chunks_of_a_prompt_wait_for_no_token_of_other_requests(monkeypatch):
     """Chunk p is in all three steps; beside it another request draws a token in each."""
     waited = []
-    step = lambda name: SimpleNamespace(wait=lambda: waited.append(name))
+    step = lambda name: SimpleNamespace(wait=lambda: waited.append(name), is_plain=True)
     launched = iter("abcd")
     monkeypatch.setattr(ModelRunner, "launch", lambda self, output: step(next(launched)))
     runner = ParallelRunner.__new__(ParallelRunner)
@@ -137,3 +176,17 @@ def test_the_chunks_of_a_prompt_wait_for_no_token_of_other_requests(monkeypatch)
     assert waited == []
     runner.launch(SchedulerOutput(rows=[row("d0", 1)]))
     assert waited == ["a"]
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_a_step_waits_for_the_last_one_where_its_tokens_are_not_one_each(is_plain, monkeypatch):
+    waited = []
+    launched = SimpleNamespace(wait=lambda: waited.append(1), is_plain=is_plain)
+    monkeypatch.setattr(ModelRunner, "launch", lambda self, output: launched)
+    runner = ParallelRunner.__new__(ParallelRunner)
+    runner.unread, runner.sampler = deque(), SimpleNamespace(arrival=SimpleNamespace(wait=lambda: None))
+    for name in "aba":  # the second step has nothing of the first, and the third nothing of the second
+        runner.launch(SchedulerOutput(rows=[ScheduledRequest(name, 0, 1, [], 1, (), 0, ())]))
+    assert waited == [1]
+    runner.launch(SchedulerOutput(rows=[ScheduledRequest("a", 1, 1, [], 1, (), 0, ())]))
+    assert waited == ([1] if is_plain else [1, 1, 1])

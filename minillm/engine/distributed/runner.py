@@ -50,12 +50,18 @@ class ParallelRunner(ModelRunner):
         self.unread: deque[ArrivingStep] = deque()
 
     def launch(self, output: SchedulerOutput) -> ArrivingStep:
-        """As `ModelRunner.launch`. A step reads the tokens of the last launched one on the device; those of steps
-        before it, of which a pipeline of three stages has some under way, are waited for here. The chunks of a prompt
-        draw nothing, so the next chunk waits for none of them."""
+        """As `ModelRunner.launch`. A step reads the tokens of the last launched one on the device, where that drew one
+        for each of its requests. Those of steps before it, of which a pipeline of three stages has some under way, are
+        waited for here, and so are accepted drafts, samples and what a grammar forces: the engine has them from the
+        leader, and this rank must know them too. The chunks of a prompt draw nothing, so the next chunk waits for none
+        of them."""
         request_ids = {row.request_id for row in output.rows}
-        older = list(self.unread)[:-1]
-        needed = [at for at, step in enumerate(older) if not step.drawn.isdisjoint(request_ids)]
+        on_device = self.unread[-1] if self.unread and self.unread[-1].launched.is_plain else None
+        needed = [
+            at
+            for at, step in enumerate(self.unread)
+            if step is not on_device and not step.drawn.isdisjoint(request_ids)
+        ]
         for _ in range(needed[-1] + 1 if needed else 0):
             self.unread.popleft().wait()
         launched = super().launch(output)
