@@ -22,7 +22,8 @@ def the_fleet() -> Picture:
     _arrow(ax, (1.75, 2.6), (2.95, 2.6), "request")
     _arrow(ax, (2.95, 2.1), (1.75, 2.1), "")
     ax.text(2.35, 1.62, "one stream", ha="center", fontsize=8.5)
-    for place, (name, state) in enumerate((("replica 0", "ours"), ("replica 1", "wasted"), ("replica 2", "ours"))):
+    dead = "replica 1 is dead:\nits requests go on\nelsewhere"
+    for place, (name, state) in enumerate((("replica 0", "ours"), (dead, "wasted"), ("replica 2", "ours"))):
         y = 3.55 - 1.75 * place
         _box(ax, 8.3, y, 3.0, 1.25, name, state)
         _arrow(ax, (5.5, 2.4), (8.2, y + 0.62), "")
@@ -32,8 +33,7 @@ def the_fleet() -> Picture:
             filled = (block + place) % 3 != 0
             _box(ax, 11.5 + 0.55 * block, y + 0.08, 0.45, 0.45, "", "sky" if filled else "background")
     ax.text(11.5, 4.98, "queue (orange), cached blocks (light blue)", fontsize=8.5, va="top")
-    ax.text(9.8, 1.95, "dead: its requests go on elsewhere", ha="center", va="bottom", fontsize=8.5, color="white")
-    _arrow(ax, (8.9, 3.5), (8.9, 1.4), "", bend=0.55)
+    _arrow(ax, (8.25, 3.9), (8.25, 0.9), "", bend=0.4)
     ax.text(6.7, 0.3, "keys and values move\nfrom replica to replica", ha="center", fontsize=8.5)
     return picture(
         fig,
@@ -80,7 +80,7 @@ def routers(runs: Mapping[str, tuple[float, float, float]]) -> Picture:
     left.invert_yaxis()
     left.set(xlabel="prompt tokens found in a prefix cache (%)", title="Hit rate")
     right.set(xlabel="TTFT (s)", title="Time to first token", xscale="log", xlim=(min(medians) / 2, max(tails) * 3))
-    right.legend(loc="lower right")
+    right.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncol=2)  # above the bars: there it hides no number
     told = "; ".join(f"{name}: {hit:.0%}, P50 {p50:.2f} s, P99 {p99:.2f} s" for name, (hit, p50, p99) in runs.items())
     return picture(fig, f"Hit rate and time to first token by router. {told}.")
 
@@ -111,11 +111,13 @@ def goodput_map(inputs: Sequence[int], outputs: Sequence[int], ratios: np.ndarra
     fig, ax = canvas(width=5.6, height=3.3)
     shown = np.log2(np.maximum(ratios, 1e-3))
     limit = max(1.0, float(np.abs(shown).max()))
-    ax.imshow(shown, cmap="PuOr_r", vmin=-limit, vmax=limit, aspect="auto", origin="lower")
+    image = ax.imshow(shown, cmap="PuOr_r", vmin=-limit, vmax=limit, aspect="auto", origin="lower")
+    lightness = image.to_rgba(shown)[..., :3] @ (0.299, 0.587, 0.114)  # of each cell, from 0 to 1
     ax.grid(False)
     for row, line in enumerate(ratios):
         for column, ratio in enumerate(line):
-            ax.text(column, row, f"{ratio:.2f}", ha="center", va="center", fontsize=9, color=colour("text"))
+            ink = "white" if lightness[row, column] < 0.5 else colour("text")
+            ax.text(column, row, f"{ratio:.2f}", ha="center", va="center", fontsize=9, color=ink)
     ax.set(xticks=range(len(outputs)), yticks=range(len(inputs)), xlabel="output tokens", ylabel="input tokens",
            title="Goodput, apart / together")  # fmt: skip
     ax.set_xticklabels(outputs), ax.set_yticklabels(inputs)
