@@ -95,8 +95,8 @@ def hits(
             ax.plot(sizes, curves[shared], line, color=colour(role), label=policy, lw=1.6, ms=4)
         ax.axhline(limit, color=colour("limit"), ls=":", label="nothing ever evicted")
         ax.axvline(knee, color=colour("prediction"), lw=1, ls=(0, (2, 3)), label="ten whole chats")
-        ax.set(xscale="log", xlabel="blocks besides the instructions'", title=f"{shared:,} shared tokens")
-        ax.set_xticks(sizes[::2], sizes[::2])
+        ax.set(xscale="log", xlabel="blocks beyond the instructions (log scale)", title=f"{shared:,} shared tokens")
+        ax.set_xticks(sizes, sizes)
         ax.minorticks_off()
     axes[0].set(ylabel="prompt tokens found in the cache (%)", ylim=(0, 100))
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
@@ -130,7 +130,7 @@ def time_to_first_token(
     ax.legend()
     return picture(
         fig,
-        "Time to first token against the number of cached prompt tokens, measured over predicted: it falls in "
+        "Time to first token against the number of cached prompt tokens, measured and predicted: it falls in "
         "proportion to what is left to compute.",
     )
 
@@ -147,13 +147,13 @@ def votes(
         ax.fill_between(ks, middle - band, top, color=colour(role), alpha=0.13, lw=0)
     ax.axhline(greedy, color=colour("limit"), ls=":", label="greedy, one sample")
     title = "tinyworld, 40 sums in words"
-    ax.set(xscale="log", xlabel="samples that vote", ylabel="right answers (%)", title=title, ylim=(0, 102))
+    ax.set(xscale="log", xlabel="samples that vote (log scale)", ylabel="right answers (%)", title=title, ylim=(0, 102))
     ax.legend(loc="lower right")
     alone = [k * prompt_tokens / 1e3 for k in ks]
     cost.plot(ks, alone, "s-", color=colour("wasted"), label="each sample its own prompt")
     both = [prompt_tokens / 1e3, forked / 1e3]
     cost.plot([ks[0], ks[-1]], both, "o-", color=colour("ours"), label="forks (counted)")
-    cost.set(xscale="log", xlabel="samples that vote", ylabel="prompt tokens computed (thousands)")
+    cost.set(xscale="log", xlabel="samples that vote (log scale)", ylabel="prompt tokens computed (thousands)")
     cost.set(title="What the prompts cost", ylim=(0, None))
     cost.legend()
     for one in (ax, cost):
@@ -207,7 +207,7 @@ def lifetimes(shares: Sequence[float], five: Sequence[float], hour: float, told:
     ax.plot(shares, five, color=colour("ours"), label="5 minutes: written at 1.25 ×")
     ax.axhline(hour, color=colour("other"), ls="--", label="1 hour: written at 2 ×")
     ax.axhline(1, color=colour("limit"), ls=":", label="no cache")
-    ax.set(xlabel="share of pauses longer than 5 minutes", ylabel="cost, of the uncached loop", ylim=(0, 1.35))
+    ax.set(xlabel="share of pauses longer than 5 minutes", ylabel="cost (loop without a cache: 1)", ylim=(0, 1.35))
     ax.legend(loc="lower right", bbox_to_anchor=(1.0, 0.2))
     return picture(fig, told)
 
