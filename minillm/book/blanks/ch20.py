@@ -6,5 +6,5 @@ from minillm.book.blanks.asked import Blank
 
 BLANKS = {
     "micro-batches": Blank("The least number of micro-batches with which 4 stages idle for at most 10%:", 27, "", 1e-9),
-    "hidden": Blank("The least number of tokens on each rank from which on the transfer is hidden:", 2472.5, "tokens"),
+    "hidden": Blank("The least number of tokens on each rank that hides the transfer:", 2472.5, "tokens"),
 }
