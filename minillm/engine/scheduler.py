@@ -234,7 +234,7 @@ class Scheduler:
     def _keep_accepted(self, row: ScheduledRequest, request: Request) -> None:
         """The draft tokens that the text goes on with are computed; the KV slots of the others are written again."""
         start = request.num_computed_tokens
-        # The last token is computed again, drafted or not: its logits are wanted.
+        # The last token never counts: the next step reads it for its logits.
         pairs = zip(row.draft, request.token_ids[start:-1])
         request.num_computed_tokens += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         request.max_computed_tokens = max(request.max_computed_tokens, request.num_computed_tokens)
