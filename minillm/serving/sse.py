@@ -27,11 +27,7 @@ def event(data: str) -> bytes:
 
 
 class EventStream(Response):
-    """Sends what a generator yields. When the client leaves, the generator is closed where it waits, and cleans up.
-
-    The head of the answer is sent with the first piece: sent before, it would wake the client, which on a machine that
-    both share takes a core from the prefill that the piece waits for.
-    """
+    """Sends what a generator yields. When the client leaves, the generator is closed where it waits, and cleans up."""
 
     media_type = "text/event-stream"
 
@@ -45,14 +41,9 @@ class EventStream(Response):
 
     async def _write(self, send: Callable[..., Any]) -> None:
         async with aclosing(self.pieces):
-            head = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for piece in self.pieces:
-                if head is not None:
-                    await send(head)
-                    head = None
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
-            if head is not None:
-                await send(head)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
