@@ -29,7 +29,8 @@ def bench_fleet(
     `minillm bench fleet --only failover --kills 200`
     """
     with errors_in_one_line():
-        from .replicas import PARTS, Workload, run, tables
+        from .replicas import PARTS, Workload, run
+        from .replicas_report import tables
 
         parts = tuple(name.strip() for name in only.split(",")) if only else PARTS
         workload = Workload(model, replicas, kills, moves=moves, requests=requests, parts=parts)

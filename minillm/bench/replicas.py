@@ -288,24 +288,3 @@ def _wait(condition: Callable[[], bool]) -> None:
         if time.monotonic() > deadline:
             raise RuntimeError(f"the fleet has not come so far within {PATIENCE:g} s")
         time.sleep(0.001)
-
-
-def tables(measured: dict) -> list:
-    """One table a part (rich renderables)."""
-    from rich.table import Table
-
-    made = []
-    for part, figures in measured["figures"].items():
-        table = Table(
-            "figure", "value", title=f"{part}, {measured['workload']['model']}, {measured['hardware']['name']}"
-        )
-        for name, value in figures.items():
-            table.add_row(name, _told(value))
-        made.append(table)
-    return made
-
-
-def _told(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_told(one)}" for name, one in value.items())
-    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"

@@ -14,7 +14,8 @@ RESULTS = Path(__file__).resolve().parents[1] / "bench" / "results"
 # What shows the results of a benchmark as tables, by the beginning of a file's name.
 TABLES = {
     "bits": "few_bits.tables", "compare": "compare.report.tables", "decode": "decode.tables",
-    "fleet": "replicas.tables", "fleet-sim": "fleet.run.tables", "host": "host.tables", "kernels": "kernels.tables",
+    "fleet": "replicas_report.tables", "fleet-sim": "fleet.run.tables", "host": "host.tables",
+    "kernels": "kernels.tables",
     "kv": "kv_cache.tables", "ladder": "tour.bench_table", "lora": "lora.tables", "moe": "moe.tables",
     "predictions": "predictions.table", "prefix": "serving.prefix_table", "quality": "quality.tables",
     "scheduler": "serving.scheduler_table", "server": "server.report.tables", "simulator": "serving.simulator_table",

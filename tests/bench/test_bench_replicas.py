@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from minillm.bench.replicas import Workload, check, run, tables
+from minillm.bench.replicas import Workload, check, run
+from minillm.bench.replicas_report import NAMES, tables
 
 SMALL = dict(model="tinyworld-draft", kills=2, streams=2, moves=1, contexts=(48,), transports=("shm",))
 
@@ -17,7 +18,9 @@ def test_kills_and_moves_are_measured_and_told():
     assert set(moves) == {"shm, 48 tokens", "recomputed, 48 tokens"}
     assert moves["shm, 48 tokens"]["bytes"] > 0 == moves["recomputed, 48 tokens"]["bytes"]
     assert (moves["shm, 48 tokens"]["took_in"], moves["recomputed, 48 tokens"]["took_in"]) == (1, 0)
-    assert [table.row_count for table in tables(measured)] == [len(failover), 2]
+    told, moved = tables(measured)
+    assert (told.row_count, moved.row_count) == (len(failover), 2) and set(failover) <= set(NAMES)
+    assert list(moved.columns[3].cells) == ["1", "1"] and list(moved.columns[4].cells) == ["1 of 1", "0 of 1"]
 
 
 def test_a_part_that_there_is_not_is_refused():
