@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +14,8 @@ from typer.testing import CliRunner
 from minillm import cli
 from minillm.book.roads import check as checker
 from minillm.book.roads.check import RoadCheck
-from minillm.book.roads.draw import draw
+from minillm.book.roads.draw import draw, draw_parallel
+from minillm.book.roads.late import MOST_SECONDS, be_late
 from minillm.book.roads.road import Arrival, Road, simpler
 from minillm.engine import launched
 from minillm.engine.runner import ModelRunner
@@ -254,3 +256,20 @@ def test_what_fails_is_printed_as_a_command_that_fails_again(monkeypatch):
 def test_a_line_that_is_no_road_is_one_error():
     found = CliRunner().invoke(cli.app, ["check", "--road", "{}"])
     assert found.exit_code == 1 and found.stderr.startswith("error:") and "is no road" in found.stderr
+
+
+def test_one_rank_of_half_of_the_parallel_roads_is_late(monkeypatch):
+    roads = [draw_parallel(seed) for seed in range(60)]
+    late = [road for road in roads if road.late is not None]
+    assert 20 <= len(late) <= 40 and all(0 <= road.late < road.tensor_parallel * road.stages for road in late)
+    assert any(road.late == 0 and road.stages > 1 for road in late)
+    naps, launch = [], lambda output: [output]
+    monkeypatch.setattr("time.sleep", naps.append)
+    workers = [
+        SimpleNamespace(layout=SimpleNamespace(rank=rank), runner=SimpleNamespace(launch=launch)) for rank in (0, 1)
+    ]
+    for worker in workers:
+        be_late(worker, 1, seed=0)
+    assert workers[0].runner.launch is launch
+    assert [workers[1].runner.launch(number) for number in range(20)] == [[number] for number in range(20)]
+    assert 10 <= len(naps) <= 30 and all(0 < seconds < MOST_SECONDS for seconds in naps)

@@ -83,6 +83,7 @@ def draw_parallel(seed: int) -> Road:
         spread=spread,
         tensor_parallel=tensor_parallel,
         stages=stages,
+        late=_late(seed, tensor_parallel * stages),
         disk_blocks=0,
         restart=False,
         fails_at=None,
@@ -91,6 +92,12 @@ def draw_parallel(seed: int) -> Road:
         attention="torch" if road.attention == "triton" else road.attention,
         like_a_gpu="ahead" if road.like_a_gpu else "",
     )
+
+
+def _late(seed: int, num_ranks: int) -> int | None:
+    """The rank that is late, in half of the roads."""
+    rng = Random(f"late {seed}")
+    return rng.randrange(num_ranks) if rng.random() < 0.5 else None
 
 
 def _learns_its_sinks(seed: int) -> bool:

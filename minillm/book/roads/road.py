@@ -78,6 +78,7 @@ class Road:
     together: bool = False  # one call of generate instead of arrivals between the steps
     tensor_parallel: int = 1  # processes that each matrix is cut over
     stages: int = 1  # processes that the layers are cut over
+    late: int | None = None  # the rank that sleeps now and then, so that the others and the engine are ahead of it
     spread: bool = False  # whole experts on each rank, not a part of each
 
     @property

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from minillm.book.roads.late import be_late
 from minillm.book.roads.models import ADAPTERS, LATENT, MODELS, MXFP4, WINDOW, adapter_folder, config_of
 from minillm.book.roads.pickled import pickle_steps
 from minillm.book.roads.road import Arrival, Road
@@ -147,6 +148,8 @@ def _engine(road: Road, models: Path, folder: str) -> LLM:
         llm = LLM(**settings)
         if llm.get_world_size() == 1:
             pickle_steps(llm.engine)
+        elif road.late is not None:
+            llm.collective_rpc(be_late, args=(road.late, len(road.requests)))
         return llm
     except (ValueError, NotImplementedError) as error:
         raise Refused(str(error)) from error
