@@ -1,8 +1,8 @@
 """Results that others have published, each beside what the cost model says, and where the model is off. Built in
 chapter 20.
 
-The model's only measured input is what one A100 reaches alone, for the rows of gpt-fast. All other inputs are counts,
-data sheets and NCCL's latencies. Read in November 2026.
+Two of the model's inputs are measured: what one A100 reaches alone, for the rows of gpt-fast, and the latency of
+Ethernet. All other inputs are counts, data sheets and NCCL's latencies. Read in November 2026.
 """
 
 from __future__ import annotations
