@@ -26,7 +26,7 @@ MOVES: Sequence[Column] = (
     ("pause, ms", lambda one: f"{one['pause_seconds'] * 1e3:.1f}"),
     ("in token intervals", lambda one: f"{one['pause_in_token_intervals']:.1f}"),
     ("most steps of the destination", lambda one: f"{one['destination_steps_most']:,}"),
-    ("moved with its KV", lambda one: f"{one['took_in']:,} of {one['moves']:,}"),
+    ("moved with keys and values", lambda one: f"{one['took_in']:,} of {one['moves']:,}"),
     ("KiB moved", lambda one: f"{one['bytes'] / 1024:,.0f}"),
 )
 ROUTES: Sequence[Column] = (
@@ -34,7 +34,7 @@ ROUTES: Sequence[Column] = (
     ("TTFT P50, ms", lambda one: f"{one['ttft_seconds_median'] * 1e3:.1f}"),
     ("TTFT P99, ms", lambda one: f"{one['ttft_seconds_p99'] * 1e3:.1f}"),
 )
-CASES = {"migration": ("keys and values by, context", MOVES), "routing": ("router", ROUTES)}
+CASES = {"migration": ("transport and context", MOVES), "routing": ("router", ROUTES)}
 
 
 def tables(measured: dict) -> list:

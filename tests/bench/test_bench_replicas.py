@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from minillm.bench.replicas import Workload, check, run
-from minillm.bench.replicas_report import NAMES, tables
+from minillm.bench.replicas_report import CASES, NAMES, tables
+from minillm.book.measured import RESULTS
+
+ONE_TABLE = ("cold start", "failover")
 
 SMALL = dict(model="tinyworld-draft", kills=2, streams=2, moves=1, contexts=(48,), transports=("shm",))
 
@@ -21,6 +26,12 @@ def test_kills_and_moves_are_measured_and_told():
     told, moved = tables(measured)
     assert (told.row_count, moved.row_count) == (len(failover), 2) and set(failover) <= set(NAMES)
     assert list(moved.columns[3].cells) == ["1", "1"] and list(moved.columns[4].cells) == ["1 of 1", "0 of 1"]
+
+
+def test_every_figure_of_the_committed_result_has_a_name():
+    [path] = RESULTS.glob("fleet-tinyworld-*.json")
+    figures = json.loads(path.read_text())["figures"]
+    assert set(figures) == {*ONE_TABLE, *CASES} and all(set(figures[part]) <= set(NAMES) for part in ONE_TABLE)
 
 
 def test_a_part_that_there_is_not_is_refused():

@@ -95,7 +95,7 @@ def draw_parallel(seed: int) -> Road:
 
 
 def _late(seed: int, num_ranks: int) -> int | None:
-    """The rank that is late, in half of the roads."""
+    """The rank that is late; None in half of the configurations."""
     rng = Random(f"late {seed}")
     return rng.randrange(num_ranks) if rng.random() < 0.5 else None
 

@@ -9,11 +9,11 @@ from typing import Any
 MOST_SECONDS = 0.02  # longer than a step of these models, so that the next call is often there before
 
 
-def be_late(worker: Any, rank: int, seed: int) -> None:
+def be_late(worker: Any, rank: int) -> None:
     """In a worker: the runner of `rank` sleeps before and after half of the steps that it launches."""
     if worker.layout.rank != rank:
         return
-    launch, rng = worker.runner.launch, Random(seed)
+    launch, rng = worker.runner.launch, Random(rank)
 
     def nap() -> None:
         if rng.random() < 0.5:

@@ -149,7 +149,7 @@ def _engine(road: Road, models: Path, folder: str) -> LLM:
         if llm.get_world_size() == 1:
             pickle_steps(llm.engine)
         elif road.late is not None:
-            llm.collective_rpc(be_late, args=(road.late, len(road.requests)))
+            llm.collective_rpc(be_late, args=(road.late,))
         return llm
     except (ValueError, NotImplementedError) as error:
         raise Refused(str(error)) from error
