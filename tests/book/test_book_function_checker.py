@@ -8,6 +8,7 @@ import math
 import random
 import re
 import signal
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -362,6 +363,72 @@ def test_a_loop_that_never_ends_is_stopped():
     said = refused(check, endless)
     assert "a small case took more than 0.1 s of computing" in str(said) and "loop never end" in said.hint
     assert "of endless: " in "\n".join(said._render_traceback_())
+
+
+def test_what_other_threads_compute_is_not_the_answers():
+    """A thread that an earlier test left behind took half of the three seconds of chapter 23's reader."""
+    ends = threading.Event()
+
+    def spins():
+        while not ends.is_set():
+            pass
+
+    def waits_and_answers(values):
+        start = time.thread_time()
+        while values == [3, 1, 2] and time.thread_time() - start < 0.15:
+            pass
+        return honest(values)
+
+    others = [threading.Thread(target=spins) for _ in range(2)]
+    for thread in others:
+        thread.start()
+    try:
+        checker(seconds=0.25, timed=())(waits_and_answers, "example")
+    finally:
+        ends.set()
+        for thread in others:
+            thread.join()
+
+
+def test_old_objects_cost_the_answer_nothing():
+    """A full collection of a large process takes seconds, and was counted as the answer's."""
+    seen = []
+    gc.unfreeze()
+
+    def answers(values):
+        seen.append(gc.get_freeze_count())
+        return honest(values)
+
+    checker()(answers, "edges")
+    assert max(seen) > 10_000 and gc.get_freeze_count() == 0
+
+
+def test_who_has_frozen_the_old_objects_keeps_them_so():
+    gc.freeze()
+    try:
+        checker()(honest, "edges")
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()
+
+
+def test_an_answer_that_leaves_the_work_to_a_thread_is_stopped_too():
+    ends = threading.Event()
+
+    def spins():
+        while not ends.is_set():
+            pass
+
+    def leaves_it(values):
+        thread = threading.Thread(target=spins, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            time.sleep(0.01)
+
+    try:
+        assert "a small case took more than 0.1 s" in str(refused(checker(seconds=0.1, timed=()), leaves_it))
+    finally:
+        ends.set()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

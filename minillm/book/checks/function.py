@@ -8,6 +8,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from minillm.book.checks.checker import PARTS, Checker, noted, switched
 from minillm.book.checks.compare import same
 from minillm.book.checks.draw import Draw
 from minillm.book.checks.failure import CheckFailed
-from minillm.book.checks.patience import SECONDS, bounded, within
+from minillm.book.checks.patience import SECONDS, bounded, stopped_after, within
 from minillm.book.checks.snapshot import detached
 from minillm.book.checks.wording import is_array
 
@@ -151,7 +152,7 @@ class FunctionChecker(Checker):
         case.diagnose = functools.partial(self._hint, given, note, expected)
         try:
             slow = self.timed[0].hint if self.timed else "Does a loop never end?"
-            student = self._patient(case, "a small case", slow, self.seconds)
+            student = self._patient(case, stopped_after(case, "a small case", slow, self.seconds))
             if isinstance(expected, Raised):
                 error = case.raises(expected.kind, student, *mine)
                 if self.named:
@@ -172,7 +173,8 @@ class FunctionChecker(Checker):
         if timed.lines:
             got = bounded(case, timed.lines, timed.hint, self.adapt(case.student), *given)
         else:
-            got = case.run(self._patient(case, timed.what, timed.hint, timed.seconds), *given)
+            fast = within(case, timed.what, timed.hint, timed.seconds)
+            got = case.run(self._patient(case, fast), *given)
         if self.form:
             self.form(case, got, *given)
         self._compare(case, self._observed(got, given), expected, given)  # misconceptions are slow here
@@ -195,12 +197,12 @@ class FunctionChecker(Checker):
             case.close(one, right, name, hint=hint, **how)
         return None
 
-    def _patient(self, case: Case, what: str, hint: str, seconds: float) -> Callable[..., Any]:
-        """The student's function, which is stopped after some seconds of computing."""
+    def _patient(self, case: Case, limit: AbstractContextManager) -> Callable[..., Any]:
+        """The student's function under a limit on what it computes. To be called once."""
         answer = self.adapt(case.student)
 
         def patient(*args: Any) -> Any:
-            with within(case, what, hint, seconds):
+            with limit:
                 return answer(*args)
 
         patient.__qualname__ = getattr(case.student, "__qualname__", type(case.student).__name__)

@@ -14,6 +14,7 @@ from typing import Any
 from minillm.book.checks.case import Case
 
 SECONDS = 3  # of computing, for what is stated to be fast; a good answer takes less than one
+OTHERS = 4  # threads that compute at the same time, at most, and are not the answer's
 AGAIN = 0.1  # seconds between two alarms: what is raised inside a callback of the garbage collector is lost
 
 
@@ -23,19 +24,30 @@ class _Stopped(BaseException):
 
 @contextlib.contextmanager
 def within(case: Case, what: str, hint: str, seconds: float = SECONDS) -> Iterator[None]:
+    """`stopped_after` for what is stated to be fast: the garbage collector looks at new objects alone meanwhile.
+
+    How many others this process holds is not the answer's fault, and one full collection of them can take a second.
+    """
+    with _collecting_new_objects(), stopped_after(case, what, hint, seconds):
+        yield
+
+
+@contextlib.contextmanager
+def stopped_after(case: Case, what: str, hint: str, seconds: float) -> Iterator[None]:
     """Fails the case when what is inside computes for more than `seconds`. It is stopped then, and need not return.
 
-    Time of this process is counted, so that a busy machine stops none. Where there are no such alarms (Windows, or
-    another thread than the main one), the clock is read afterwards.
+    Time of this thread is counted, so that neither a busy machine nor another thread of this process stops an answer;
+    one that makes other threads compute is stopped when all of them have taken OTHERS times as long. Where there are
+    no such alarms (Windows, or another thread than the main one), the clock is read afterwards.
     """
-    start, can_stop = (
-        time.process_time(),
-        hasattr(signal, "SIGPROF") and threading.current_thread() is threading.main_thread(),
-    )
-    inside = can_stop
+    can_stop = hasattr(signal, "SIGPROF") and threading.current_thread() is threading.main_thread()
+    inside, started = can_stop, (time.thread_time(), time.process_time())
+
+    def too_long() -> bool:
+        return time.thread_time() - started[0] >= seconds or time.process_time() - started[1] >= OTHERS * seconds
 
     def stop(*_: object) -> None:
-        if inside:
+        if inside and too_long():
             raise _Stopped
 
     if can_stop:
@@ -52,8 +64,21 @@ def within(case: Case, what: str, hint: str, seconds: float = SECONDS) -> Iterat
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.signal(signal.SIGPROF, before)
     case.comparisons += 1
-    if where is not None or time.process_time() - start >= seconds:
+    if where is not None or too_long():
         case.fail(f"{what} took more than {seconds:g} s of computing", hint=hint, cause=where)
+
+
+@contextlib.contextmanager
+def _collecting_new_objects() -> Iterator[None]:
+    """A caller that has frozen the old ones keeps them frozen. Takes some 30 ms, because the frozen are counted."""
+    thaws = not gc.get_freeze_count()
+    if thaws:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if thaws:
+            gc.unfreeze()
 
 
 def bounded(case: Case, limit: int, told: str, function: Callable, *args: Any) -> Any:
