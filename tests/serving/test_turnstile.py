@@ -41,3 +41,42 @@ def test_a_request_that_is_cancelled_takes_no_place_and_delays_no_other():
         return passed
 
     assert asyncio.run(asyncio.wait_for(main(), 10)) == [0, 2, 3, 4]
+
+
+def test_who_comes_alone_passes_at_once_and_no_more_than_a_few_pass_in_a_turn():
+    async def main() -> tuple[list[bool], list[int]]:
+        turnstile, at_once = Turnstile(at_once=2), []
+        for _ in range(3):
+            entering = turnstile.enter()
+            try:
+                entering.send(None)  # it would wait
+                at_once.append(False)
+            except StopIteration:
+                at_once.append(True)
+            entering.close()
+        passed = []
+
+        async def pass_through(number: int) -> None:
+            await turnstile.enter()
+            passed.append(number)
+
+        crowd, seen = [asyncio.ensure_future(pass_through(number)) for number in range(6)], []
+        while len(passed) < 6:
+            seen.append(len(passed))
+            await asyncio.sleep(0)
+        await asyncio.gather(*crowd)
+        return at_once, [after - before for before, after in zip(seen, [*seen[1:], 6])]
+
+    at_once, steps = asyncio.run(asyncio.wait_for(main(), 10))
+    assert at_once == [True, True, False] and max(steps) == 2
+
+
+def test_an_empty_turnstile_leaves_the_loop_alone():
+    async def main() -> bool:
+        turnstile = Turnstile()
+        await turnstile.enter()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return turnstile._is_turning
+
+    assert asyncio.run(main()) is False
