@@ -148,8 +148,7 @@ class Service:
             )
         priority = max(client.priority, body.priority if body.priority is not None else client.priority)
         user, adapter = client.user or body.user or "", self.adapters.find(body.model)
-        defaults = self.llm.get_default_sampling_params()
-        return Asking(defaults, priority, user, adapter, self.config.tool_call_parser)
+        return Asking(self.llm.inputs.default_params, priority, user, adapter, self.config.tool_call_parser)
 
     def serves(self, model: str) -> bool:
         """Whether a request that names `model` is one for this service: its model, or an adapter of it."""

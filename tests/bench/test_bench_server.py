@@ -29,9 +29,10 @@ def checkpoint(tmp_path_factory):
     return peers.write_checkpoint(TINY, tmp_path_factory.mktemp("models") / "tiny")
 
 
-def test_each_part_measures_the_real_server():
+def test_each_part_measures_the_real_server(monkeypatch):
+    monkeypatch.setattr(run, "TTFT_ROUNDS", 1)
     workload = Workload("tiny", requests=4, prompt_tokens=20, output_tokens=6, overload_seconds=0.5, overload=20.0)
-    workload = Workload(**vars(workload) | {"parts": ("http", "overload"), "max_queued_requests": 2})
+    workload = Workload(**vars(workload) | {"parts": ("http", "ttft", "overload"), "max_queued_requests": 2})
     kept = []
     measured = run.run(workload, shapes={"tiny": TINY}, keep=kept.append)
     assert measured.get("complete", True), measured
@@ -40,11 +41,15 @@ def test_each_part_measures_the_real_server():
     http, overload = figures["http"], figures["overload"]
     rates = http["tokens_per_second"]
     assert http["http_cost"] == pytest.approx(1 - rates["http"] / rates["offline"])
+    ttft, samples = figures["ttft"], [measured["samples_seconds"][f"ttft/{name}"] for name in ("offline", "http")]
+    assert [len(one) for one in samples] == [5 * run.TTFT_REQUESTS] * 2
+    low, high = ttft["ttft_difference_interval"]
+    assert 0 < low <= ttft["ttft_difference_seconds"] <= high
     asked = overload["overloaded"]["num_requests"]
     assert overload["num_admitted"] + overload["num_refused"] == asked and overload["num_lost"] == 0
     assert overload["overloaded"]["num_complete"] == overload["num_admitted"]
     [goals] = report.tables(measured)
-    assert goals.row_count == 3 and kept[-1] == measured
+    assert goals.row_count == 6 and kept[-1] == measured
 
 
 POLLS = """
@@ -85,7 +90,8 @@ def state_of(pid: int) -> str:
 
 
 COMPUTES = """
-import threading, time
+import os, signal, threading, time
+signal.signal(signal.SIGINT, lambda *received: os._exit(0))
 for _ in range(3):
     threading.Thread(target=lambda: [sum(range(9999)) for _ in iter(int, 1)], daemon=True).start()
 print("ready", flush=True)

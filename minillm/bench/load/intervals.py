@@ -54,6 +54,28 @@ def interval_of_groups(
     return float(np.percentile(found, tail)), float(np.percentile(found, 100 - tail))
 
 
+def interval_of_difference(
+    rounds: Sequence[tuple[Sequence[float], Sequence[float]]],
+    q: float,
+    confidence: float = 0.95,
+    draws: int = 1000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Bounds of percentile `q` of the second kind of values less that of the first, where both were measured in turns:
+    whole rounds are drawn again with replacement, since the machine's pace changes from round to round. Raises
+    ValueError for under two rounds."""
+    import numpy as np
+
+    if len(rounds) < 2:
+        raise ValueError(f"{len(rounds)} rounds tell nothing of how much they differ; measure two or more")
+    rng, found = random.Random(seed), []
+    for _ in range(draws):
+        first, second = zip(*rng.choices(rounds, k=len(rounds)))
+        found.append(np.percentile(np.concatenate(second), q) - np.percentile(np.concatenate(first), q))
+    tail = 100 * (1 - confidence) / 2
+    return float(np.percentile(found, tail)), float(np.percentile(found, 100 - tail))
+
+
 @dataclass
 class Histogram:
     """Values above 0, counted in buckets whose limits grow by a constant factor. Histograms of several clients are

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -95,11 +96,9 @@ def write_checkpoint(shape: Shape, folder: Path, seed: int = 0) -> Path:
 def running(name: str, path: Path, config: ModelConfig, dtype: str, programs: Programs, options=()) -> Iterator[Server]:
     """Start minillm or a peer on the checkpoint `path`, and wait until it answers."""
     started: list[int] = []  # the id of its process
-    tokenizer, token_ids = load_vocabulary(str(path))
-    token_ids = [one for one in token_ids if not tokenizer.convert_ids_to_tokens(one).startswith(FILLER)]
     if name == "minillm":
         with own_server(str(path), ["--device", "cpu", "--dtype", dtype, *options], started.append) as target:
-            yield Server(target, Prompts(target.model, token_ids, tokenizer), *started)
+            yield Server(target, prompts_of(path, target.model), *started)
         return
     port = free_port()
     if name == "llama.cpp":
@@ -123,7 +122,14 @@ def running(name: str, path: Path, config: ModelConfig, dtype: str, programs: Pr
     health = f"{url}/health"
     with server_process(command, lambda log: url if answers(health) else None, own_environment(), started.append):
         target = Target(url, model, max_model_len=CONTEXT)
-        yield Server(target, Prompts(model, token_ids, tokenizer, **prompts), *started)
+        yield Server(target, prompts_of(path, model, **prompts), *started)
+
+
+def prompts_of(path: Path, model: str, **how: Any) -> Prompts:
+    """Prompts of those tokens that a tokenizer makes, for the server's `model`."""
+    tokenizer, token_ids = load_vocabulary(str(path))
+    token_ids = [one for one in token_ids if not tokenizer.convert_ids_to_tokens(one).startswith(FILLER)]
+    return Prompts(model, token_ids, tokenizer, **how)
 
 
 def own_environment() -> dict[str, str]:

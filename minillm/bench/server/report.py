@@ -35,6 +35,8 @@ def _rows(f: dict, w: dict):
         p50 = {name: 1e3 * seconds for name, seconds in f["ttft"]["p50_seconds"].items()}
         told = f"{1e3 * f['ttft']['ttft_difference_seconds']:.2f} ms ({p50['offline']:.1f} → {p50['http']:.1f} ms)"
         yield "TTFT at 1, p50: HTTP adds", told, f"≤ {1e3 * goals['ttft_difference_seconds']:.0f} ms"
+        if interval := f["ttft"].get("ttft_difference_interval"):  # results of before 2026-11-27 have none
+            yield "95% interval of it", " to ".join(f"{1e3 * seconds:.2f}" for seconds in interval) + " ms", "–"
         if p95 := f["ttft"].get("p95_seconds"):  # results of before 2026-11-26 have none
             added = 1e3 * (p95["http"] - p95["offline"])
             yield "the same, p95", f"{added:.1f} ms ({1e3 * p95['offline']:.1f} → {1e3 * p95['http']:.1f} ms)", "–"
