@@ -104,7 +104,7 @@ def _book_metadata(nb) -> Iterator[tuple[int | None, str]]:
     checks = {
         "objectives": lambda v: isinstance(v, list) and v and all(isinstance(x, str) for x in v),
         "needs": lambda v: isinstance(v, list) and all(isinstance(x, str) and re.fullmatch(r"\d\d", x) for x in v),
-        "minutes": lambda v: isinstance(v, int) and 0 < v <= 120,
+        "minutes": lambda v: isinstance(v, int) and 0 < v <= 90,
     }
     for key, is_good in checks.items():
         if not is_good(book.get(key)):
@@ -114,7 +114,7 @@ def _book_metadata(nb) -> Iterator[tuple[int | None, str]]:
                 + {
                     "objectives": "a list of sentences",
                     "needs": 'a list of chapters such as ["01", "02"]',
-                    "minutes": "a whole number from 1 to 120",
+                    "minutes": "a whole number from 1 to 90",
                 }[key],
             )
 

@@ -42,6 +42,7 @@ BROKEN = {
     "badge points to": lambda nb: nb.cells[0].update(source=nb.cells[0].source.replace("06_sample", "05_sample")),
     "must be the set-up cell": lambda nb: nb.cells[1].metadata.update(tags=["measured"]),
     "not the one of minillm.book.colab": lambda nb: nb.cells[1].update(source=nb.cells[1].source + "\nx = 1"),
+    "book.minutes=95: must be a whole number from 1 to 90": lambda nb: nb.metadata.book.update(minutes=95),
     "book.minutes=None: must be a whole number": lambda nb: nb.metadata.book.pop("minutes"),
     "book.needs=['6']: must be": lambda nb: nb.metadata.book.update(needs=["6"]),
     "book.objectives=[]: must be": lambda nb: nb.metadata.book.update(objectives=[]),
