@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from minillm.engine.async_llm import AsyncLLM
 from minillm.engine.slices import ask_for_slices
@@ -48,6 +48,7 @@ class HttpServer(uvicorn.Server):
                 access_log=access_log,
                 server_header=False,
                 backlog=ACCEPTED,
+                h11_max_incomplete_event_size=config.max_header_bytes,
                 timeout_keep_alive=IDLE_SECONDS,
                 timeout_graceful_shutdown=round(config.drain_seconds + LAST_SECONDS),
             )
@@ -93,15 +94,17 @@ class HttpServer(uvicorn.Server):
             self._draining = asyncio.ensure_future(models.drain(self.settings.drain_seconds))
 
 
-def protocol_of(config: ServerConfig) -> type[HttpToolsProtocol]:
-    """uvicorn's faster protocol with manners: a client that never ends its request's head, makes it too long, or never
-    reads what is sent, loses its connection."""
+def protocol_of(config: ServerConfig) -> type[H11Protocol]:
+    """uvicorn's protocol with manners: a client that never ends its request's head, or never reads what is sent, loses
+    its connection.
 
-    class Patient(HttpToolsProtocol):
+    The parser is h11. With httptools, as uvicorn uses it, the first token comes 0.2 ms earlier, but trailers count as
+    headers, a body behind an offer to upgrade as another request, and a client that leaves may go unnoticed.
+    """
+
+    class Patient(H11Protocol):
         _head: asyncio.TimerHandle | None = None
         _unread: asyncio.TimerHandle | None = None
-        _is_in_head = False
-        _head_bytes = 0  # of a head under way, beyond the piece that it began in
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -111,24 +114,11 @@ def protocol_of(config: ServerConfig) -> type[HttpToolsProtocol]:
             self._expect_head()
 
         def data_received(self, data: bytes) -> None:
-            began_before = self._is_in_head
             super().data_received(data)
-            if self._is_in_head and began_before:
-                self._head_bytes += len(data)
-                if self._head_bytes > config.max_header_bytes:  # the parser would keep it all
-                    self.send_400_response(f"The head has more than {config.max_header_bytes} bytes.")
             if self.cycle is not None and not self.cycle.response_complete:
                 self._stop("_head")
             elif self._head is None:  # the beginning of another request on the same connection
                 self._expect_head()
-
-        def on_message_begin(self) -> None:
-            self._is_in_head, self._head_bytes = True, 0
-            super().on_message_begin()
-
-        def on_headers_complete(self) -> None:
-            self._is_in_head = False
-            super().on_headers_complete()
 
         def pause_writing(self) -> None:
             super().pause_writing()

@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import random
 import socket
 import threading
-import time
 
 import httpx
 import openai
 import pytest
 
 from minillm import SamplingParams
-from minillm.serving.run import RunningServer
 
 from .conftest import MODEL, PATIENCE, settle, wait_until
+from .wire import connect, everything, raw
 
 LONG = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True}
-
-
-def raw(body: dict, path: str = "/v1/completions") -> bytes:
-    """A request as it goes over the wire."""
-    content = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
-    return head.encode() + content
-
-
-def connect(server: RunningServer) -> socket.socket:
-    host, port = server.socket.getsockname()[:2]
-    return socket.create_connection((host, port), timeout=PATIENCE)
-
-
-def everything(connection: socket.socket) -> bytes:
-    """What comes until the server closes the connection."""
-    parts = []
-    while part := connection.recv(65536):
-        parts.append(part)
-    return b"".join(parts)
 
 
 def test_a_thousand_clients_that_leave_at_random_moments(llm, engine, serve):
@@ -148,33 +124,6 @@ def test_a_head_that_is_too_large_is_refused(serve):
     answer = httpx.get(f"{server.url}/health", headers={"X-Long": "a" * 10000})
     assert answer.status_code == 431 and "at most 2000" in answer.text
     assert httpx.get(f"{server.url}/health").status_code == 200
-
-
-ONE_BEFORE = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
-
-
-@pytest.mark.parametrize("beginning", [b"GET /health HTTP/1.1\r\nX-Long: ", b"GET /", ONE_BEFORE + b"GET /"])
-def test_a_head_that_never_ends_is_refused_before_it_fills_the_memory(serve, beginning):
-    server, sent = serve(max_header_bytes=2000), 0
-    with connect(server) as connection, contextlib.suppress(ConnectionError):
-        connection.sendall(beginning)
-        while sent < 2_000_000:
-            sent += connection.send(b"a" * 1000)
-            time.sleep(0.0005)
-    assert sent < 1_000_000
-    assert httpx.get(f"{server.url}/health").status_code == 200
-
-
-def test_a_request_behind_a_long_body_has_a_head_of_its_own(serve):
-    """Pipelined: the second head begins in the piece that ends the first body."""
-    server = serve(max_header_bytes=2000)
-    body = {"model": MODEL, "prompt": "Once", "max_tokens": 1, "user": "a" * 50_000}
-    with connect(server) as connection:
-        connection.sendall(raw(body) + b"GET /version HTTP/1.1\r\nX-Some: ")
-        time.sleep(0.1)
-        connection.sendall(b"a" * 500 + b"\r\nHost: x\r\nConnection: close\r\n\r\n")
-        answers = everything(connection)
-    assert answers.count(b"HTTP/1.1 200 OK") == 2
 
 
 def test_five_hundred_malformed_requests(serve):
