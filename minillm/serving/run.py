@@ -98,8 +98,8 @@ def protocol_of(config: ServerConfig) -> type[H11Protocol]:
     """uvicorn's protocol with manners: a client that never ends its request's head, or never reads what is sent, loses
     its connection.
 
-    The parser is h11. With httptools, as uvicorn uses it, the first token comes 0.2 to 0.7 ms earlier, but trailers count as
-    headers, a body behind an offer to upgrade as another request, and a client that leaves may go unnoticed.
+    The parser is h11. With httptools, as uvicorn uses it, the first token comes 0.2 to 0.7 ms earlier, but trailers
+    count as headers, a body behind an offer to upgrade as another request, and a client that leaves may go unnoticed.
     """
 
     class Patient(H11Protocol):
