@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from minillm.bench.commands import bench
 from minillm.bench.decode import Shape
 from minillm.bench.llama_cpp import write_gguf
+from minillm.bench.load.intervals import interval_of_difference
 from minillm.bench.load.plan import Prompts, load_vocabulary, text_of
 from minillm.bench.load.target import Target, server_process
 from minillm.bench.server import peers, report, run
@@ -43,8 +44,8 @@ def test_each_part_measures_the_real_server(monkeypatch):
     assert http["http_cost"] == pytest.approx(1 - rates["http"] / rates["offline"])
     ttft, samples = figures["ttft"], [measured["samples_seconds"][f"ttft/{name}"] for name in ("offline", "http")]
     assert [len(one) for one in samples] == [5 * run.TTFT_REQUESTS] * 2
-    low, high = ttft["ttft_difference_interval"]
-    assert 0 < low <= ttft["ttft_difference_seconds"] <= high
+    rounds = list(zip(*(zip(*[iter(one)] * run.TTFT_REQUESTS) for one in samples)))
+    assert ttft["ttft_difference_interval"] == interval_of_difference(rounds, 50)
     asked = overload["overloaded"]["num_requests"]
     assert overload["num_admitted"] + overload["num_refused"] == asked and overload["num_lost"] == 0
     assert overload["overloaded"]["num_complete"] == overload["num_admitted"]

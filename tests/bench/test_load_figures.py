@@ -366,6 +366,6 @@ def test_the_interval_of_a_difference_holds_it_although_the_pace_changes_from_ro
         low, high = interval_of_difference(rounds, 50, draws=200)
         missed += not low <= 0.005 <= high
         widths.append(high - low)
-    assert missed <= 6 and max(widths) < 0.015
+    assert missed <= 4 and max(widths) < 0.003  # of rounds drawn apart it is several times as wide
     with pytest.raises(ValueError, match="1 rounds tell nothing"):
         interval_of_difference(rounds[:1], 50)

@@ -366,7 +366,7 @@ def test_a_loop_that_never_ends_is_stopped():
 
 
 def test_what_other_threads_compute_is_not_the_answers():
-    """A thread that an earlier test left behind took half of the three seconds of chapter 23's reader."""
+    """As a thread would that an earlier test or cell has left behind."""
     ends = threading.Event()
 
     def spins():
@@ -391,7 +391,7 @@ def test_what_other_threads_compute_is_not_the_answers():
 
 
 def test_old_objects_cost_the_answer_nothing():
-    """A full collection of a large process takes seconds, and was counted as the answer's."""
+    """A full collection of a large process can take a second, which would count as the answer's."""
     seen = []
     gc.unfreeze()
 

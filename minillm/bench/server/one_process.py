@@ -1,8 +1,7 @@
 """The engine with and without HTTP in one process. Built in chapter 24.
 
-Two processes with the same weights do not run at the same pace: where their pages lie in memory decides how much the
-caches hold, and the same prefill took 138 ms in one and 158 in the next. That is more than HTTP costs. Here both ways
-lead to the same engine thread:
+Two processes with the same weights do not run at the same pace: the median of the same prefill lay between 140 and
+166 ms in six of them, one after the other. That is more than HTTP costs. Here both ways lead to the same engine thread:
 
     the client's process -> HTTP -> engine thread
     this thread         ->          engine thread

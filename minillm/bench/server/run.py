@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 PARTS = ("http", "ttft", "streams", "overload", "peers")
 CHECKED_PROMPTS, CHECKED_TOKENS = 4, 16  # greedily, over HTTP and offline, before anything is timed
 # So many times in each turn: a few requests over HTTP, as many offline. Within seconds the machine's pace changes by
-# more than HTTP costs. The first ones of each are not counted: the start of the client's process empties the caches.
+# more than HTTP costs. The first ones of each are slower, and are not counted.
 TTFT_ROUNDS, TTFT_WARMUPS, TTFT_REQUESTS, TTFT_TOKENS = 10, 2, 6, 4
 LAG = "minillm:event_loop_lag_seconds_bucket"
 GOALS = {

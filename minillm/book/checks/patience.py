@@ -14,7 +14,7 @@ from typing import Any
 from minillm.book.checks.case import Case
 
 SECONDS = 3  # of computing, for what is stated to be fast; a good answer takes less than one
-OTHERS = 4  # threads that compute at the same time, at most, and are not the answer's
+ALL_THREADS = 4  # times the limit: what all threads of the process together may take
 AGAIN = 0.1  # seconds between two alarms: what is raised inside a callback of the garbage collector is lost
 
 
@@ -37,14 +37,14 @@ def stopped_after(case: Case, what: str, hint: str, seconds: float) -> Iterator[
     """Fails the case when what is inside computes for more than `seconds`. It is stopped then, and need not return.
 
     Time of this thread is counted, so that neither a busy machine nor another thread of this process stops an answer;
-    one that makes other threads compute is stopped when all of them have taken OTHERS times as long. Where there are
-    no such alarms (Windows, or another thread than the main one), the clock is read afterwards.
+    one that makes other threads compute is stopped when all of them have taken ALL_THREADS times as long. Where there
+    are no such alarms (Windows, or another thread than the main one), the clock is read afterwards.
     """
     can_stop = hasattr(signal, "SIGPROF") and threading.current_thread() is threading.main_thread()
     inside, started = can_stop, (time.thread_time(), time.process_time())
 
     def too_long() -> bool:
-        return time.thread_time() - started[0] >= seconds or time.process_time() - started[1] >= OTHERS * seconds
+        return time.thread_time() - started[0] >= seconds or time.process_time() - started[1] >= ALL_THREADS * seconds
 
     def stop(*_: object) -> None:
         if inside and too_long():
