@@ -48,7 +48,7 @@ def bench_server(
     with errors_in_one_line():
         from .server import report
         from .server.peers import Programs
-        from .server.run import PARTS, Workload, run
+        from .server.run import HTTP_ROUNDS, PARTS, Workload, run
 
         parts = tuple(name.strip() for name in only.split(",")) if only else PARTS
         workload = Workload(
@@ -62,7 +62,7 @@ def bench_server(
             parts=parts,
         )
         programs = Programs(transformers, llama_server, tuple(peer or ()))
-        rounds = {"http": 2 * (repeats + 1), "ttft": repeats + 1, "streams": 1, "overload": 3}
+        rounds = {"http": 2 * HTTP_ROUNDS * repeats + 2, "ttft": repeats + 1, "streams": 1, "overload": 2 * repeats + 1}
         rounds["peers"] = 2 * (repeats + 1) * (1 + len(programs.peers)) if programs.peers else 0
         with progress("measuring", sum(rounds[part] for part in workload.parts)) as advance:
             measured = run(workload, programs, command_line(), on_run=advance, keep=keep_in(save))

@@ -57,8 +57,7 @@ def interleave(
     (it may leave out what is not to be measured). Raises ValueError for fewer than 5 repeats: a median of less says
     little.
     """
-    if repeats < MIN_REPEATS:
-        raise ValueError(f"repeats={repeats} is too few for a median with a spread; take at least {MIN_REPEATS}")
+    check_repeats(repeats)
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for round in range(warmup + repeats):
         for name, run in candidates.items():
@@ -72,6 +71,12 @@ def interleave(
             on_run(name)
             on_samples(name, tuple(seconds[name]))
     return {name: Samples(tuple(times)) for name, times in seconds.items()}
+
+
+def check_repeats(repeats: int) -> None:
+    """Raises ValueError for fewer than 5."""
+    if repeats < MIN_REPEATS:
+        raise ValueError(f"repeats={repeats} is too few for a median with a spread; take at least {MIN_REPEATS}")
 
 
 @dataclass(frozen=True)

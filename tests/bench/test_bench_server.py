@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 import pytest
 from typer.testing import CliRunner
@@ -14,10 +15,11 @@ from typer.testing import CliRunner
 from minillm.bench.commands import bench
 from minillm.bench.decode import Shape
 from minillm.bench.llama_cpp import write_gguf
-from minillm.bench.load.intervals import interval_of_difference
+from minillm.bench.load.intervals import interval_over_rounds
 from minillm.bench.load.plan import Prompts, load_vocabulary, text_of
 from minillm.bench.load.target import Target, server_process
-from minillm.bench.server import peers, report, run
+from minillm.bench.record import Record
+from minillm.bench.server import one_process, peers, report, run
 from minillm.bench.server.peers import ONLY_ITS_FIELDS, Programs, Server
 from minillm.bench.server.run import Workload, percentile_of_buckets
 from minillm.model.checkpoint import load_config
@@ -30,27 +32,64 @@ def checkpoint(tmp_path_factory):
     return peers.write_checkpoint(TINY, tmp_path_factory.mktemp("models") / "tiny")
 
 
+def rounds_of(measured: dict, part: str, names: tuple[str, str], size: int) -> list[tuple]:
+    """The samples of a part, in rounds of `size` each."""
+    samples = [measured["samples_seconds"][f"{part}/{name}"] for name in names]
+    return list(zip(*(zip(*[iter(one)] * size) for one in samples)))
+
+
 def test_each_part_measures_the_real_server(monkeypatch):
+    monkeypatch.setattr(run, "HTTP_ROUNDS", 1)
     monkeypatch.setattr(run, "TTFT_ROUNDS", 1)
     workload = Workload("tiny", requests=4, prompt_tokens=20, output_tokens=6, overload_seconds=0.5, overload=20.0)
     workload = Workload(**vars(workload) | {"parts": ("http", "ttft", "overload"), "max_queued_requests": 2})
     kept = []
     measured = run.run(workload, shapes={"tiny": TINY}, keep=kept.append)
     assert measured.get("complete", True), measured
-    figures = measured["figures"]
-    assert figures["outputs_checked"] and len(measured["samples_seconds"]["http/http"]) == 5
-    http, overload = figures["http"], figures["overload"]
-    rates = http["tokens_per_second"]
-    assert http["http_cost"] == pytest.approx(1 - rates["http"] / rates["offline"])
-    ttft, samples = figures["ttft"], [measured["samples_seconds"][f"ttft/{name}"] for name in ("offline", "http")]
-    assert [len(one) for one in samples] == [5 * run.TTFT_REQUESTS] * 2
-    rounds = list(zip(*(zip(*[iter(one)] * run.TTFT_REQUESTS) for one in samples)))
-    assert ttft["ttft_difference_interval"] == interval_of_difference(rounds, 50)
-    asked = overload["overloaded"]["num_requests"]
-    assert overload["num_admitted"] + overload["num_refused"] == asked and overload["num_lost"] == 0
-    assert overload["overloaded"]["num_complete"] == overload["num_admitted"]
+    figures, samples = measured["figures"], measured["samples_seconds"]
+    http, ttft, overload = figures["http"], figures["ttft"], figures["overload"]
+    ways = ("offline", "http")
+
+    rounds = rounds_of(measured, "http", ways, 1)
+    assert figures["outputs_checked"] and len(rounds) == 5
+    assert http["http_cost"] == one_process.http_cost(rounds)
+    assert http["http_cost_interval"] == interval_over_rounds(rounds, one_process.http_cost)
+    assert http["tokens_per_second"] == {way: 24 / median(samples[f"http/{way}"]) for way in ways}
+
+    rounds = rounds_of(measured, "ttft", ways, run.TTFT_REQUESTS)
+    assert len(rounds) == 5
+    assert ttft["ttft_difference_seconds"] == pytest.approx(
+        ttft["p50_seconds"]["http"] - ttft["p50_seconds"]["offline"]
+    )
+    assert ttft["ttft_difference_interval"] == interval_over_rounds(rounds, one_process.added_by_http)
+
+    offered = [one["overloaded"]["num_requests"] for one in overload["rounds"]]
+    complete = {name: sum(one[name]["num_complete"] for one in overload["rounds"]) for name in overload["p99_seconds"]}
+    assert overload["num_admitted"] + overload["num_refused"] == sum(offered) and overload["num_lost"] == 0
+    assert overload["num_admitted"] == complete["overloaded"] and len(offered) == 5
+    assert complete == {name: len(samples[f"overload/{name}"]) for name in complete}
+    p99 = overload["p99_seconds"]
+    assert overload["overload_times_slower"] == pytest.approx(p99["overloaded"] / p99["uncongested"])
     [goals] = report.tables(measured)
-    assert goals.row_count == 6 and kept[-1] == measured
+    assert goals.row_count == 8 and kept[-1] == measured
+
+
+def test_figures_of_rounds():
+    """The cost is the median of what the rounds say, not what the medians of both ways say."""
+    assert one_process.http_cost([([1.0], [1.25]), ([9.0], [10.0]), ([2.0], [8.0])]) == pytest.approx(0.2)
+    assert one_process.added_by_http([([1.0, 2.0], [3.0]), ([3.0], [5.0, 7.0])]) == pytest.approx(3.0)
+    assert one_process.times_slower([([1.0], [6.0]), ([2.0, 3.0], [5.0, 1.0])], 100) == pytest.approx(2.0)
+
+
+def test_an_offline_answer_is_that_of_generate_and_differs_from_a_wrong_server(checkpoint, monkeypatch):
+    bench = run._Bench(Workload("tiny"), Programs(), checkpoint, Record("x", "x", run.CPU, {}), lambda what: None)
+    with one_process.served_here(checkpoint, "float32") as here:
+        bench._check(here)
+        assert bench.record.figures["outputs_checked"]
+        right = run.ask
+        monkeypatch.setattr(run, "ask", lambda *asked: [one ^ 1 for one in right(*asked)])
+        with pytest.raises(RuntimeError, match="disagree on greedy tokens"):
+            bench._check(here)
 
 
 POLLS = """
@@ -201,6 +240,7 @@ def test_the_percentile_of_buckets_is_the_upper_limit_of_the_right_one():
         (["--shape", "huge"], "shape='huge' is unknown"),
         (["--transformers", "/no/python"], "transformers='/no/python' is no program"),
         (["--llama-server", "/no/server"], "llama_server='/no/server' is no program"),
+        (["--only", "http", "--repeats", "4"], "repeats=4 is too few"),
         (["--peer", "ollama"], "peer='ollama' is unknown; choose of 'transformers', "),
         (["--peer", "llama.cpp"], "peer='llama.cpp' has no program to run it; give --llama-server"),
     ],

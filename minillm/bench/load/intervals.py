@@ -10,8 +10,11 @@ import math
 import random
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+Round = TypeVar("Round")
 
 
 def interval_of_percentile(
@@ -54,24 +57,21 @@ def interval_of_groups(
     return float(np.percentile(found, tail)), float(np.percentile(found, 100 - tail))
 
 
-def interval_of_difference(
-    rounds: Sequence[tuple[Sequence[float], Sequence[float]]],
-    q: float,
+def interval_over_rounds(
+    rounds: Sequence[Round],
+    figure: Callable[[Sequence[Round]], float],
     confidence: float = 0.95,
     draws: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Bounds of percentile `q` of the second kind of values less that of the first, where both were measured in turns:
-    whole rounds are drawn again with replacement, since the machine's pace changes from round to round. Raises
-    ValueError for under two rounds."""
+    """Bounds of a figure of what was measured in turns: whole rounds are drawn again with replacement, since the
+    machine's pace changes from round to round. Raises ValueError for under two rounds."""
     import numpy as np
 
     if len(rounds) < 2:
         raise ValueError(f"{len(rounds)} rounds tell nothing of how much they differ; measure two or more")
-    rng, found = random.Random(seed), []
-    for _ in range(draws):
-        first, second = zip(*rng.choices(rounds, k=len(rounds)))
-        found.append(np.percentile(np.concatenate(second), q) - np.percentile(np.concatenate(first), q))
+    rng = random.Random(seed)
+    found = [figure(rng.choices(rounds, k=len(rounds))) for _ in range(draws)]
     tail = 100 * (1 - confidence) / 2
     return float(np.percentile(found, tail)), float(np.percentile(found, 100 - tail))
 

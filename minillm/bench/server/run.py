@@ -5,36 +5,36 @@ from __future__ import annotations
 
 import gc
 import tempfile
-import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from ... import LLM, SamplingParams
 from ...engine.metrics import percentile
 from ...model.checkpoint import load_config
 from .. import measure
 from ..decode import SHAPES, Shape
 from ..load.client import Job, Report
-from ..load.intervals import interval_of_difference
+from ..load.intervals import interval_over_rounds
 from ..load.lengths import Lengths, Profile, trace_of
-from ..load.run import Generator, Point, Workload as Load, drive
+from ..load.run import Generator, Point, Run, Workload as Load, drive
 from ..load.summary import summarize
 from ..record import Record
 from . import peers
-from .one_process import served_here
+from .one_process import Here, Pair, added_by_http, http_cost, served_here, times_slower
 from .peers import Programs, Server, ask, running
 
 CPU = torch.device("cpu")
 PARTS = ("http", "ttft", "streams", "overload", "peers")
 CHECKED_PROMPTS, CHECKED_TOKENS = 4, 16  # greedily, over HTTP and offline, before anything is timed
-# So many times in each turn: a few requests over HTTP, as many offline. Within seconds the machine's pace changes by
-# more than HTTP costs. The first ones of each are slower, and are not counted.
+# Within seconds the machine's pace changes by more than HTTP costs, so there are many rounds of a few seconds, with and
+# without HTTP: so many for each repeat. The first requests of a round are slower, and are not counted in `ttft`.
+HTTP_ROUNDS = 3
 TTFT_ROUNDS, TTFT_WARMUPS, TTFT_REQUESTS, TTFT_TOKENS = 10, 2, 6, 4
 LAG = "minillm:event_loop_lag_seconds_bucket"
 GOALS = {
@@ -65,6 +65,7 @@ class Workload:
     def __post_init__(self):
         if unknown := set(self.parts) - set(PARTS):
             raise ValueError(f"only={', '.join(sorted(unknown))!r} is unknown; choose of {', '.join(PARTS)}")
+        measure.check_repeats(self.repeats)
 
 
 def run(
@@ -105,28 +106,26 @@ class _Bench:
         self._turn = 0
 
     def http(self) -> None:
-        """The same requests at once, offline and over HTTP, in turns."""
-        w = self.workload
-        with self._minillm() as server:
-            offline = _Offline(self.path, w.dtype)
-            self._check(offline, server)
-            tokens = w.requests * w.output_tokens
-
-            def over_http() -> float:
-                report = self._load(server, w.requests, w.requests, w.prompt_tokens, w.output_tokens)
-                return max(one.ended for one in report.outcomes)
-
-            def in_process() -> float:
-                prompts = self._prompts(server, w.requests, w.prompt_tokens)
-                return offline.seconds(prompts, w.output_tokens)
-
-            times = self.record.interleave({"offline": in_process, "http": over_http}, w.repeats, "http/", self.on_run)
-            rates = {name: tokens / taken.median for name, taken in times.items()}
-            self.record.figures["http"] = {
-                "tokens_per_second": rates,
-                "spread": {name: taken.spread for name, taken in times.items()},
-                "http_cost": 1 - rates["http"] / rates["offline"],
-            }
+        """The same requests at once, with and without HTTP, in one process."""
+        w, rounds = self.workload, []
+        with served_here(self.path, w.dtype) as here:
+            self._check(here)
+            for turn in range(HTTP_ROUNDS * w.repeats + 1):  # the first one warms both up
+                prompts = self._prompts(here.server, w.requests, w.prompt_tokens)
+                own = here.seconds(prompts, w.output_tokens)
+                self.on_run("offline")
+                report = self._load(here.server, w.requests, w.requests, w.prompt_tokens, w.output_tokens)
+                self.on_run("http")
+                if turn:
+                    rounds.append(([own], [max(one.ended for one in report.outcomes)]))
+        times = self._keep("http", rounds)
+        tokens = w.requests * w.output_tokens
+        self.record.figures["http"] = {
+            "tokens_per_second": {name: tokens / taken.median for name, taken in times.items()},
+            "spread": {name: taken.spread for name, taken in times.items()},
+            "http_cost": http_cost(rounds),
+            "http_cost_interval": interval_over_rounds(rounds, http_cost),  # 95%
+        }
 
     def ttft(self) -> None:
         """One request at a time: the time to its first token, with and without HTTP, in one process."""
@@ -140,15 +139,13 @@ class _Bench:
                     if turn:
                         rounds.append((own[TTFT_WARMUPS:], [one.ttft for one in report.outcomes]))
                 self.on_run("ttft")
-        taken = {name: [one for own in each for one in own] for name, each in zip(("offline", "http"), zip(*rounds))}
-        for name, seconds in taken.items():
-            self.record.samples[f"ttft/{name}"] = measure.Samples(tuple(seconds))
-        p50, p95 = ({name: percentile(seconds, q) for name, seconds in taken.items()} for q in (50, 95))
+        taken = self._keep("ttft", rounds)
+        p50, p95 = ({name: percentile(one.seconds, q) for name, one in taken.items()} for q in (50, 95))
         self.record.figures["ttft"] = {
             "p50_seconds": p50,
             "p95_seconds": p95,
-            "ttft_difference_seconds": p50["http"] - p50["offline"],
-            "ttft_difference_interval": interval_of_difference(rounds, 50),  # 95%
+            "ttft_difference_seconds": added_by_http(rounds),
+            "ttft_difference_interval": interval_over_rounds(rounds, added_by_http),  # 95%
         }
 
     def streams(self) -> None:
@@ -169,7 +166,7 @@ class _Bench:
             self.on_run("streams")
 
     def overload(self) -> None:
-        """Ten times what the server can do is offered: those that are admitted against an uncongested server."""
+        """Ten times what the server can do is offered, in turns with half of it: those that are admitted in both."""
         w = self.workload
         profile = Profile(Lengths("fixed", w.prompt_tokens), Lengths("fixed", w.output_tokens))
         with self._minillm("--max-queued-requests", str(w.max_queued_requests)) as server:
@@ -182,22 +179,28 @@ class _Bench:
             at_once = w.max_queued_requests
             capacity = generator(4 * at_once).run(Point(concurrency=at_once)).figures["request_throughput"]
             self.on_run("capacity")
-            runs = {}
-            for name, rate in (("uncongested", capacity / 2), ("overloaded", w.overload * capacity)):
-                runs[name] = generator(round(rate * w.overload_seconds)).run(Point(rate))
-                self.on_run(name)
-        refused = [one for one in runs["overloaded"].outcomes if one.status == 429]
-        complete = [one for one in runs["overloaded"].outcomes if one.is_complete]
-        figures = {name: _told(one.figures) for name, one in runs.items()}
-        p99 = {name: one["e2e_seconds"]["p99"][0] for name, one in figures.items()}
+            runs: list[tuple[Run, Run]] = []
+            for _ in range(w.repeats):
+                pair = []
+                for rate in (capacity / 2, w.overload * capacity):
+                    pair.append(generator(round(rate * w.overload_seconds)).run(Point(rate)))
+                    self.on_run("overload")
+                runs.append(tuple(pair))
+        rounds = [tuple([one.e2e_latency for one in run.outcomes if one.is_complete] for run in pair) for pair in runs]
+        offered = [one for _, run in runs for one in run.outcomes]
+        refused = sum(one.status == 429 for one in offered)
+        admitted = sum(one.is_complete for one in offered)
+        taken = self._keep("overload", rounds, ("uncongested", "overloaded"))
         self.record.figures["overload"] = {
             "capacity_requests_per_second": capacity,
-            "client_lag_p99_seconds": {name: one.report.lag["p99"] for name, one in runs.items()},
-            **figures,
-            "num_admitted": len(complete),
-            "num_refused": len(refused),
-            "num_lost": len(runs["overloaded"].outcomes) - len(complete) - len(refused),
-            "overload_times_slower": p99["overloaded"] / p99["uncongested"],
+            "client_lag_p99_seconds": max(one.report.lag["p99"] for pair in runs for one in pair),
+            "p99_seconds": {name: percentile(one.seconds, 99) for name, one in taken.items()},
+            "rounds": [{name: _told(one.figures) for name, one in zip(taken, pair)} for pair in runs],
+            "num_admitted": admitted,
+            "num_refused": refused,
+            "num_lost": len(offered) - admitted - refused,
+            "overload_times_slower": times_slower(rounds),
+            "overload_interval": interval_over_rounds(rounds, times_slower),  # 95%
         }
 
     def peers(self) -> None:
@@ -267,28 +270,20 @@ class _Bench:
                 )
         return report
 
-    def _check(self, offline: _Offline, server: Server) -> None:
-        for prompt in self._prompts(server, CHECKED_PROMPTS, self.workload.prompt_tokens):
-            [expected], made = offline.generate([prompt], CHECKED_TOKENS), ask(server, prompt, CHECKED_TOKENS)
+    def _keep(
+        self, part: str, rounds: Sequence[Pair], names: tuple[str, str] = ("offline", "http")
+    ) -> dict[str, measure.Samples]:
+        """The samples of all rounds together, which the record keeps, too."""
+        taken = {name: measure.Samples(tuple(chain.from_iterable(each))) for name, each in zip(names, zip(*rounds))}
+        self.record.samples |= {f"{part}/{name}": one for name, one in taken.items()}
+        return taken
+
+    def _check(self, here: Here) -> None:
+        for prompt in self._prompts(here.server, CHECKED_PROMPTS, self.workload.prompt_tokens):
+            [expected], made = here.generate([prompt], CHECKED_TOKENS), ask(here.server, prompt, CHECKED_TOKENS)
             if made != list(expected.outputs[0].token_ids):
                 raise RuntimeError("the server and LLM.generate disagree on greedy tokens: no point in timing")
         self.record.figures["outputs_checked"] = True
-
-
-class _Offline:
-    """minillm in this process."""
-
-    def __init__(self, path: Path, dtype: str):
-        self.llm = LLM(str(path), device="cpu", dtype=dtype)
-
-    def generate(self, prompts: list[list[int]], max_tokens: int):
-        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-        return self.llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
-
-    def seconds(self, prompts: list[list[int]], max_tokens: int) -> float:
-        started = time.perf_counter()
-        self.generate(prompts, max_tokens)
-        return time.perf_counter() - started
 
 
 def _told(figures: dict) -> dict:
