@@ -412,15 +412,16 @@ def test_who_has_frozen_the_old_objects_keeps_them_so():
         gc.unfreeze()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the thread is ended
 def test_an_answer_that_leaves_the_work_to_a_thread_is_stopped_too():
-    ends = threading.Event()
+    ends, threads = threading.Event(), []
 
     def spins():
         while not ends.is_set():
             pass
 
     def leaves_it(values):
-        thread = threading.Thread(target=spins, daemon=True)
+        threads.append(thread := threading.Thread(target=spins, daemon=True))
         thread.start()
         while thread.is_alive():
             time.sleep(0.01)
@@ -429,6 +430,7 @@ def test_an_answer_that_leaves_the_work_to_a_thread_is_stopped_too():
         assert "a small case took more than 0.1 s" in str(refused(checker(seconds=0.1, timed=()), leaves_it))
     finally:
         ends.set()
+        threads[0].join()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -1,84 +1,141 @@
-"""Limits on what an answer may compute: seconds, or lines of Python. Built in chapter 15."""
+"""Limits on what an answer may compute: seconds, or lines of Python. Built in chapter 15.
+
+A thread beside the answer looks at the clock of the process and sends the main thread a signal when time is up:
+
+    main thread    |== answer =========X  _Stopped, raised by the handler of SIGPROF
+    watcher        .....|.....|.....|..^  every AGAIN seconds
+
+The alarm that the system has for this (ITIMER_PROF) goes to the thread that computes. A main thread that waits for
+such a thread would not wake.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import gc
+import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import torch
 
 from minillm.book.checks.case import Case
+from minillm.book.checks.failure import CheckFailed
 
 SECONDS = 3  # of computing, for what is stated to be fast; a good answer takes less than one
-ALL_THREADS = 4  # times the limit: what all threads of the process together may take
-AGAIN = 0.1  # seconds between two alarms: what is raised inside a callback of the garbage collector is lost
+BOUNDED_SECONDS = 10  # for what is stopped by its lines: an answer that switches their count off
+ALL_THREADS = 4  # times the limit, or as often as torch has threads: what all threads of the process together may take
+AGAIN = 0.1  # seconds between two looks, and two signals: what is raised inside a callback of the collector is lost
+
+Kind = type[BaseException] | None
 
 
 class _Stopped(BaseException):
     """Raised inside the answer; not an Exception, so that its `except Exception` does not swallow it."""
 
+    def __init__(self, limit: Limit | None = None):
+        self.limit = limit
 
-@contextlib.contextmanager
-def within(case: Case, what: str, hint: str, seconds: float = SECONDS) -> Iterator[None]:
+
+class Limit:
+    """Stops what is inside when it computes for more than `seconds`; then `exceeded` is true.
+
+        with Limit(3) as limit:
+            answer()
+        if limit.exceeded: ...
+
+    Time of this thread is counted, so that a busy machine stops no answer. One that makes other threads compute is
+    stopped when all threads of the process have taken ALL_THREADS times as long; the threads that it has started are
+    asked to end. An operation in C ends before the answer is stopped. Where there are no signals (Windows, or another
+    thread than the main one), the clock is read afterwards.
+    """
+
+    def __init__(self, seconds: float, keeps_old: bool = False):
+        self.seconds, self.exceeded = seconds, False
+        self._keeps_old = keeps_old  # whether the garbage collector looks at new objects alone
+        self._stops, self._inside = False, False
+
+    def __enter__(self) -> Self:
+        self._freezes = self._keeps_old and not gc.get_freeze_count()  # a caller that has frozen them keeps them so
+        self._collects, self._threads = gc.isenabled(), set(threading.enumerate())
+        if self._freezes:
+            gc.freeze()
+        self._stops = hasattr(signal, "pthread_kill") and threading.current_thread() is threading.main_thread()
+        if self._stops:
+            self._before = signal.signal(signal.SIGPROF, self._stop)
+        self._started, self._inside = (time.thread_time(), time.process_time()), True
+        if self._stops:
+            _watcher.add(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._inside = False
+        if self._stops:
+            _watcher.remove(self)
+            signal.signal(signal.SIGPROF, signal.SIG_DFL if self._before is None else self._before)
+        own = isinstance(error, _Stopped) and error.limit is self
+        self.exceeded = own or self._is_over()
+        (gc.enable if self._collects else gc.disable)()
+        if self._freezes:
+            gc.unfreeze()
+        if self.exceeded:
+            _end(set(threading.enumerate()) - self._threads)
+        return own
+
+    def may_be_over(self) -> bool:
+        """Seen from another thread."""
+        return time.process_time() - self._started[1] >= self.seconds
+
+    def _is_over(self) -> bool:
+        own, all_threads = time.thread_time() - self._started[0], time.process_time() - self._started[1]
+        return own >= self.seconds or all_threads >= max(ALL_THREADS, torch.get_num_threads()) * self.seconds
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if not self._inside or not self._is_over():
+            if callable(self._before):
+                self._before(number, frame)
+        elif not _enters_or_leaves(frame):
+            raise _Stopped(self)
+
+
+class _Judged(Limit):
+    """A limit that fails the case."""
+
+    def __init__(self, case: Case, what: str, hint: str, seconds: float, keeps_old: bool):
+        super().__init__(seconds, keeps_old)
+        self.case, self.what, self.hint = case, what, hint
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not super().__exit__(kind, error, trace) and error is not None:
+            return False
+        self.case.comparisons += 1
+        if self.exceeded:
+            told = f"{self.what} took more than {self.seconds:g} s of computing"
+            self.case.fail(told, hint=self.hint, cause=error)
+        return False
+
+
+def stopped_after(case: Case, what: str, hint: str, seconds: float) -> Limit:
+    """Fails the case when what is inside computes for more than `seconds`. See `Limit`."""
+    return _Judged(case, what, hint, seconds, keeps_old=False)
+
+
+def within(case: Case, what: str, hint: str, seconds: float = SECONDS) -> Limit:
     """`stopped_after` for what is stated to be fast: the garbage collector looks at new objects alone meanwhile.
 
     How many others this process holds is not the answer's fault, and one full collection of them can take a second.
+    Takes some 30 ms more, because the old ones are counted.
     """
-    with _collecting_new_objects(), stopped_after(case, what, hint, seconds):
-        yield
-
-
-@contextlib.contextmanager
-def stopped_after(case: Case, what: str, hint: str, seconds: float) -> Iterator[None]:
-    """Fails the case when what is inside computes for more than `seconds`. It is stopped then, and need not return.
-
-    Time of this thread is counted, so that neither a busy machine nor another thread of this process stops an answer;
-    one that makes other threads compute is stopped when all of them have taken ALL_THREADS times as long. Where there
-    are no such alarms (Windows, or another thread than the main one), the clock is read afterwards.
-    """
-    can_stop = hasattr(signal, "SIGPROF") and threading.current_thread() is threading.main_thread()
-    inside, started = can_stop, (time.thread_time(), time.process_time())
-
-    def too_long() -> bool:
-        return time.thread_time() - started[0] >= seconds or time.process_time() - started[1] >= ALL_THREADS * seconds
-
-    def stop(*_: object) -> None:
-        if inside and too_long():
-            raise _Stopped
-
-    if can_stop:
-        before = signal.signal(signal.SIGPROF, stop)
-        signal.setitimer(signal.ITIMER_PROF, seconds, AGAIN)
-    where = None
-    try:
-        yield
-    except _Stopped as stopped:
-        inside, where = False, stopped
-    finally:
-        inside = False
-        if can_stop:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            signal.signal(signal.SIGPROF, before)
-    case.comparisons += 1
-    if where is not None or too_long():
-        case.fail(f"{what} took more than {seconds:g} s of computing", hint=hint, cause=where)
-
-
-@contextlib.contextmanager
-def _collecting_new_objects() -> Iterator[None]:
-    """A caller that has frozen the old ones keeps them frozen. Takes some 30 ms, because the frozen are counted."""
-    thaws = not gc.get_freeze_count()
-    if thaws:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if thaws:
-            gc.unfreeze()
+    return _Judged(case, what, hint, seconds, keeps_old=True)
 
 
 def bounded(case: Case, limit: int, told: str, function: Callable, *args: Any) -> Any:
@@ -86,7 +143,7 @@ def bounded(case: Case, limit: int, told: str, function: Callable, *args: Any) -
 
     A loop inside a built-in function (`min`, `sorted`, `in`) is one line: where that matters, measure with `within`.
     """
-    count, still_counting = 0, True
+    count, still_counting, before = 0, True, sys.gettrace()
 
     def trace(frame, event, arg):
         nonlocal count
@@ -97,7 +154,6 @@ def bounded(case: Case, limit: int, told: str, function: Callable, *args: Any) -
 
     def counted(*args):
         nonlocal still_counting
-        before, collects = sys.gettrace(), gc.isenabled()
         gc.disable()  # what `trace` raises in a callback of the garbage collector is lost, and the count with it
         sys.settrace(trace)
         try:
@@ -105,13 +161,72 @@ def bounded(case: Case, limit: int, told: str, function: Callable, *args: Any) -
         finally:
             still_counting = sys.gettrace() is trace
             sys.settrace(before)
-            if collects:
-                gc.enable()
 
-    counted.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
-    try:
-        result = case.run(counted, *args)
-    except _Stopped as where:
-        case.fail(f"{counted.__qualname__} was stopped after {limit:,} lines of Python", hint=told, cause=where)
-    case.true(still_counting, f"{counted.__qualname__} switched off the count of its lines (sys.settrace)", hint="")
+    counted.__qualname__ = name = getattr(function, "__qualname__", type(function).__name__)
+    result, failed = None, None
+    with Limit(BOUNDED_SECONDS) as clock:
+        try:
+            result = case.run(counted, *args)
+        except (_Stopped, CheckFailed) as where:
+            failed = where
+    sys.settrace(before)
+    if count > limit or clock.exceeded:  # an answer that swallows what stops it is too slow all the same
+        case.fail(f"{name} was stopped after {limit:,} lines of Python", hint=told, cause=failed)
+    if failed:
+        raise failed
+    case.true(still_counting, f"{name} switched off the count of its lines (sys.settrace)", hint="")
     return result
+
+
+def _enters_or_leaves(frame: FrameType | None) -> bool:
+    """Whether a limit is being set or taken back: half of that would stay."""
+    own = {method.__code__ for kind in (Limit, _Judged) for method in (kind.__enter__, kind.__exit__)}
+    while frame is not None:
+        if frame.f_code in own:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _end(threads: set[threading.Thread]) -> None:
+    """Raise SystemExit in them; each ends at its next step of Python."""
+    for thread in threads:
+        if thread.is_alive() and thread is not _watcher.thread:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+
+
+class _Watcher:
+    """A thread that sends signals to the main thread while a limit may be over. It starts with the first limit."""
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+        self._lock, self._is_needed = threading.Lock(), threading.Event()
+        self._limits: list[Limit] = []
+
+    def add(self, limit: Limit) -> None:
+        with self._lock:
+            self._limits.append(limit)
+        self._is_needed.set()
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._run, name="limits of computing", daemon=True)
+            self.thread.start()
+
+    def remove(self, limit: Limit) -> None:
+        """No signal is sent for it once this has returned."""
+        with self._lock:
+            self._limits.remove(limit)
+            if not self._limits:
+                self._is_needed.clear()
+
+    def _run(self) -> None:
+        while self._is_needed.wait():
+            time.sleep(AGAIN)
+            with self._lock:
+                if any(limit.may_be_over() for limit in self._limits):
+                    signal.pthread_kill(threading.main_thread().ident, signal.SIGPROF)
+
+
+_watcher = _Watcher()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_watcher.__init__)  # a forked process has the thread that forked alone
