@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -79,13 +79,19 @@ class Record:
         as soon as it is taken."""
 
         def heard(name: str, taken: tuple[float, ...]) -> None:
-            if taken:
-                self.samples[prefix + name] = measure.Samples(taken)
-            if time.monotonic() - self._kept > SECONDS_BETWEEN:
-                self._write(f"cut off during {self._case!r}")
+            self.samples.pop(prefix + name, None)
+            self.take(prefix + name, taken)
             on_run(name)
 
         return measure.interleave(candidates, repeats, device=self.device, on_samples=heard)
+
+    def take(self, name: str, seconds: Sequence[float]) -> None:
+        """Add these samples to those of `name`; they are kept as soon as they are taken."""
+        before = self.samples[name].seconds if name in self.samples else ()
+        if seconds:
+            self.samples[name] = measure.Samples((*before, *seconds))
+        if time.monotonic() - self._kept > SECONDS_BETWEEN:
+            self._write(f"cut off during {self._case!r}")
 
     def finish(self) -> dict:
         """The result, kept for the last time: complete if every case ended well."""

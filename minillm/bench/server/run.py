@@ -6,10 +6,9 @@ from __future__ import annotations
 import gc
 import tempfile
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -36,6 +35,7 @@ CHECKED_PROMPTS, CHECKED_TOKENS = 4, 16  # greedily, over HTTP and offline, befo
 # without HTTP: so many for each repeat. The first requests of a round are slower, and are not counted in `ttft`.
 HTTP_ROUNDS = 3
 TTFT_ROUNDS, TTFT_WARMUPS, TTFT_REQUESTS, TTFT_TOKENS = 10, 2, 6, 4
+WAYS, LOADS = ("offline", "http"), ("uncongested", "overloaded")  # of the rounds, which have a run of each
 LAG = "minillm:event_loop_lag_seconds_bucket"
 GOALS = {
     "http_cost": 0.10,
@@ -117,8 +117,8 @@ class _Bench:
                 report = self._load(here.server, w.requests, w.requests, w.prompt_tokens, w.output_tokens)
                 self.on_run("http")
                 if turn:
-                    rounds.append(([own], [max(one.ended for one in report.outcomes)]))
-        times = self._keep("http", rounds)
+                    self._take("http", WAYS, rounds, ([own], [max(one.ended for one in report.outcomes)]))
+        times = self._taken("http", WAYS)
         tokens = w.requests * w.output_tokens
         self.record.figures["http"] = {
             "tokens_per_second": {name: tokens / taken.median for name, taken in times.items()},
@@ -137,9 +137,10 @@ class _Bench:
                     prompts = self._prompts(here.server, TTFT_WARMUPS + TTFT_REQUESTS, w.prompt_tokens)
                     own = [here.ttft(prompt, TTFT_TOKENS) for prompt in prompts]
                     if turn:
-                        rounds.append((own[TTFT_WARMUPS:], [one.ttft for one in report.outcomes]))
+                        pair = own[TTFT_WARMUPS:], [one.ttft for one in report.outcomes]
+                        self._take("ttft", WAYS, rounds, pair)
                 self.on_run("ttft")
-        taken = self._keep("ttft", rounds)
+        taken = self._taken("ttft", WAYS)
         p50, p95 = ({name: percentile(one.seconds, q) for name, one in taken.items()} for q in (50, 95))
         self.record.figures["ttft"] = {
             "p50_seconds": p50,
@@ -180,17 +181,19 @@ class _Bench:
             capacity = generator(4 * at_once).run(Point(concurrency=at_once)).figures["request_throughput"]
             self.on_run("capacity")
             runs: list[tuple[Run, Run]] = []
+            rounds: list[Pair] = []
             for _ in range(w.repeats):
                 pair = []
                 for rate in (capacity / 2, w.overload * capacity):
                     pair.append(generator(round(rate * w.overload_seconds)).run(Point(rate)))
                     self.on_run("overload")
                 runs.append(tuple(pair))
-        rounds = [tuple([one.e2e_latency for one in run.outcomes if one.is_complete] for run in pair) for pair in runs]
+                latencies = [[one.e2e_latency for one in run.outcomes if one.is_complete] for run in pair]
+                self._take("overload", LOADS, rounds, tuple(latencies))
         offered = [one for _, run in runs for one in run.outcomes]
         refused = sum(one.status == 429 for one in offered)
         admitted = sum(one.is_complete for one in offered)
-        taken = self._keep("overload", rounds, ("uncongested", "overloaded"))
+        taken = self._taken("overload", LOADS)
         self.record.figures["overload"] = {
             "capacity_requests_per_second": capacity,
             "client_lag_p99_seconds": max(one.report.lag["p99"] for pair in runs for one in pair),
@@ -270,13 +273,14 @@ class _Bench:
                 )
         return report
 
-    def _keep(
-        self, part: str, rounds: Sequence[Pair], names: tuple[str, str] = ("offline", "http")
-    ) -> dict[str, measure.Samples]:
-        """The samples of all rounds together, which the record keeps, too."""
-        taken = {name: measure.Samples(tuple(chain.from_iterable(each))) for name, each in zip(names, zip(*rounds))}
-        self.record.samples |= {f"{part}/{name}": one for name, one in taken.items()}
-        return taken
+    def _take(self, part: str, names: tuple[str, str], rounds: list[Pair], pair: Pair) -> None:
+        """One more round; the record keeps its samples, too."""
+        rounds.append(pair)
+        for name, seconds in zip(names, pair):
+            self.record.take(f"{part}/{name}", seconds)
+
+    def _taken(self, part: str, names: tuple[str, str]) -> dict[str, measure.Samples]:
+        return {name: self.record.samples[f"{part}/{name}"] for name in names}
 
     def _check(self, here: Here) -> None:
         for prompt in self._prompts(here.server, CHECKED_PROMPTS, self.workload.prompt_tokens):
