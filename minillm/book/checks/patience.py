@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import signal
 import sys
 import threading
@@ -70,7 +69,9 @@ class Limit:
             self._before = signal.signal(signal.SIGPROF, self._stop)
         self._started, self._inside = (time.thread_time(), time.process_time()), True
         if self._stops:
-            _watcher.add(self)
+            self._sends, self._left = threading.Lock(), threading.Event()
+            self._watcher = threading.Thread(target=self._watch, name="limit of computing", daemon=True)
+            self._watcher.start()
         return self
 
     def __exit__(
@@ -78,8 +79,10 @@ class Limit:
     ) -> bool:
         self._inside = False
         if self._stops:
-            _watcher.remove(self)
-            signal.signal(signal.SIGPROF, signal.SIG_DFL if self._before is None else self._before)
+            self._left.set()
+            with self._sends:  # none is sent once the old handler is back, which may be to end the process
+                signal.signal(signal.SIGPROF, signal.SIG_DFL if self._before is None else self._before)
+            self._watcher.join()
         own = isinstance(error, _Stopped) and error.limit is self
         self.exceeded = own or self._is_over()
         (gc.enable if self._collects else gc.disable)()
@@ -89,9 +92,13 @@ class Limit:
             _end(set(threading.enumerate()) - self._threads)
         return own
 
-    def may_be_over(self) -> bool:
-        """Seen from another thread."""
-        return time.process_time() - self._started[1] >= self.seconds
+    def _watch(self) -> None:
+        """In a thread of its own, which does not see how much time the main thread has taken."""
+        main = threading.main_thread().ident
+        while not self._left.wait(AGAIN):
+            with self._sends:
+                if not self._left.is_set() and time.process_time() - self._started[1] >= self.seconds:
+                    signal.pthread_kill(main, signal.SIGPROF)
 
     def _is_over(self) -> bool:
         own, all_threads = time.thread_time() - self._started[0], time.process_time() - self._started[1]
@@ -191,42 +198,5 @@ def _enters_or_leaves(frame: FrameType | None) -> bool:
 def _end(threads: set[threading.Thread]) -> None:
     """Raise SystemExit in them; each ends at its next step of Python."""
     for thread in threads:
-        if thread.is_alive() and thread is not _watcher.thread:
+        if thread.is_alive():
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
-
-
-class _Watcher:
-    """A thread that sends signals to the main thread while a limit may be over. It starts with the first limit."""
-
-    def __init__(self) -> None:
-        self.thread: threading.Thread | None = None
-        self._lock, self._is_needed = threading.Lock(), threading.Event()
-        self._limits: list[Limit] = []
-
-    def add(self, limit: Limit) -> None:
-        with self._lock:
-            self._limits.append(limit)
-        self._is_needed.set()
-        if self.thread is None:
-            self.thread = threading.Thread(target=self._run, name="limits of computing", daemon=True)
-            self.thread.start()
-
-    def remove(self, limit: Limit) -> None:
-        """No signal is sent for it once this has returned."""
-        with self._lock:
-            self._limits.remove(limit)
-            if not self._limits:
-                self._is_needed.clear()
-
-    def _run(self) -> None:
-        while self._is_needed.wait():
-            time.sleep(AGAIN)
-            with self._lock:
-                if any(limit.may_be_over() for limit in self._limits):
-                    signal.pthread_kill(threading.main_thread().ident, signal.SIGPROF)
-
-
-_watcher = _Watcher()
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_watcher.__init__)  # a forked process has the thread that forked alone
