@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from contextlib import contextmanager
@@ -150,6 +151,31 @@ def test_a_server_stands_still_as_soon_as_it_is_paused():
             time.sleep(0.005)
             server.pause()
             assert state_of(server.pid) == "T"
+
+
+MEASURES = """
+import sys, time
+from minillm.bench.load.target import Target, server_process
+from minillm.bench.server.peers import Server
+with server_process([sys.executable, "-c", sys.argv[1]], lambda log: "ready" in log and "http://x",
+                    on_start=lambda pid: globals().update(pid=pid)):
+    Server(Target("http://x", "any"), None, pid).pause()
+    print(pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_paused_server_ends_with_a_benchmark_that_is_killed():
+    killed = subprocess.Popen([sys.executable, "-c", MEASURES, COMPUTES], stdout=subprocess.PIPE, text=True)
+    pid = int(killed.stdout.readline())
+    assert state_of(pid) == "T"
+    killed.kill()
+    killed.communicate()
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists() and state_of(pid) != "Z":
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.05)
 
 
 def test_peers_are_measured_one_at_a_time(checkpoint, monkeypatch):

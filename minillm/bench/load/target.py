@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -16,8 +17,10 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 START_SECONDS, STOP_SECONDS = 300.0, 20.0
+PR_SET_PDEATHSIG = 1
 CLI = "from minillm.cli import app; app()"
 
 
@@ -88,6 +91,14 @@ def ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _dies_with_us() -> Callable[[], object] | None:
+    """For a new process: the kernel kills it when this one dies, also of SIGKILL, and also where it stands still. Only
+    Linux can."""
+    if sys.platform != "linux":
+        return None
+    return partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 @contextmanager
 def server_process(
     command: Sequence[str],
@@ -106,6 +117,7 @@ def server_process(
             stderr=subprocess.STDOUT,
             env=(os.environ if environment is None else environment) | {"COLUMNS": "1000"},
             start_new_session=True,  # Ctrl-C is for the client; the server is told below
+            preexec_fn=_dies_with_us(),  # noqa: PLW1509 (a call of the kernel, which takes no lock)
         )
 
         def written() -> str:
