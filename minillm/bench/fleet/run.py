@@ -171,6 +171,9 @@ def _errors(coarse: FleetReport, exact: FleetReport) -> dict[str, float]:
     }
 
 
+NEAREST = {"queue sizes": "least tokens", "TBT": "TPOT"}  # what is simulated in place of what a paper reports
+
+
 def tables(measured: dict) -> list:
     """For the command line."""
     from rich.table import Table
@@ -197,9 +200,21 @@ def tables(measured: dict) -> list:
             table.add_row(name, f"{run['errors'][worst]:+.1%}", worst, f"{run['speedup']:.0f}")
         made.append(table)
     if "papers" in figures:
-        table = Table("paper", "figure", "reported", "found", title="ratios of the papers")
+        table = Table("paper", "figure", "reported", "simulated", title="what papers report, and what is simulated")
         for name, paper in figures["papers"].items():
+            found = {"ratios": paper.get("ratios")} | paper["found"]
             for what, told in paper["reported"].items():
-                table.add_row(name, what, str(told), str(paper["found"].get(what, "see the JSON")))
+                ours = what
+                for theirs, nearest in NEAREST.items():
+                    ours = ours.replace(theirs, nearest)
+                shown = what if ours == what or ours not in found else f"{what} (simulated: {ours})"
+                table.add_row(name, shown, _short(told), _short(found.get(ours)))
         made.append(table)
     return made
+
+
+def _short(told: float | list[float] | str | None) -> str:
+    """A number, a range of them, or what a paper says in words; a dash where nothing was simulated."""
+    if isinstance(told, list):
+        return " to ".join(map(_short, told))
+    return "–" if told is None else told if isinstance(told, str) else f"{told:.3g}"
