@@ -14,7 +14,10 @@ from tests.conftest import CHECKER_CELL, SOLUTION_CELL, marks
 
 SECRET = "5e" * 32
 TWICE_CHECKER = """import torch
+from minillm.book.checks import FunctionChecker
 
+examples, random = [([3, 1],)], lambda draw: ([draw.randint(0, 9)],)
+check_least = FunctionChecker("least", min, examples=examples, random=random, seconds=0.2)  # of no exercise
 check_twice = Checker("twice", hint="Every element, also the negative ones.")
 
 @check_twice.part("example")

@@ -492,3 +492,29 @@ def test_an_answer_that_torch_compiles_is_judged_and_not_refused(assignment, bac
     with limited(assignment, cell_seconds=60.0, line_seconds=60.0):
         grade = assignment.grade_answers(twice=compiled)
     assert points(grade) == {"lowest": 5, "twice": 5} and not any(flag.refused for flag in grade.flags), grade
+
+
+CHECKS_ITS_OWN = """import threading
+check_least(min, "example", seed=1)
+def endless(free):
+    def spins():
+        while True: pass
+    threads = [threading.Thread(target=spins) for _ in range(2)]
+    [thread.start() for thread in threads]; [thread.join() for thread in threads]
+try: check_least(endless, "example")
+except Exception as error: assert "took more than 0.2 s" in str(error), error
+"""
+
+
+def test_limits_of_computing_are_no_students_doing(assignment):
+    """The checks start a thread, send a signal and end the threads of an answer that never ends."""
+    nb = answered(assignment.release, **assignment.right)
+    nb.cells.insert(7, nbformat.v4.new_code_cell(CHECKS_ITS_OWN))
+    grade = assignment.grade(nb)
+    assert grade.flags == [] and points(grade) == {"lowest": 5, "twice": 5}
+
+
+def test_the_frames_of_all_threads_are_the_checks_to_see(assignment):
+    source = "import sys\nframes = sys.__dict__['_current' + '_frames']()\n" + assignment.right["lowest"]
+    grade = assignment.grade_answers(lowest=source)
+    assert any("frames" in flag.reason and flag.refused for flag in grade.flags)

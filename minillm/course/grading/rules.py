@@ -69,7 +69,7 @@ _NUMERIC = _library("torch", "triton", "numpy", "numba")
 
 # event -> (reason, whether it is refused, files through which it may be reached, names one of which stands there)
 _DIRECT: dict[str, tuple[str, bool, tuple[str, ...], tuple[str, ...]]] = {
-    "sys._current_frames": (_FRAMES, True, (), ()),
+    "sys._current_frames": (_FRAMES, True, (), ("_current_frames",)),
     "sys._current_exceptions": (_FRAMES, True, (), ()),
     "sys.settrace": (_TRACES, True, _library("threading.py", "doctest.py"), ("settrace",)),
     "sys.setprofile": (_TRACES, True, _library("threading.py", "cProfile.py"), ("setprofile", "enable", "disable")),
