@@ -32,8 +32,6 @@ SECONDS = 3  # of computing, for what is stated to be fast; a good answer takes 
 BOUNDED_SECONDS = 10  # for what is stopped by its lines: an answer that switches their count off
 ALL_THREADS = 4  # times the limit, or as often as torch has threads: what all threads of the process together may take
 AGAIN = 0.1  # seconds between two looks, and two signals: what is raised inside a callback of the collector is lost
-
-
 LOOKS, LOOKS_AGAIN = 20, 0.005  # at threads that are to be ended, and seconds between two
 
 _PATHS = sysconfig.get_paths()
