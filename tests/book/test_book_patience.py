@@ -233,6 +233,15 @@ def test_an_answer_that_swallows_the_stop_of_its_lines_is_too_slow():
     assert sys.gettrace() is before
 
 
+def test_one_line_that_takes_long_is_told_as_time(monkeypatch):
+    def long(values):
+        return 2.5 in range(4 * 10**6)
+
+    monkeypatch.setattr(patience, "BOUNDED_SECONDS", 0.05)
+    with pytest.raises(CheckFailed, match=r"long took more than 0.05 s of computing"):
+        bounded(Case(long, "long", "", 0), 1_000, "Too slow.", long, [1])
+
+
 def test_other_cases_that_never_end_cost_their_seconds_and_no_more():
     """A right one among them is enough, and three that do not end are, too."""
 
@@ -280,6 +289,7 @@ def test_a_forked_process_has_limits_of_its_own():
         child = os.fork()
         if child == 0:
             code = 1
+            signal.alarm(20)  # a limit that does nothing ends the child, and not the suite
             try:
                 with stopped_after(Case(None, "child", "", 0), "it", "", 0.1):
                     spins()

@@ -515,6 +515,7 @@ def test_limits_of_computing_are_no_students_doing(assignment):
 
 
 def test_the_frames_of_all_threads_are_the_checks_to_see(assignment):
-    source = "import sys\nframes = sys.__dict__['_current' + '_frames']()\n" + assignment.right["lowest"]
+    """Under a name that is put together when it runs, so that only the audit sees it."""
+    source = "import sys\nnow = getattr(sys, ''.join(('_current', '_frames')))()\n" + assignment.right["lowest"]
     grade = assignment.grade_answers(lowest=source)
-    assert any("frames" in flag.reason and flag.refused for flag in grade.flags)
+    assert any(flag.reason.startswith("looks at the frames") and flag.refused for flag in grade.flags), grade.flags
