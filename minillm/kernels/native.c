@@ -35,13 +35,13 @@ void rms_norm(const T *x, const T *weight, T *out, long rows, long size, long in
 // out = silu(gate) * up, `size` of each. Not inlined: a row has the same bits from wherever it is called.
 static __attribute__((noinline)) void silu_mul_parts(const T *gate, const T *up, T *out, long size) {
     long j = 0;
-    for (; j + LANES <= size; j += LANES) {
-        T rounded[LANES];
-        lanes g = load_lanes(gate + j);
-        g = either(g < -88.0f, g * 0.0f - 88.0f, g);  // silu is 0 from here on but for rounding; -infinity becomes NaN, and shows
-        lanes e = exp_lanes(-g);
-        store_lanes(rounded, g / (1.0f + e));
-        store_lanes(out + j, load_lanes(rounded) * load_lanes(up + j));
+    for (; j + WIDE <= size; j += WIDE) {
+        T rounded[WIDE];
+        part g = load_part(gate + j);
+        g = either_part(g < -88.0f, g * 0.0f - 88.0f, g);  // silu is 0 from here on but for rounding; -infinity is NaN, and shows
+        part e = exp_part(-g);
+        store_part(rounded, g / (1.0f + e));
+        store_part(out + j, load_part(rounded) * load_part(up + j));
     }
     for (; j < size; j++) {
         float g = load(gate[j]);

@@ -31,28 +31,41 @@ static inline ints first_lanes(long count) {  // -1 in the first `count` lanes, 
     return place < (int)count;
 }
 
+// -1 where the first of WIDE numbers is at most `left` before the end, 0 behind.
+static inline int_part first_of_part(long left) {
+    static const int32_t place[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return *(const int_part *)place < (int)left;
+}
+
 static inline float most_of(const float *s, long count, float most) {
-    lanes found = most - (lanes){};
-    for (long i = 0; i < count; i += LANES) {
-        lanes here = *(const lanes *)(s + i);
-        found = larger(found, i + LANES <= count ? here : either(first_lanes(count - i), here, found));
-    }
-    for (int l = 0; l < LANES; l++) most = found[l] > most ? found[l] : most;
+    part found[PARTS];
+    for (int q = 0; q < PARTS; q++) found[q] = most - (part){};
+    long i = 0;
+    for (; i + LANES <= count; i += LANES)
+        for (int q = 0; q < PARTS; q++) found[q] = larger_part(found[q], *(const part *)(s + i + q * WIDE));
+    for (int q = 0; i < count; i += WIDE, q++)
+        found[q] = larger_part(found[q], either_part(first_of_part(count - i), *(const part *)(s + i), found[q]));
+    for (int q = 1; q < PARTS; q++) found[0] = larger_part(found[0], found[q]);
+    for (int l = 0; l < WIDE; l++) most = found[0][l] > most ? found[0][l] : most;
     return most;
 }
 
 // s = exp(scale * (s - most)); returns the sum.
 static inline float exp_of(float *s, long count, float scale, float most) {
-    lanes sum = {};
-    for (long i = 0; i < count; i += LANES) {
-        lanes here = *(lanes *)(s + i), made = exp_lanes((here - most) * scale);
-        if (i + LANES > count) {
-            ints seen = first_lanes(count - i);
-            *(lanes *)(s + i) = either(seen, made, here);
-            sum += either(seen, made, (lanes){});
-        } else sum += *(lanes *)(s + i) = made;
+    union { lanes all; part of[PARTS]; } sum = {};
+    long i = 0;
+    for (; i + LANES <= count; i += LANES)
+        for (int q = 0; q < PARTS; q++) {
+            part *here = (part *)(s + i + q * WIDE);
+            sum.of[q] += *here = exp_part((*here - most) * scale);
+        }
+    for (int q = 0; i < count; i += WIDE, q++) {
+        part *here = (part *)(s + i), made = exp_part((*here - most) * scale);
+        int_part seen = first_of_part(count - i);
+        *here = either_part(seen, made, *here);
+        sum.of[q] += either_part(seen, made, (part){});
     }
-    return sum_lanes(sum);
+    return sum_lanes(sum.all);
 }
 
 // Scores to weights, which sum to 1 / *inverse: a row sees the keys from 0 to sinks - 1 and from `from` to `to` - 1. `learned` is
@@ -113,17 +126,19 @@ static size_t place_tile(TileMemory *memory, char *at, long dim, long keys, long
 
 // out = sums * inverse. Returns whether all of it is finite.
 static int store_means(int rows, const TileMemory *m, long dim, const float *inverse, T **out) {
-    lanes lost = {};  // 0, or no number
+    part lost = {};  // 0, or no number
     for (int r = 0; r < rows; r++)
-        for (long d = 0; d < dim; d += LANES) {
+        for (long d = 0; d < dim; d += WIDE) {
             // + 0: where products take subnormal sums for 0, the sign of a zero depends on how many unseen values follow.
-            lanes mean = *(const lanes *)(m->sums + r * m->dim_panels + d) * inverse[r] + 0.0f;
-            if (d + LANES <= dim) {
+            part mean = *(const part *)(m->sums + r * m->dim_panels + d) * inverse[r] + 0.0f;
+            if (d + WIDE <= dim) {
                 lost += mean * 0.0f;
-                store_lanes(out[r] + d, mean);
+                store_part(out[r] + d, mean);
             } else for (int l = 0; d + l < dim; l++) lost[l] += mean[l] * 0.0f, out[r][d + l] = store(mean[l]);
         }
-    return sum_lanes(lost) == 0;
+    float sum = 0;
+    for (int l = 0; l < WIDE; l++) sum += lost[l];
+    return sum == 0;
 }
 
 #include "native_amx_attention.h"

@@ -17,6 +17,19 @@ enum { LANES = 16, ROWS = 6 };
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
 
+// LANES floats are PARTS vectors of the CPU's own width. Where that is more than one, gcc 12 takes every operation on `lanes`
+// through memory, so what is done often is written for parts.
+#ifdef __AVX512F__
+enum { PARTS = 1 };
+#elif defined(__AVX__)
+enum { PARTS = 2 };
+#else
+enum { PARTS = 4 };
+#endif
+enum { WIDE = LANES / PARTS };
+typedef float part __attribute__((vector_size(4 * WIDE), aligned(4)));
+typedef int32_t int_part __attribute__((vector_size(4 * WIDE), aligned(4)));
+
 // Threads that share a product wait for the last of them. Where another process takes its core, that is milliseconds for a product
 // of microseconds: after two such waits in 20 ms the team is one thread smaller for a while, and then tries again. The limit is a
 // number of threads, not of those left out: it holds too where torch has been told to use no more than the team.
@@ -96,12 +109,27 @@ static inline void store_lanes(T *p, lanes x) {
     *(halves *)p = __builtin_convertvector((bits + 0x7fff + (bits >> 16 & 1)) >> 16, halves);
 #endif
 }
+
+#ifdef __AVX512F__
+static inline part load_part(const T *p) { return load_lanes(p); }
+static inline void store_part(T *p, part x) { store_lanes(p, x); }
+#else
+typedef uint16_t half_part __attribute__((vector_size(2 * WIDE), aligned(2)));
+typedef int32_t wide_part __attribute__((vector_size(4 * WIDE)));
+static inline part load_part(const T *p) { return (part)(__builtin_convertvector(*(const half_part *)p, wide_part) << 16); }
+static inline void store_part(T *p, part x) {
+    wide_part bits = (wide_part)x;
+    *(half_part *)p = __builtin_convertvector((bits + 0x7fff + (bits >> 16 & 1)) >> 16, half_part);
+}
+#endif
 #else
 typedef float T;
 static inline float load(T x) { return x; }
 static inline T store(float x) { return x; }
 static inline lanes load_lanes(const T *p) { return *(const lanes *)p; }
 static inline void store_lanes(T *p, lanes x) { *(lanes *)p = x; }
+static inline part load_part(const T *p) { return *(const part *)p; }
+static inline void store_part(T *p, part x) { *(part *)p = x; }
 #endif
 
 // exp(x) = 2^n * exp(r) with |r| <= ln(2)/2; relative error 1e-7. Below -87 it is 0 but for rounding, above 88 it is capped.
@@ -126,6 +154,20 @@ static inline lanes larger(lanes x, lanes y) {
 #endif
 }
 
+static inline part either_part(int_part which, part yes, part no) {
+    return (part)((which & (int_part)yes) | (~which & (int_part)no));
+}
+
+static inline part larger_part(part x, part y) {
+#ifdef __AVX512F__
+    return larger(x, y);
+#elif defined(__AVX__)
+    return (part)_mm256_max_ps((__m256)x, (__m256)y);
+#else
+    return either_part(x > y, x, y);
+#endif
+}
+
 // x * y + z, rounded once where the CPU can: compilers choose anew wherever they meet the formula.
 static inline lanes fused(lanes x, lanes y, lanes z) {
 #if defined(__AVX512F__)
@@ -143,24 +185,32 @@ static inline lanes fused(lanes x, lanes y, lanes z) {
 #endif
 }
 
-// The same for LANES numbers up to 88, and 0 below -87: exp is subnormal soon after, and many CPUs multiply subnormal numbers slowly.
-static inline lanes exp_lanes(lanes x) {
-    const lanes low = -87.0f - (lanes){};
-    ints kept = ~(x < low);  // NaN stays NaN
+// The same for numbers up to 88, and 0 below -87: exp is subnormal soon after, and many CPUs multiply subnormal numbers slowly.
+static inline part exp_part(part x) {
+    const part low = -87.0f - (part){};
+    int_part kept = ~(x < low);  // NaN stays NaN
+    x = either_part(kept, x, low);  // of numbers far below, `r` would be noise
 #ifdef __AVX512F__
-    x = larger(low, x);  // of numbers far below, `r` would be noise
     __m512 n = _mm512_roundscale_ps((__m512)(x * 1.44269504f), 0);
     lanes r = x - (lanes)n * 0.693359375f + (lanes)n * 2.12194440e-4f;
     lanes p = 1.0f + r * (1.0f + r * (0.5f + r * (1.6666667e-1f + r * (4.1666668e-2f + r * (8.3333310e-3f + r * 1.3888889e-3f)))));
     return (lanes)(kept & (ints)_mm512_scalef_ps((__m512)p, n));
 #else
-    const lanes high = 88.0f - (lanes){};
-    x = either(x < low, low, either(x > high, high, x));
-    lanes shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
-    lanes r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    lanes p = 1.0f + r * (1.0f + r * (0.5f + r * (1.6666667e-1f + r * (4.1666668e-2f + r * (8.3333310e-3f + r * 1.3888889e-3f)))));
-    return (lanes)(kept & (ints)(p * (lanes)(((ints)shifted - 0x4b400000 + 127) << 23)));
+    const part high = 88.0f - (part){};
+    x = either_part(x > high, high, x);
+    part shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
+    part r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    part p = 1.0f + r * (1.0f + r * (0.5f + r * (1.6666667e-1f + r * (4.1666668e-2f + r * (8.3333310e-3f + r * 1.3888889e-3f)))));
+    return (part)(kept & (int_part)(p * (part)(((int_part)shifted - 0x4b400000 + 127) << 23)));
 #endif
+}
+
+static inline lanes exp_lanes(lanes x) {
+    part parts[PARTS];
+    memcpy(parts, &x, sizeof x);
+    for (int q = 0; q < PARTS; q++) parts[q] = exp_part(parts[q]);
+    memcpy(&x, parts, sizeof x);
+    return x;
 }
 
 static inline float sum_lanes(lanes x) {

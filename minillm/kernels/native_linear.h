@@ -46,14 +46,7 @@ static inline void store_factors(T *weights, factors w) { store_lanes(weights, w
 static inline operand operand_of(factors w, int turn) { return (void)turn, w; }
 static inline broadcast load_broadcast(const T *x, int turn) { return (void)turn, load(*x) - (lanes){}; }
 static inline accumulator multiply_add(accumulator sum, broadcast x, operand w) { return sum + x * w; }
-#else  // LANES floats are PARTS vectors of the CPU's own width: gcc 12 takes every addition of wider ones through memory
-#ifdef __AVX__
-enum { PARTS = 2 };
 #else
-enum { PARTS = 4 };
-#endif
-typedef float part __attribute__((vector_size(4 * LANES / PARTS), aligned(4)));
-typedef int32_t int_part __attribute__((vector_size(4 * LANES / PARTS), aligned(4)));
 typedef struct { part of[PARTS]; } accumulator, operand;
 typedef part broadcast;
 static inline lanes as_lanes(accumulator sum) {
@@ -76,15 +69,7 @@ static inline accumulator multiply_add(accumulator sum, broadcast x, operand w) 
 }
 static inline operand load_operand(const T *numbers) {  // LANES of them, as floats
     operand w;
-    for (int q = 0; q < PARTS; q++, numbers += LANES / PARTS) {
-#ifdef BF16
-        typedef uint16_t narrow __attribute__((vector_size(2 * LANES / PARTS), aligned(2)));
-        typedef int32_t wide __attribute__((vector_size(4 * LANES / PARTS)));
-        w.of[q] = (part)(__builtin_convertvector(*(const narrow *)numbers, wide) << 16);
-#else
-        w.of[q] = *(const part *)numbers;
-#endif
-    }
+    for (int q = 0; q < PARTS; q++) w.of[q] = load_part(numbers + q * WIDE);
     return w;
 }
 #ifdef BF16
@@ -277,14 +262,17 @@ typedef struct {
 } Target;
 
 // LANES outputs of a row to their place.
-static inline void finish_lanes(lanes sum, const T *bias, const T *residual, T *out) {
-    if (bias) sum += load_lanes(bias);
-    if (residual) {
-        T rounded[LANES];
-        store_lanes(rounded, sum);
-        sum = load_lanes(rounded) + load_lanes(residual);
+static inline void finish_lanes(const float *sums, const T *bias, const T *residual, T *out) {
+    for (int q = 0; q < LANES; q += WIDE) {
+        part sum = *(const part *)(sums + q);
+        if (bias) sum += load_part(bias + q);
+        if (residual) {
+            T rounded[WIDE];
+            store_part(rounded, sum);
+            sum = load_part(rounded) + load_part(residual + q);
+        }
+        store_part(out + q, sum);
     }
-    store_lanes(out, sum);
 }
 
 // The last panel may reach beyond the outputs.
@@ -292,7 +280,7 @@ static __attribute__((noinline)) void finish_last(const float *sums, const T *bi
     T part[3][LANES] = {};
     if (bias) memcpy(part[0], bias, width * sizeof(T));
     if (residual) memcpy(part[1], residual, width * sizeof(T));
-    finish_lanes(*(const lanes *)sums, bias ? part[0] : NULL, residual ? part[1] : NULL, part[2]);
+    finish_lanes(sums, bias ? part[0] : NULL, residual ? part[1] : NULL, part[2]);
     memcpy(out, part[2], width * sizeof(T));
 }
 
@@ -305,7 +293,7 @@ static __attribute__((noinline)) void finish(const float *sums, long row, long r
             const T *bias = target->bias ? target->bias + from : NULL;
             const T *residual = target->residual ? target->residual + place : NULL;
             const float *sum = sums + r * WIDTH + p * LANES;
-            if (width >= LANES) finish_lanes(*(const lanes *)sum, bias, residual, target->out + place);
+            if (width >= LANES) finish_lanes(sum, bias, residual, target->out + place);
             else finish_last(sum, bias, residual, target->out + place, width);
         }
 }

@@ -163,7 +163,7 @@ static inline __attribute__((always_inline)) void expand_tile(const int tokens, 
         for (int p = 0; p < panels; p++) {
             T *to = out[t] + from + p * LANES;
             long left = width - p * LANES;
-            if (left >= LANES) finish_lanes(lanes_of(sum[t][p]), NULL, to, to);
+            if (left >= LANES) finish_lanes((const float *)&sum[t][p], NULL, to, to);
             else finish_last((const float *)&sum[t][p], NULL, to, to, left);
         }
 }

@@ -46,27 +46,36 @@ typedef struct { float value; long at; } Found;
 
 // The largest of x, of equal ones the first; the first that is no number, if there is one. Of none at all: -infinity at 0.
 static Found largest_of(const float *x, long count) {
-    lanes most = {};
-    ints unordered = {};
-    long j = 0;
-    most -= INFINITY;
-    for (; j + LANES <= count; j += LANES) {
-        lanes values = *(const lanes *)(x + j);
-        unordered |= values != values;
-        most = larger(most, values);
-    }
+    enum { BLOCK_OF_LOGITS = 512 };  // the place of the largest is looked for in its block alone
     Found found = {-INFINITY, 0};
-    int odd = 0;
-    for (long l = 0; l < LANES; l++) {
-        odd |= unordered[l];
-        found.value = most[l] > found.value ? most[l] : found.value;
+    for (long from = 0; from < count; from += BLOCK_OF_LOGITS) {
+        long end = from + BLOCK_OF_LOGITS < count ? from + BLOCK_OF_LOGITS : count, j = from;
+        part most[PARTS];
+        int_part unordered = {};
+        for (int q = 0; q < PARTS; q++) most[q] = -INFINITY - (part){};
+        for (; j + LANES <= end; j += LANES)
+            for (int q = 0; q < PARTS; q++) {
+                part values = *(const part *)(x + j + q * WIDE);
+                unordered |= values != values;
+                most[q] = larger_part(most[q], values);
+            }
+        for (int q = 1; q < PARTS; q++) most[0] = larger_part(most[0], most[q]);
+        float top = -INFINITY;
+        int odd = 0;
+        for (int l = 0; l < WIDE; l++) {
+            odd |= unordered[l];
+            top = most[0][l] > top ? most[0][l] : top;
+        }
+        for (; j < end; j++) {
+            odd |= x[j] != x[j];
+            top = x[j] > top ? x[j] : top;
+        }
+        for (long k = from; odd && k < end; k++)
+            if (x[k] != x[k]) return (Found){x[k], k};
+        if (top > found.value) found = (Found){top, from};
     }
-    for (; j < count; j++) {
-        odd |= x[j] != x[j];
-        found.value = x[j] > found.value ? x[j] : found.value;
-    }
-    for (long k = 0; k < count; k++)
-        if (odd ? x[k] != x[k] : x[k] == found.value) return (Found){x[k], k};
+    for (long k = found.at; k < count; k++)
+        if (x[k] == found.value) return (Found){x[k], k};
     return found;
 }
 

@@ -17,12 +17,19 @@ def tables(measured: dict) -> list:
     found = [goals] if goals.row_count else []
     for at_once, servers in f.get("peers", {}).items():
         table = Table(
-            "server", "tokens/s", "± half range", "TTFT p50, ms", "minillm over it", title=f"{at_once} at once"
+            "server",
+            "tokens/s",
+            "± half range",
+            "TTFT p50, ms",
+            "minillm over it",
+            "95% interval",
+            title=f"{at_once} at once",
         )
         for name, one in servers.items():
             cells = [f"{one['tokens_per_second']:,.1f}", f"{one['spread'] / 2:.0%}"]
             ratio = "" if name == "minillm" else f"{one['minillm_over_it']:.2f}×"
-            table.add_row(name, *cells, f"{1e3 * one['ttft_p50_seconds']:.1f}", ratio)
+            bounds = "" if name == "minillm" else _bounds(one.get("minillm_over_it_interval"), ".2f", "×")
+            table.add_row(name, *cells, f"{1e3 * one['ttft_p50_seconds']:.1f}", ratio, bounds)
         found.append(table)
     return found
 
@@ -58,6 +65,11 @@ def _rows(f: dict, w: dict):
 
 
 def _interval(bounds: Sequence[float] | None, form: str, unit: str = ""):
-    """A row for the bounds; results that were measured once, before 2026-11-28, have none."""
+    """A row for the bounds, where there are any."""
     if bounds:
-        yield "95% interval of it", " to ".join(f"{bound:{form}}" for bound in bounds) + unit, "–"
+        yield "95% interval of it", _bounds(bounds, form, unit), "–"
+
+
+def _bounds(bounds: Sequence[float] | None, form: str, unit: str = "") -> str:
+    """Results that were measured before 2026-11-28 have none."""
+    return " to ".join(f"{bound:{form}}" for bound in bounds) + unit if bounds else "–"
