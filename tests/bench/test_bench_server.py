@@ -200,6 +200,11 @@ def test_peers_are_measured_one_at_a_time(checkpoint, monkeypatch):
     measured = run.run(workload, Programs(sys.executable, only=("transformers",)), shapes={"tiny": TINY})
     assert [sorted(measured["figures"]["peers"]), len(pids)] == [["1", "2"], 2]
     assert states and all(state.count("T") == 1 for state in states), states
+    for at_once, servers in measured["figures"]["peers"].items():
+        own, its = (measured["samples_seconds"][f"{at_once}/{name}"] for name in ("minillm", "transformers"))
+        low, high = servers["transformers"]["minillm_over_it_interval"]
+        assert low <= servers["transformers"]["minillm_over_it"] <= high
+        assert min(its) / max(own) <= low and high <= max(its) / min(own)
 
 
 def test_answers_of_another_length_are_not_timed(checkpoint, monkeypatch):
