@@ -14,7 +14,7 @@ import pytest
 from minillm.bench.load.arrivals import arrival_times
 from minillm.bench.load.events import events, read_answer
 from minillm.bench.load.intervals import Histogram, interval_of_groups, interval_of_percentile, interval_over_rounds
-from minillm.bench.load.lengths import PROFILES, Lengths, Profile, profile_of, trace_of
+from minillm.bench.load.lengths import PROFILES, Lengths, Profile, num_shared_tokens, profile_of, trace_of
 from minillm.bench.load.outcome import Outcome
 from minillm.bench.load.plan import Prompts, text_of
 from minillm.bench.load.search import drift, find_rate, pareto_front
@@ -271,6 +271,19 @@ def test_what_spoils_figures_is_told():
     assert "300.0 ms late" in told and "500.0 ms after their time" in told and "1 × HTTP 503" in told
     assert warnings_of(summarize([outcome()]), NO_LAG, [2], [outcome()]) == []
     assert "another length" in warnings_of(summarize([outcome()]), NO_LAG, [9], [outcome()])[0]
+
+
+def test_prompts_of_an_earlier_run_in_the_prefix_cache_are_told():
+    """A second run with its seed finds them there; a prefix that the profile shares is meant to be there."""
+    found = [outcome(num_prompt_tokens=100, num_cached_tokens=96) for _ in range(10)]
+    [told] = warnings_of(summarize(found), NO_LAG, [2] * 10, found)
+    assert told.startswith("960 of 1,000 prompt tokens were in the server's prefix cache") and "--seed" in told
+    shared = Profile(Lengths.parse("4"), Lengths.parse("2"), prefix_length=96)
+    trace = trace_of(shared, [0.0] * 10)
+    assert num_shared_tokens(trace) == 9 * 96 and num_shared_tokens(trace_of(PROFILES["fixed"], [0.0] * 10)) == 0
+    assert warnings_of(summarize(found), NO_LAG, [2] * 10, found, num_shared_tokens(trace)) == []
+    template = [outcome(num_prompt_tokens=100, num_cached_tokens=48) for _ in range(10)]
+    assert warnings_of(summarize(template), NO_LAG, [2] * 10, template) == []
 
 
 # Percentiles and their error

@@ -119,3 +119,15 @@ def trace_of(
         next_id += own_blocks
         trace.append(TraceRequest(timestamp, shared + own, output_length, hash_ids))
     return trace
+
+
+def num_shared_tokens(trace: Sequence[TraceRequest]) -> int:
+    """How many tokens of the prompts stand in a block that another prompt of the trace has before them."""
+    seen: set[int] = set()
+    count = 0
+    for request in trace:
+        for block, hash_id in enumerate(request.hash_ids):
+            if hash_id in seen:
+                count += min(TRACE_BLOCK, request.input_length - block * TRACE_BLOCK)
+            seen.add(hash_id)
+    return count

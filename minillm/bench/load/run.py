@@ -16,7 +16,7 @@ from ...engine.workload import TraceRequest
 from ...sampling.noise import derive_seed
 from .arrivals import arrival_times
 from .client import Job, Report
-from .lengths import PROFILES, Profile, trace_of
+from .lengths import PROFILES, Profile, num_shared_tokens, trace_of
 from .outcome import Outcome
 from .plan import Prompts
 from .search import Found, drift, find_rate
@@ -166,7 +166,8 @@ class Generator:
         complete = sorted((one for one in report.outcomes if one.is_complete), key=lambda one: one.intended)
         figures["ttft_drift"] = drift([one.ttft for one in complete])
         planned = [one.output_length for one in trace]
-        return Run(point, report, figures, warnings_of(figures, report.lag, planned, report.outcomes))
+        shared = num_shared_tokens(trace)
+        return Run(point, report, figures, warnings_of(figures, report.lag, planned, report.outcomes, shared))
 
 
 def drive(job: Job, on_done: Callable[[int], object] = lambda count: None) -> Report:

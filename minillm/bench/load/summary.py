@@ -15,6 +15,7 @@ from .outcome import Outcome
 QUANTILES = (50, 90, 95, 99)
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 SPOILS = 0.1  # of a latency: a client that is later than this share of it spoils its figures
+FOUND = 0.5  # of the prompts' tokens: chat templates begin alike, so that some are found in any prefix cache
 
 
 def parse_targets(text: str) -> Targets:
@@ -106,8 +107,11 @@ def merge(runs: Iterable[Sequence[Outcome]]) -> list[Outcome]:
     return sorted((one for run in runs for one in run), key=lambda one: one.intended)
 
 
-def warnings_of(figures: dict, lag: dict, planned: Sequence[int], outcomes: Sequence[Outcome]) -> list[str]:
-    """What spoils the figures of a run. `lag` is the client's own, `planned` the output tokens asked for."""
+def warnings_of(
+    figures: dict, lag: dict, planned: Sequence[int], outcomes: Sequence[Outcome], num_shared_tokens: int = 0
+) -> list[str]:
+    """What spoils the figures of a run. `lag` is the client's own, `planned` the output tokens asked for;
+    `num_shared_tokens` of the prompts stand in an earlier prompt of the run, and are meant to be in a prefix cache."""
     found = []
     itl, ttft, lateness = (figures[f"{name}_seconds"] for name in ("itl", "ttft", "lateness"))
     shortest = min((one["p50"][0] for one in (itl, ttft) if one), default=float("inf"))
@@ -124,6 +128,12 @@ def warnings_of(figures: dict, lag: dict, planned: Sequence[int], outcomes: Sequ
     if failures := figures["failures"]:
         told = ", ".join(f"{count} × {what}" for what, count in failures.items())
         found.append(f"{sum(failures.values())} of {figures['num_requests']} requests failed: {told}")
+    known = figures["num_cached_tokens"] - num_shared_tokens
+    if known > FOUND * figures["num_prompt_tokens"]:
+        found.append(
+            f"{known:,} of {figures['num_prompt_tokens']:,} prompt tokens were in the server's prefix cache before the "
+            "run, so that their prefill took no time: give another --seed, or start the server again"
+        )
     short = sum(one.is_complete and one.num_output_tokens != asked for one, asked in zip(outcomes, planned))
     if short:
         found.append(f"{short} answers have another length than was asked for; the server may not know ignore_eos")
