@@ -166,38 +166,44 @@ static long by_chunks(const Pass *pass, const Pages *pages, const Sequences *seq
         T *change = made + chunk * widest;
         Groups groups;
         failed |= !normed;
+        {
+            SPAN(PRODUCTS);
 #pragma omp for schedule(monotonic : dynamic)
-        for (long from = 0; from < tokens; from += chunk) {
-            if (failed) continue;
-            long count = tokens - from < chunk ? tokens - from : chunk;
-            T *keys = made + count * qkv_size;
-            for (long i = 0; i < count; i++)
-                norm_row(pass->x + (from + i) * w->hidden, w->input_norm, normed + i * w->hidden, w->hidden, w->eps);
-            failed |= multiply_chunk(&w->qkv, normed, w->qkv_bias, NULL, made, count) || group_of(seqs, from, count, &groups) ||
-                      add_adapters(&adapters->qkv, &groups, normed, w->hidden, made, qkv_size, 1);
-            for (long i = 0; i < count; i++) {
-                long token = from + i, angle = token * w->dim;
-                T *qkv = made + i * qkv_size;
-                qkv_of_token(w, qkv, pass->cosines + angle, pass->sines + angle, pass->q + token * q_size, keys + i * kv_size);
-                store_token(pages, seqs->slots[token], keys + i * kv_size, qkv + q_size + kv_size);
+            for (long from = 0; from < tokens; from += chunk) {
+                if (failed) continue;
+                long count = tokens - from < chunk ? tokens - from : chunk;
+                T *keys = made + count * qkv_size;
+                for (long i = 0; i < count; i++)
+                    norm_row(pass->x + (from + i) * w->hidden, w->input_norm, normed + i * w->hidden, w->hidden, w->eps);
+                failed |= multiply_chunk(&w->qkv, normed, w->qkv_bias, NULL, made, count) || group_of(seqs, from, count, &groups) ||
+                          add_adapters(&adapters->qkv, &groups, normed, w->hidden, made, qkv_size, 1);
+                for (long i = 0; i < count; i++) {
+                    long token = from + i, angle = token * w->dim;
+                    T *qkv = made + i * qkv_size;
+                    qkv_of_token(w, qkv, pass->cosines + angle, pass->sines + angle, pass->q + token * q_size, keys + i * kv_size);
+                    store_token(pages, seqs->slots[token], keys + i * kv_size, qkv + q_size + kv_size);
+                }
             }
         }
         failed |= attend_all(pages, seqs, pass->q, q_size, turn, pass->attended, tokens, w->heads, 1.0f / sqrtf(w->dim));
+        {
+            SPAN(PRODUCTS);
 #pragma omp for schedule(monotonic : dynamic)
-        for (long from = 0; from < tokens; from += chunk) {
-            if (failed) continue;
-            long count = tokens - from < chunk ? tokens - from : chunk;
-            T *x = pass->x + from * w->hidden;
-            failed |= group_of(seqs, from, count, &groups) ||
-                      add_multiplied(&w->o, w->o_bias, &adapters->o, &groups, pass->attended + from * q_size, x, change, count, 1);
-            T *to = w->mixture ? pass->normed + from * w->hidden : normed;
-            for (long i = 0; i < count; i++) norm_row(x + i * w->hidden, w->post_norm, to + i * w->hidden, w->hidden, w->eps);
-            if (w->mixture) continue;  // experts take the rows of all chunks at once
-            failed |= multiply_chunk(&w->gate_up, normed, w->gate_up_bias, NULL, made, count) ||
-                      add_adapters(&adapters->gate_up, &groups, normed, w->hidden, made, 2 * w->intermediate, 1);
-            for (long i = 0; i < count; i++)
-                silu_mul_row(made + 2 * i * w->intermediate, normed + i * w->intermediate, w->intermediate);
-            failed |= add_multiplied(&w->down, w->down_bias, &adapters->down, &groups, normed, x, change, count, 1);
+            for (long from = 0; from < tokens; from += chunk) {
+                if (failed) continue;
+                long count = tokens - from < chunk ? tokens - from : chunk;
+                T *x = pass->x + from * w->hidden;
+                failed |= group_of(seqs, from, count, &groups) ||
+                          add_multiplied(&w->o, w->o_bias, &adapters->o, &groups, pass->attended + from * q_size, x, change, count, 1);
+                T *to = w->mixture ? pass->normed + from * w->hidden : normed;
+                for (long i = 0; i < count; i++) norm_row(x + i * w->hidden, w->post_norm, to + i * w->hidden, w->hidden, w->eps);
+                if (w->mixture) continue;  // experts take the rows of all chunks at once
+                failed |= multiply_chunk(&w->gate_up, normed, w->gate_up_bias, NULL, made, count) ||
+                          add_adapters(&adapters->gate_up, &groups, normed, w->hidden, made, 2 * w->intermediate, 1);
+                for (long i = 0; i < count; i++)
+                    silu_mul_row(made + 2 * i * w->intermediate, normed + i * w->intermediate, w->intermediate);
+                failed |= add_multiplied(&w->down, w->down_bias, &adapters->down, &groups, normed, x, change, count, 1);
+            }
         }
     }
     return failed || (w->mixture && add_mixture(w->mixture, pass->normed, pass->x, tokens));

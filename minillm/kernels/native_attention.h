@@ -281,6 +281,7 @@ static int attend_rows(const Attention *a, const TileMemory *m, long seq, long k
 // ran out.
 static long attend_all(const Pages *p, const Sequences *seqs, const T *q, long q_stride, const float *turn, T *out, long num_tokens,
                        long heads, float scale) {
+    SPAN(ATTENTION);
     const Attention attention = {p, seqs, q, turn, out, q_stride, num_tokens, heads, scale};
     const int64_t *starts = seqs->starts;
     const long size = p->size, group = heads / p->kv_heads, num_seqs = seqs->num_seqs;

@@ -63,6 +63,22 @@ static inline void note_wait(long worked, long waited) {
     team.last_wait = time;
 }
 
+// Compiled with -DTIMED (minillm/bench/compare/phases.py) the first thread of a team adds up what its phases take, with the waits at
+// their end. SPAN: the rest of the block is that phase; all that many tokens pass through in chunks counts as products.
+#ifdef TIMED
+enum { PRODUCTS, ATTENTION, CHOICE, PHASES };
+static long spent[PHASES];  // nanoseconds
+typedef struct { int phase; long begun; } Span;
+static inline void end_span(Span *span) { if (span->begun) spent[span->phase] += now() - span->begun; }
+#define SPAN(phase) Span span_ __attribute__((cleanup(end_span))) = {phase, omp_get_thread_num() == 0 ? now() : 0}
+void take_spent(long *to) {
+    memcpy(to, spent, sizeof spent);
+    memset(spent, 0, sizeof spent);
+}
+#else
+#define SPAN(phase)
+#endif
+
 #define PARALLEL_FROM 32768  // elements; waking a thread takes as long as handling some ten thousand
 
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));

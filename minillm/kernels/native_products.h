@@ -80,6 +80,7 @@ static inline Panels next_panels(const Matrix *m, long rows, long first, long en
 // out [rows, out] = x [rows, in] times any matrix, plus bias and plus residual [rows, out] if there are. Returns 1 if memory
 // ran out.
 int multiply(const Matrix *m, const T *x, const T *bias, const T *residual, T *out, long rows) {
+    SPAN(PRODUCTS);
     Target target = {bias, residual, out, m->out};
     Rows taken;
     if (take_rows(m, x, rows, &taken)) return 1;

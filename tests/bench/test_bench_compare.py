@@ -10,12 +10,13 @@ import torch
 from typer.testing import CliRunner
 
 from minillm.bench import decode, measure, throughput
-from minillm.bench.compare import ceilings, report, run
+from minillm.bench.compare import ceilings, phases, report, run
 from minillm.bench.compare.checks import Oracle, OutputsDisagree, check, equal_share
 from minillm.bench.compare.engines import Minillm
 from minillm.bench.compare.request import Answer, Request
 from minillm.bench.compare.workloads import Workload, random_prompts
 from minillm.cli import app
+from minillm.kernels import native
 from tests.helpers.fake_vllm import AGREES, COUNTS, with_vllm
 
 TOY = decode.Shape(vocab_size=512, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4, num_kv_heads=2)
@@ -85,9 +86,40 @@ def test_engines_are_timed_in_turns_and_every_figure_is_there(tmp_path, monkeypa
         for engine, f in case["engines"].items():
             assert f["share_of_limit"] == pytest.approx(f["tokens_per_second"] / f["limit_tokens_per_second"])
             assert len(measured["samples_seconds"][f"{name}/{engine}"]) == 5
-    assert len(report.tables(measured)) == 4
+    assert len(report.tables(measured)) == (4 if native.library() is None else 5)
     path = measure.save(measured, tmp_path / "results")
     assert report.plot(path) == path.with_suffix(".png")
+
+
+@pytest.mark.skipif(native.library() is None, reason="no C compiler with OpenMP here: the twins serve")
+def test_the_phases_of_a_case_add_up_and_are_those_of_the_kernels_that_were_called(toy):
+    config, limits = run.load_config(toy), measure.Ceilings(1e9, 2e9, {"float32": 1e12})
+    engine = Minillm(toy, "float32", 2, 64)
+    untimed = native.library()
+    for case in replace(SMALL, batches=(2,), prompts=(200,), only=("decode", "prompt")).cases(512):
+        told = phases.phases_of(engine, case, torch.float32, config, limits, None)
+        seconds = told["seconds"]
+        assert list(seconds) == [*phases.PHASES, phases.REST] and min(seconds.values()) > 0, case.name
+        flops = phases.operations(case.request, config)
+        assert told["product_flops_per_second"] == pytest.approx(flops / seconds["matrix products"])
+        assert told["product_share_of_flops"] == pytest.approx(told["product_flops_per_second"] / 1e12)
+        assert ("weight_bytes_per_second" in told) == (case.group == "decode")
+    assert native.library()._name == untimed._name and not hasattr(native.library(), "take_spent")
+    with phases.kernels_that_keep_time(torch.float32) as taken:
+        x = torch.randn(64, 64)
+        native.linear(x, native.pack(torch.randn(64, 64)), None, 64)
+        only = taken()
+        assert only["matrix products"] > 0 and only["attention"] == only["choice of tokens"] == 0
+        assert sum(taken().values()) == 0
+
+
+def test_the_operations_of_a_request():
+    """Two a weight: all of them for each token that is read, the output matrix once for each that is generated."""
+    config = decode.model_config(TOY)
+    head = 512 * 32
+    body = config.num_parameters() - head * (1 if config.tie_word_embeddings else 2)
+    request = Request([[1, 2, 3], [4]], [5, 1])  # reads 3 + 4 tokens and 1
+    assert phases.operations(request, config) == 2 * (8 * body + 6 * head)
 
 
 def test_llama_cpp_decodes_batches_and_low_bits(toy, tmp_path):

@@ -45,7 +45,28 @@ def tables(measured: dict) -> list:
     left = Table("left out", "why")
     for name, why in found["left_out"].items():
         left.add_row(name, why)
-    return [limit, speed, checks, *([left] if found["left_out"] else [])]
+    phases = _phases(found["cases"])
+    shown = (limit, speed, phases, checks, left)
+    return [table for table in shown if table.row_count]
+
+
+def _phases(cases: dict[str, dict]):
+    """Where minillm's time goes; results from before 2026-11-28 do not say."""
+    from rich.table import Table
+
+    from .phases import PHASES, REST
+
+    table = Table("of minillm's time", *PHASES, REST, "products, GFLOP/s", "of limit", "weights, GB/s", "of limit")
+    for name, case in cases.items():
+        if not (phases := case.get("phases")):
+            continue
+        total = sum(phases["seconds"].values())
+        row = [f"{seconds / total:.0%}" for seconds in phases["seconds"].values()]
+        row += [f"{phases['product_flops_per_second'] / 1e9:,.0f}", f"{phases['product_share_of_flops']:.0%}"]
+        if "weight_bytes_per_second" in phases:
+            row += [f"{phases['weight_bytes_per_second'] / 1e9:.1f}", f"{phases['weight_share_of_bandwidth']:.0%}"]
+        table.add_row(name, *row)
+    return table
 
 
 def plot(path: Path) -> Path:

@@ -25,6 +25,7 @@ from .checks import OUTPUT_TOKENS, PROMPT_LENGTHS, TOLERANCE, Oracle, check, che
 from .child import SCRIPT, ChildPeer, check_interpreter
 from .engines import Minillm, Transformers
 from .llama_batch import LlamaCppBatch
+from .phases import phases_of
 from .request import Answer, Peer, Request
 from .workloads import DEFAULT, PEERS, QUANTIZATIONS, Case, Workload, random_prompts
 
@@ -208,6 +209,9 @@ class Comparison:
             "counted": case.counted,
             **figures_of(times, limits),
             "ceilings": asdict(nearby),
+            "phases": phases_of(
+                peers["minillm"], case, getattr(torch, dtype), self.config, nearby, weight_bytes.get("minillm")
+            ),
         }
 
     def measure_ceilings(self) -> Ceilings:
