@@ -205,7 +205,7 @@ static inline lanes fused(lanes x, lanes y, lanes z) {
 static inline part exp_part(part x) {
     const part low = -87.0f - (part){};
     int_part kept = ~(x < low);  // NaN stays NaN
-    x = either_part(kept, x, low);  // of numbers far below, `r` would be noise
+    x = larger_part(low, x);  // of numbers far below, `r` would be noise
 #ifdef __AVX512F__
     __m512 n = _mm512_roundscale_ps((__m512)(x * 1.44269504f), 0);
     lanes r = x - (lanes)n * 0.693359375f + (lanes)n * 2.12194440e-4f;
