@@ -83,7 +83,7 @@ void take_spent(long *to) {
 
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));
 
-#ifdef __AVX2__
+#ifdef __AVX__
 #include <immintrin.h>
 #endif
 

@@ -36,6 +36,7 @@ BUILDS = {  # what the compiler leaves out, T, and what pages hold
     "AVX-512 without bfloat16 and VNNI": (("-mno-avx512bf16", "-mno-avx512vnni"), torch.bfloat16, None),
     "AVX2": (("-mno-avx512f",), torch.float32, torch.float8_e4m3fn),
     "AVX2, bfloat16": (("-mno-avx512f",), torch.bfloat16, None),
+    "AVX alone": (("-march=sandybridge",), torch.float32, None),
     "no AVX": (("-march=x86-64",), torch.float32, torch.uint8),
 }
 CUTS = ([1, 2, 3, 6, 8, 50], [69, 1], [9, 33, 28])  # of 70 tokens
