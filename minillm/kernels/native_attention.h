@@ -31,10 +31,10 @@ static inline ints first_lanes(long count) {  // -1 in the first `count` lanes, 
     return place < (int)count;
 }
 
-// -1 where the first of WIDE numbers is at most `left` before the end, 0 behind.
-static inline int_part first_of_part(long left) {
+// -1 in the first `count` numbers of a part, 0 behind.
+static inline int_part first_of_part(long count) {
     static const int32_t place[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return *(const int_part *)place < (int)left;
+    return *(const int_part *)place < (int)count;
 }
 
 static inline float most_of(const float *s, long count, float most) {

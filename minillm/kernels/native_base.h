@@ -64,9 +64,9 @@ static inline void note_wait(long worked, long waited) {
 }
 
 // Compiled with -DTIMED (minillm/bench/compare/phases.py) the first thread of a team adds up what its phases take, with the waits at
-// their end. SPAN: the rest of the block is that phase; all that many tokens pass through in chunks counts as products.
+// their end. SPAN: the rest of the block is that phase. What lies between the products of a chunk of tokens counts as products.
 #ifdef TIMED
-enum { PRODUCTS, ATTENTION, CHOICE, PHASES };
+enum { PRODUCTS, ATTENTION, SAMPLING, PHASES };
 static long spent[PHASES];  // nanoseconds
 typedef struct { int phase; long begun; } Span;
 static inline void end_span(Span *span) { if (span->begun) spent[span->phase] += now() - span->begun; }

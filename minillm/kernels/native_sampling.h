@@ -114,7 +114,7 @@ static Found drawn_of(const float *x, float temperature, uint64_t key, long from
 // none), or have the argmax: those that are greedy, and all where there are no seeds.
 void draw(const float *logits, long stride, const float *temperatures, const int64_t *seeds, const int64_t *positions,
           const uint8_t *is_greedy, int64_t *out, long rows, long count) {
-    SPAN(CHOICE);
+    SPAN(SAMPLING);
     long threads = team_size(), pieces = rows && rows < threads ? (threads + rows - 1) / rows : 1;
     long length = (count + pieces - 1) / pieces;
     Found found[pieces > 1 ? rows * pieces : 1];

@@ -13,6 +13,7 @@ from statistics import median
 import pytest
 from typer.testing import CliRunner
 
+from minillm.bench import measure
 from minillm.bench.commands import bench
 from minillm.bench.decode import Shape
 from minillm.bench.llama_cpp import write_gguf
@@ -201,10 +202,18 @@ def test_peers_are_measured_one_at_a_time(checkpoint, monkeypatch):
     assert [sorted(measured["figures"]["peers"]), len(pids)] == [["1", "2"], 2]
     assert states and all(state.count("T") == 1 for state in states), states
     for at_once, servers in measured["figures"]["peers"].items():
-        own, its = (measured["samples_seconds"][f"{at_once}/{name}"] for name in ("minillm", "transformers"))
-        low, high = servers["transformers"]["minillm_over_it_interval"]
-        assert low <= servers["transformers"]["minillm_over_it"] <= high
-        assert min(its) / max(own) <= low and high <= max(its) / min(own)
+        samples = (measured["samples_seconds"][f"{at_once}/{name}"] for name in ("minillm", "transformers"))
+        own, its = (measure.Samples(tuple(one)) for one in samples)
+        assert servers["transformers"] | run._over(own, its) == servers["transformers"]
+
+
+def test_the_throughput_over_a_peer_is_the_ratio_of_medians_and_its_interval_keeps_turns_together():
+    """Both servers are slower in the same turns; drawn apart, the bounds would lie further out."""
+    own, its = (measure.Samples(tuple(factor * pace for pace in (1.0, 4.0, 2.0, 3.0, 5.0))) for factor in (1, 2))
+    assert run._over(own, its) == {"minillm_over_it": 2.0, "minillm_over_it_interval": (2.0, 2.0)}
+    its = measure.Samples((3.0, 3.0, 4.0, 5.0, 3.0))
+    told = run._over(measure.Samples((1.0,) * 5), its)
+    assert told == {"minillm_over_it": 3.0, "minillm_over_it_interval": (3.0, 5.0)}
 
 
 def test_answers_of_another_length_are_not_timed(checkpoint, monkeypatch):

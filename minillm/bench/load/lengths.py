@@ -122,7 +122,7 @@ def trace_of(
 
 
 def num_shared_tokens(trace: Sequence[TraceRequest]) -> int:
-    """How many tokens of the prompts stand in a block that another prompt of the trace has before them."""
+    """How many tokens of the prompts stand in a block that an earlier prompt of the trace has, too."""
     seen: set[int] = set()
     count = 0
     for request in trace:

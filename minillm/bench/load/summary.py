@@ -15,7 +15,7 @@ from .outcome import Outcome
 QUANTILES = (50, 90, 95, 99)
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 SPOILS = 0.1  # of a latency: a client that is later than this share of it spoils its figures
-FOUND = 0.5  # of the prompts' tokens: chat templates begin alike, so that some are found in any prefix cache
+KNOWN = 0.5  # of the prompts' tokens: chat templates begin alike, so that some are found in any prefix cache
 
 
 def parse_targets(text: str) -> Targets:
@@ -129,7 +129,7 @@ def warnings_of(
         told = ", ".join(f"{count} × {what}" for what, count in failures.items())
         found.append(f"{sum(failures.values())} of {figures['num_requests']} requests failed: {told}")
     known = figures["num_cached_tokens"] - num_shared_tokens
-    if known > FOUND * figures["num_prompt_tokens"]:
+    if known > KNOWN * figures["num_prompt_tokens"]:
         found.append(
             f"{known:,} of {figures['num_prompt_tokens']:,} prompt tokens were in the server's prefix cache before the "
             "run, so that their prefill took no time: give another --seed, or start the server again"
