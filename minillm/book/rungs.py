@@ -18,7 +18,7 @@ from minillm.engine.config import EngineConfig
 from minillm.engine.engine import Engine
 from minillm.engine.request import Request
 from minillm.kernels import native
-from minillm.model import decoder, decoder_layer, layers
+from minillm.model import decoder, decoder_layer, joined, layers
 from minillm.model.config import ModelConfig
 from minillm.trace import Trace
 
@@ -26,6 +26,7 @@ SWITCHES = {  # what is put in the place of what, to do without
     "C kernels": (native, "library", lambda dtype=torch.float32: None),
     "packed weights": (layers, "can_pack", lambda weight: False),
     "whole layers": (decoder_layer, "WHOLE_LAYERS", False),
+    "joined layers": (joined, "JOINED_LAYERS", False),
 }
 
 

@@ -16,6 +16,7 @@ from minillm.engine.following import fill_masks, note_failed
 from minillm.engine.graphs import DecodeGraphs
 from minillm.engine.input_batch import InputBatch
 from minillm.engine.launched import LaunchedStep
+from minillm.engine.logits_room import LogitsRoom
 from minillm.engine.lora_cache import AdapterCache
 from minillm.engine.pieces import PieceGraphs
 from minillm.engine.prompt_scores import ScoredPrompt, prompts_to_score, score_prompts
@@ -60,11 +61,10 @@ class ModelRunner:
     ):
         self.model, self.cache, self.attention = model, cache, attention
         self.kernels = getattr(attention, "kernels", None)  # the native ones, on a CPU
-        self.sampler = sampler or Sampler()
+        self.sampler, self.room = sampler or Sampler(), LogitsRoom(model)
         self.trace = trace or Trace(enabled=False)
         self.graphs, self.pieces, self.vocab_size = graphs, pieces, model.config.vocab_size
-        self.transfer = transfer
-        self.drafter, self.adapters = drafter, adapters
+        self.transfer, self.drafter, self.adapters = transfer, drafter, adapters
         self.compile_grammar: Compile | None = None
         self.observe: Callable[[StepInputs], object] = lambda step: None  # called behind a forward pass
         self.requests = InputBatch(cache.block_size, model.device)
@@ -128,7 +128,8 @@ class ModelRunner:
         with self.trace.span("forward"):
             if not recorded:
                 in_pieces = plain and self.pieces is not None and self.pieces.serves(batch)
-                logits = self.pieces.forward(batch) if in_pieces else self.model.forward(batch, self.attention)
+                room = self.room.of(len(batch.logits_indices))
+                logits = self.pieces.forward(batch) if in_pieces else self.model.forward(batch, self.attention, room)
                 return logits, step, scored
             logits = self.graphs.run(batch)
         wanted = step.logits_wanted()  # all there are, but for padding and what a draft model catches up on

@@ -10,8 +10,10 @@
 #include "native_products.h"
 #include "native_kv_codes.h"
 #include "native_pages.h"
+#include "native_in_place.h"
 #include "native_few.h"
 #include "native_attention.h"
+#include "native_tiles.h"
 #include "native_latents.h"
 #include "native_lora.h"
 #include "native_sampling.h"
@@ -158,7 +160,7 @@ static long by_chunks(const Pass *pass, const Pages *pages, const Sequences *seq
     long q_size = w->heads * w->dim, kv_size = w->kv_heads * w->dim, qkv_size = q_size + 2 * kv_size;
     long wide = w->hidden > w->intermediate ? w->hidden : w->intermediate, widest = qkv_size + kv_size;
     if (2 * w->intermediate > widest) widest = 2 * w->intermediate;
-    long failed = 0;
+    long failed = 0, taken = 0;
     const LayerAdapters *adapters = w->adapters ? w->adapters : &no_adapters;
 #pragma omp parallel reduction(| : failed) num_threads(omp_get_max_threads())
     {
@@ -185,7 +187,8 @@ static long by_chunks(const Pass *pass, const Pages *pages, const Sequences *seq
                 }
             }
         }
-        failed |= attend_all(pages, seqs, pass->q, q_size, turn, pass->attended, tokens, w->heads, 1.0f / sqrtf(w->dim));
+        failed |= attend_all(pages, seqs, pass->q, q_size, turn, pass->attended, tokens, w->heads, 1.0f / sqrtf(w->dim), &taken);
+#pragma omp barrier
         {
             SPAN(PRODUCTS);
 #pragma omp for schedule(monotonic : dynamic)
@@ -214,7 +217,7 @@ static long by_products(const Pass *pass, const Pages *pages, const Sequences *s
     const Layer *w = pass->w;
     T *x = pass->x;
     long q_size = w->heads * w->dim, kv_size = w->kv_heads * w->dim, qkv_size = q_size + 2 * kv_size;
-    long wide = w->hidden > w->intermediate ? w->hidden : w->intermediate, failed = 0;
+    long wide = w->hidden > w->intermediate ? w->hidden : w->intermediate, failed = 0, taken = 0;
     long row = wide + qkv_size + kv_size + 2 * w->intermediate + w->hidden;
     T *normed = reserve(&for_chunk, tokens * row * sizeof(T));
     Groups groups;
@@ -234,7 +237,7 @@ static long by_products(const Pass *pass, const Pages *pages, const Sequences *s
             qkv_of_token(w, mine, pass->cosines + i * w->dim, pass->sines + i * w->dim, pass->q + i * q_size, key);
             store_token(pages, seqs->slots[i], key, mine + q_size + kv_size);
         }
-        failed |= attend_all(pages, seqs, pass->q, q_size, turn, pass->attended, tokens, w->heads, 1.0f / sqrtf(w->dim));
+        failed |= attend_all(pages, seqs, pass->q, q_size, turn, pass->attended, tokens, w->heads, 1.0f / sqrtf(w->dim), &taken);
     }
     if (failed || add_multiplied(&w->o, w->o_bias, &adapters->o, &groups, pass->attended, x, change, tokens, 0)) return 1;
     rms_norm(x, w->post_norm, normed, tokens, w->hidden, 1, w->hidden, w->hidden, w->eps);
@@ -265,4 +268,13 @@ int decoder_layer(const Layer *w, T *x, const T *cosines, const T *sines, const 
     if (tokens < CHUNKS_FROM * threads) return by_products(&pass, pages, seqs, turn, tokens);
     long chunk = whole((tokens + parts - 1) / parts, TILE_ROWS);
     return by_chunks(&pass, pages, seqs, turn, tokens, chunk < CHUNK ? chunk : CHUNK);
+}
+
+// All layers of a model, one after the other: between two calls a Python program takes as long as for a small product, since the
+// weights have pushed it out of the caches.
+int decoder_layers(const Layer *const *layers, const Pages *const *pages, long count, T *x, const T *cosines, const T *sines,
+                   const Sequences *seqs, const float *turn, long tokens) {
+    for (long i = 0; i < count; i++)
+        if (decoder_layer(layers[i], x, cosines, sines, pages[i], seqs, turn, tokens)) return 1;
+    return 0;
 }

@@ -42,6 +42,7 @@ from minillm.kernels.native_structs import (
     Layer,
     Matrix,
     Pages,
+    Places,
     Sequences,
     padded_inputs,
 )
@@ -222,6 +223,11 @@ def paged_attention(
     return out
 
 
+def heads_side_by_side(x: Tensor) -> Tensor:
+    """x [num_tokens, heads, head_dim] as `paged_attention` reads it: any distance from token to token, none within."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
 def latent_attention(q: Tensor, k: Tensor, latents: Latents, sequences: Sequences, num_decodes: int) -> Tensor:
     """Write the latents k [num_tokens, 1, latent_dim] of all tokens into their slots, then attend for the first
     `num_decodes` tokens, each the last of its sequence: [num_tokens, num_heads, value_dim], of which the other rows are
@@ -251,8 +257,15 @@ def decoder_layer(
     turn: Tensor | None = None,
 ) -> None:
     """All of a decoder layer, in place on hidden [num_tokens, hidden_size]."""
-    failed = library(hidden.dtype, pages.dtype).decoder_layer(
-        layer, hidden.data_ptr(), cos.data_ptr(), sin.data_ptr(), pages, sequences,
+    decoder_layers(Places.of([layer]), hidden, cos, sin, Places.of([pages]), sequences, turn)
+
+
+def decoder_layers(
+    layers: Places, hidden: Tensor, cos: Tensor, sin: Tensor, pages: Places, sequences: Sequences, turn: Tensor | None
+) -> None:
+    """The same of several layers, one after the other, each with its pages."""
+    failed = library(hidden.dtype, pages.kept[0].dtype).decoder_layers(
+        layers.array, pages.array, layers.count, hidden.data_ptr(), cos.data_ptr(), sin.data_ptr(), sequences,
         None if turn is None else turn.data_ptr(), hidden.shape[0],
     )  # fmt: skip
     if failed:
@@ -299,4 +312,5 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
         loaded.latent_attention.argtypes = (*latents, p, p, n, p, n, n, n, f)
     loaded.chunks_from.restype = n
     loaded.decoder_layer.argtypes = (ctypes.POINTER(Layer), p, p, p, *where, p, n)
+    loaded.decoder_layers.argtypes = (p, p, n, p, p, p, where[1], p, n)
     return loaded

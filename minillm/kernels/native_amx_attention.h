@@ -101,7 +101,7 @@ static void take_scales(const Past *past, long key, long count, float *scales) {
 
 // Attention of up to UNIT_TILE queries; see `attend_tile`. No window and no sinks: uses_unit.
 static int attend_in_unit(int rows, const Past *past, const TileMemory *m, const long *to, const float *learned, float scale,
-                          T **out) {
+                          T **out, Coming *coming) {
     const Pages *p = past->pages;
     const long dim = p->dim, size = p->size, last = past->last;
     const int in_place = rows <= ROWS && size % LANES == 0;
@@ -112,12 +112,11 @@ static int attend_in_unit(int rows, const Past *past, const TileMemory *m, const
         if (learned[r] > -INFINITY) running.sum[r][0] = 1;  // a key without a value
     }
     if (in_place) widen(m->queries, rows * dim, m->widened);
-    if (in_place) PREFETCH_BLOCKS(key_block, past, 0, BLOCK < last ? BLOCK : last);
     for (long key = 0; key < last; key += BLOCK) {
-        const long count = last - key < BLOCK ? last - key : BLOCK, next = key + BLOCK;
+        const long count = last - key < BLOCK ? last - key : BLOCK;
         const C *values[BLOCK + 1];
         find_values(past, key, whole(count, TILE_INPUTS), values);
-        if (in_place) PREFETCH_BLOCKS(value_block, past, key, key + count);
+        read_ahead(coming, (2 * key + count) / size);
         if (SCALED) take_scales(past, key, count, scales);
 #define PANELS_FROM(from, count) ((count) - (from) < WIDTH ? ((count) - (from) + LANES - 1) / LANES : PANELS)
 #define VALUES_FROM(d) (dim - (d) == 4 * LANES ? 2 : PANELS_FROM(d, dim))  // one alone would wait for its own sums
@@ -126,7 +125,7 @@ static int attend_in_unit(int rows, const Past *past, const TileMemory *m, const
             for (long d = 0; d < dim; d += VALUES_FROM(d) * LANES)
                 take_values(values, whole(count, TILE_INPUTS), d, VALUES_FROM(d), dim, m->values + d * BLOCK);
         }
-        if (in_place && next < last) PREFETCH_BLOCKS(key_block, past, next, next + BLOCK < last ? next + BLOCK : last);
+        read_ahead(coming, (2 * key + 2 * count) / size);
         for (int first = 0, some; first < rows; first += some) {
             some = rows - first < TOGETHER ? rows - first : TOGETHER;
             long seen = to[first + some - 1] - key;

@@ -1,4 +1,4 @@
-// Attention over pages, in place: every query looks at its past. Built in chapter 14.
+// Attention over pages, in place: every query of a tile looks at its past. Built in chapter 14.
 //
 // Both products are those of native_linear.h. WIDTH keys at a time, taken from their pages, are the panels that a tile's queries
 // are multiplied with; then KEYS values at a time are the panels that the weights of the keys are multiplied with. Where the CPU
@@ -117,7 +117,7 @@ static size_t place_tile(TileMemory *memory, char *at, long dim, long keys, long
     PLACE(sums, rows * m.dim_panels);
     PLACE(vectors, unit ? BLOCK * dim : WIDTH * m.dim_pairs > KEYS * WIDTH ? WIDTH * m.dim_pairs : KEYS * WIDTH);
     PLACE(values, unit ? BLOCK * dim : 0);
-    PLACE(weights, unit ? TOGETHER * BLOCK : ROWS * KEYS);
+    PLACE(weights, unit ? TOGETHER * BLOCK : rows * m.stride);
     PLACE(widened, unit ? ROWS * (dim + BLOCK) : 0);
 #undef PLACE
     *memory = m;
@@ -143,35 +143,13 @@ static int store_means(int rows, const TileMemory *m, long dim, const float *inv
 
 #include "native_amx_attention.h"
 
-// Attention of up to TILE queries of one sequence that read the same KV head, in order of position. Row r sees the keys from[r]
-// to to[r] - 1, and the sinks; learned[r] is its sink logit. Returns whether all of `out` is finite.
-static int attend_tile(int rows, const Past *past, const TileMemory *m, const long *from, const long *to, const float *learned,
-                        int turns, float scale, T **out) {
+// Scores of all keys to weights.
+static void weigh_keys(int rows, const Past *past, const TileMemory *m, const long *from, const long *to, const float *learned, int turns,
+                       float scale, long end, float *inverse) {
     const Pages *p = past->pages;
-    const long dim = p->dim, start = past->start, last = past->last, end = start + whole(last - start, LANES);
-    const int in_place = rows <= ROWS && start == past->first && p->size % LANES == 0 && dim % LANES == 0;
-    PREFETCH_BLOCKS(key_block, past, past->first, start + WIDTH < last ? start + WIDTH : last);
-    for (long key = start; key < last; key += WIDTH) {
-        long panels = (last - key + LANES - 1) / LANES, next = key + WIDTH;
-        if (panels > PANELS) panels = PANELS;
-        if (next < last) PREFETCH_BLOCKS(key_block, past, next, next + WIDTH < last ? next + WIDTH : last);
-        if (in_place) {
-            const C *at[PANELS];
-            for (int n = 0; n < panels; n++) at[n] = key_block(past, (key + n * LANES) / p->size) + (key + n * LANES) % p->size;
-            score_few(rows, panels, at, p->size, m->queries, dim, m->scores + key - start, m->stride);
-            continue;
-        }
-        take_keys(past, key, panels, m->vectors);
-        for (int r = 0; r < rows; r += ROWS) {
-            while (r + ROWS < rows && to[r + ROWS - 1] <= key) r += ROWS;  // none of these sees them
-            multiply_rows(rows - r < ROWS ? rows - r : ROWS, panels, panels, PAIR * LANES, m->queries + r * m->dim_pairs, m->dim_pairs,
-                          m->vectors, m->dim_pairs, m->scores + r * m->stride + key - start, m->stride, 1, (Ahead){});
-        }
-    }
+    const long start = past->start;
     if (turns) score_sinks(rows, m->turned, past, m->scores, m->stride);
     if (SCALED) scale_keys(rows, past, p->key_scales, m->scores, m->stride);
-    PREFETCH_BLOCKS(value_block, past, past->first, start + KEYS < last ? start + KEYS : last);
-    float inverse[TILE];
     for (int r = 0; r < rows; r++) {
         long sinks = p->sinks < to[r] ? p->sinks : to[r], begin = from[r] > sinks ? from[r] : sinks;
         if (!p->sinks) sinks = start;
@@ -180,15 +158,37 @@ static int attend_tile(int rows, const Past *past, const TileMemory *m, const lo
                     &inverse[r]);
     }
     if (SCALED) scale_keys(rows, past, p->value_scales, m->scores, m->stride);
+}
+
+// Attention of up to TILE queries of one sequence that read the same KV head, in order of position. Row r sees the keys from[r]
+// to to[r] - 1, and the sinks; learned[r] is its sink logit. Returns whether all of `out` is finite.
+static int attend_tile(int rows, const Past *past, const TileMemory *m, const long *from, const long *to, const float *learned,
+                       int turns, float scale, T **out, Coming *coming) {
+    const Pages *p = past->pages;
+    const long dim = p->dim, start = past->start, last = past->last, end = start + whole(last - start, LANES);
+    for (long key = start; key < last; key += WIDTH) {
+        long panels = (last - key + LANES - 1) / LANES;
+        if (panels > PANELS) panels = PANELS;
+        read_ahead(coming, (key - start + WIDTH) / p->size);
+        take_keys(past, key, panels, m->vectors);
+        for (int r = 0; r < rows; r += ROWS) {
+            while (r + ROWS < rows && to[r + ROWS - 1] <= key) r += ROWS;  // none of these sees them
+            multiply_rows(rows - r < ROWS ? rows - r : ROWS, panels, panels, PAIR * LANES, m->queries + r * m->dim_pairs, m->dim_pairs,
+                          m->vectors, m->dim_pairs, m->scores + r * m->stride + key - start, m->stride, 1, (Ahead){});
+        }
+    }
+    float inverse[TILE];
+    weigh_keys(rows, past, m, from, to, learned, turns, scale, end, inverse);
+    const long key_blocks = blocks_of(past);
     for (long key = start; key < last; key += KEYS) {
-        long count = whole(last - key < KEYS ? last - key : KEYS, PAIR), next = key + KEYS;
+        long count = whole(last - key < KEYS ? last - key : KEYS, PAIR);
         const C *at[KEYS + 1];
         find_values(past, key, count, at);
-        if (next < last) PREFETCH_BLOCKS(value_block, past, next, next + KEYS < last ? next + KEYS : last);
+        read_ahead(coming, key_blocks + (key - start + KEYS) / p->size);
         for (long d = 0; d < dim; d += WIDTH) {
             long panels = (dim - d + LANES - 1) / LANES;
             if (panels > PANELS) panels = PANELS;
-            if (!in_place) take_values(at, count, d, panels, dim, m->vectors);
+            take_values(at, count, d, panels, dim, m->vectors);
             for (int r = 0; r < rows; r += ROWS) {
                 int some = rows - r < ROWS ? rows - r : ROWS;
                 if (to[r + some - 1] <= key) continue;  // their weights are 0
@@ -196,130 +196,81 @@ static int attend_tile(int rows, const Past *past, const TileMemory *m, const lo
                 const T *weights = weights_of(m->scores + r * m->stride + key - start, m->stride, some, count, m->weights, &apart);
                 float *sums = m->sums + r * m->dim_panels + d;
                 long seen = to[r + some - 1] - key < count ? whole(to[r + some - 1] - key, PAIR) : count;  // of these rows
-                if (in_place) add_few(some, panels, at, seen, d, weights, apart, sums, m->dim_panels, key == start);
-                else multiply_rows(some, panels, panels, PAIR * LANES, weights, apart, m->vectors, seen, sums, m->dim_panels,
-                                   key == start, (Ahead){});
+                multiply_rows(some, panels, panels, PAIR * LANES, weights, apart, m->vectors, seen, sums, m->dim_panels, key == start,
+                              (Ahead){});
             }
         }
     }
     return store_means(rows, m, dim, inverse, out);
 }
 
-static _Thread_local Workspace for_tiles;
+enum { AT_A_TIME = 16 };  // blocks whose values are added at once
 
-// Queries that share a tile: as many as leave their scores in the second-level cache; in the unit, as many as leave work for all.
-static inline long tile_rows(const Pages *p, const Sequences *seqs, long keys, long group) {
-    if (uses_unit(p)) {
-        long rows = UNIT_TILE, all = seqs->starts[seqs->num_seqs] * group * p->kv_heads;
-        while (rows > TILE / 2 && all < 4 * rows * omp_get_num_threads()) rows /= 2;
-        return rows;
-    }
-    long rows = (1L << 18) / (keys + 1) / ROWS * ROWS;
-    return rows < 4 * ROWS ? 4 * ROWS : rows < TILE ? rows : TILE;
+static inline int read_in_place(const Pages *p) { return p->size % LANES == 0 && p->dim % LANES == 0; }
+
+static inline int all_seen(const Past *past, long key, long count) {
+    return key + count <= past->last && (key >= past->from || key + count <= past->sinks);
 }
 
-typedef struct {  // a call of `attend_all`
-    const Pages *pages;
-    const Sequences *seqs;
-    const T *q;
-    const float *turn;
-    T *out;
-    long q_stride, num_tokens, heads;
-    float scale;
-} Attention;
-
-// Rows of sequence `seq` from its row `row` on, which are (token, query head) pairs of one KV head. Returns whether all that came
-// of them is finite.
-static int attend_rows(const Attention *a, const TileMemory *m, long seq, long kv_head, long row, int rows) {
-    const Pages *p = a->pages;
-    const Sequences *seqs = a->seqs;
-    const int64_t *starts = seqs->starts;
-    const long dim = p->dim, size = p->size, half = dim / 2, group = a->heads / p->kv_heads;
-    long sink_blocks = (p->sinks + size - 1) / size, known = seqs->lens[seq] - (starts[seq + 1] - starts[seq]);
-    long from[UNIT_TILE], to[UNIT_TILE];
-    long seen = p->window ? known + row / group + 1 - p->window : 0;  // from here on by the first row
-    long skipped = seen / size > sink_blocks ? (seen / size - sink_blocks) * size : 0;
-    // Pairs of keys are those of an even position and the next, in any company. Behind sinks that may take a block that is not
-    // read, or two where the blocks of the sinks end within a pair.
-    long hole = !p->sinks || !skipped ? 0 : skipped % PAIR ? size : sink_blocks * size % PAIR ? 2 * size : 0;
-    skipped -= hole;
-    Past past = {p, seqs->table + seq * seqs->max_blocks, kv_head, sink_blocks, skipped / size, .hole = hole, .sinks = p->sinks};
-    T *places[UNIT_TILE];
-    float learned[UNIT_TILE];
-    for (int r = 0; r < rows; r++) {
-        long token = (row + r) / group, head = kv_head * group + (row + r) % group;
-        const T *query = a->q + (starts[seq] + token) * a->q_stride + head * dim;
-        to[r] = known + token + 1 - skipped;
-        from[r] = p->window && to[r] + skipped > p->window ? to[r] - p->window : 0;
-        places[r] = a->out + ((starts[seq] + token) * a->heads + head) * dim;
-        learned[r] = p->sink_logits ? p->sink_logits[head] / a->scale : -INFINITY;
-        T *mine = m->queries + r * m->dim_pairs;
-        memcpy(mine, query, dim * sizeof(T));
-        for (long d = dim; d < m->dim_pairs; d++) mine[d] = 0;
-        if (!a->turn) continue;
-        const float *cosine = a->turn + (starts[seq] + token) * dim, *sine = cosine + a->num_tokens * dim;
-        float *turned = m->turned + r * dim;
-        for (long d = 0; d < half; d++) {
-            turned[d] = load(query[d]) * cosine[d] + load(query[d + half]) * sine[d];
-            turned[d + half] = load(query[d + half]) * cosine[d + half] + load(query[d]) * sine[d + half];
+// The same of few queries, which read keys and values where they lie: `rows` of each of the KV heads that are read.
+static int attend_few(int rows, const Past *past, const TileMemory *m, const long *from, const long *to, const float *learned,
+                      int turns, float scale, T **out, Coming *coming) {
+    const Pages *p = past->pages;
+    const long dim = p->dim, size = p->size, start = past->start, last = past->last, end = start + whole(last - start, LANES);
+    const long heads = past->heads, each = size * dim / IN_BYTE;  // from one head's part of a block to the next
+    const C *at[AT_A_TIME], *ahead[AT_A_TIME] = {}, *of_head[2][AT_A_TIME];
+    long block = start / size, offset = 0;
+    read_ahead(coming, 0);
+    for (long key = start, panels; key < last; key += panels * LANES) {
+        panels = (last - key + LANES - 1) / LANES < IN_PART ? (last - key + LANES - 1) / LANES : IN_PART;
+        for (int n = 0; n < panels; n++) {
+            at[n] = key_block(past, block) + offset;
+            if (offset) ahead[n] = ahead[n ? n - 1 : IN_PART - 1] + dim * LANES / IN_BYTE;
+            else if (!(ahead[n] = next_coming(coming))) ahead[n] = at[n];
+            if ((offset += LANES) == size) block++, offset = 0;
+        }
+        for (long h = 0; h < heads; h++) {
+            for (int n = 0; n < panels; n++) of_head[0][n] = at[n] + h * each, of_head[1][n] = ahead[n] + h * each;
+            score_few(rows, panels, of_head[0], size, m->queries + h * rows * dim, dim, m->scores + h * rows * m->stride + key - start,
+                      m->stride, of_head[1]);
         }
     }
-    past.from = from[0];
-    // Sums begin with a whole block, so that they are the same in any company: what a row does not see has the weight 0.
-    past.first = p->sinks ? 0 : from[0] / size * size;
-    past.start = p->sinks ? 0 : past.first - (past.first + skipped) % PAIR;
-    past.last = to[rows - 1];
-#ifdef IN_TILES
-    if (uses_unit(p)) return attend_in_unit(rows, &past, m, to, learned, a->scale, places);
+    float inverse[TILE];
+    for (long h = 0; h < heads; h++) {
+        TileMemory own = *m;
+        Past mine = *past;
+        own.scores += h * rows * m->stride, own.turned += h * rows * dim, mine.kv_head += h;
+        weigh_keys(rows, &mine, &own, from, to, learned + h * rows, turns, scale, end, inverse + h * rows);
+    }
+    const T *weights = (const T *)m->scores;
+#ifdef BF16
+    for (int r = 0; r < heads * rows; r++)
+        for (long k = 0; k < end - start; k += LANES)
+            store_lanes(m->weights + r * m->stride + k, *(const lanes *)(m->scores + r * m->stride + k));
+    weights = m->weights;
 #endif
-    return attend_tile(rows, &past, m, from, to, learned, a->turn != NULL && p->sinks, a->scale, places);
-}
-
-// Inside a parallel region, when the step's keys and values are in their slots: let every query attend to its past over the
-// pages. A tile is up to TILE (token, query head) pairs of one sequence that share a KV head. `turn`, cos and then signed sin,
-// each [num_tokens, dim], is what turns a query before it meets the sinks; NULL if it meets them as it is. Returns 1 if memory
-// ran out.
-static long attend_all(const Pages *p, const Sequences *seqs, const T *q, long q_stride, const float *turn, T *out, long num_tokens,
-                       long heads, float scale) {
-    SPAN(ATTENTION);
-    const Attention attention = {p, seqs, q, turn, out, q_stride, num_tokens, heads, scale};
-    const int64_t *starts = seqs->starts;
-    const long size = p->size, group = heads / p->kv_heads, num_seqs = seqs->num_seqs;
-    long sink_blocks = (p->sinks + size - 1) / size, most = seqs->max_seq_len;  // keys that a tile reads
-    const long in_window = sink_blocks * size + p->window + TILE + 3 * size;
-    if (p->window && in_window < most) most = in_window;
-    const long height = tile_rows(p, seqs, most, group);
-    TileMemory m;
-    begin_tiles(!SCALED);  // codes are read by way of subnormal numbers
-    char *room = reserve(&for_tiles, place_tile(&m, NULL, p->dim, most, height, uses_unit(p)) + 64);
-    if (room) place_tile(&m, (char *)whole((long)room, 64), p->dim, most, height, uses_unit(p));
-    long num_tiles = 0, seq = num_seqs;
-    for (long s = 0; s < num_seqs; s++) num_tiles += ((starts[s + 1] - starts[s]) * group + height - 1) / height;
-    long before = num_tiles;
-#pragma omp for schedule(monotonic : dynamic)
-    for (long item = num_tiles * p->kv_heads - 1; item >= 0; item--) {  // the last queries of a prompt have most to read
-        if (!room) continue;
-        long tile = item / p->kv_heads, kv_head = item % p->kv_heads;
-        while (tile < before) seq--, before -= ((starts[seq + 1] - starts[seq]) * group + height - 1) / height;
-        long row = (tile - before) * height, left = (starts[seq + 1] - starts[seq]) * group - row;
-        int rows = left < height ? left : height;
-        if (attend_rows(&attention, &m, seq, kv_head, row, rows)) continue;
-        // What another row sees is multiplied by the weight 0, and of a value that is not finite that is no number: each row alone.
-        for (int r = 0; r < rows && rows > 1; r++) attend_rows(&attention, &m, seq, kv_head, row + r, 1);
+    for (long key = start, count; key < last; key += count) {
+        long blocks = 0;
+        for (; blocks < AT_A_TIME && all_seen(past, key + blocks * size, size); blocks++) {
+            at[blocks] = value_block(past, (key + blocks * size) / size);
+            if (!(ahead[blocks] = next_coming(coming))) ahead[blocks] = at[blocks];
+        }
+        count = blocks ? blocks * size : last - key < size ? last - key : size;
+        for (long h = 0; h < heads; h++) {
+            const T *mine = weights + h * rows * m->stride + key - start;
+            float *sums = m->sums + h * rows * m->dim_panels;
+            for (int n = 0; n < blocks; n++) of_head[0][n] = at[n] + h * each, of_head[1][n] = ahead[n] + h * each;
+            if (blocks)
+                add_blocks(rows, of_head[0], blocks, size, dim, mine, m->stride, sums, m->dim_panels, key == start, of_head[1]);
+            for (long k = 0, some; k < count && !blocks; k += some) {
+                const C *seen[KEYS + 1];
+                Past own = *past;
+                own.kv_head += h;
+                some = count - k < KEYS ? count - k : KEYS;
+                find_values(&own, key + k, whole(some, PAIR), seen);
+                add_few(rows, dim / LANES, seen, whole(some, PAIR), 0, mine + k, m->stride, sums, m->dim_panels, key + k == start);
+            }
+        }
     }
-    end_tiles();
-    return !room;
-}
-
-// Write the keys and values of all tokens into their slots, then `attend_all`.
-int paged_attention(const Pages *p, const Sequences *seqs, const T *q, const T *k, const T *v, long q_stride, long k_stride,
-                    long v_stride, const float *turn, T *out, long num_tokens, long heads, float scale) {
-    long failed = 0;
-#pragma omp parallel reduction(| : failed) num_threads(team_size())
-    {
-#pragma omp for
-        for (long i = 0; i < num_tokens; i++) store_token(p, seqs->slots[i], k + i * k_stride, v + i * v_stride);
-        failed |= attend_all(p, seqs, q, q_stride, turn, out, num_tokens, heads, scale);
-    }
-    return failed;
+    return store_means(heads * rows, m, dim, inverse, out);
 }

@@ -79,7 +79,7 @@ void take_spent(long *to) {
 #define SPAN(phase)
 #endif
 
-#define PARALLEL_FROM 32768  // elements; waking a thread takes as long as handling some ten thousand
+#define PARALLEL_FROM 8192  // elements; waking a thread takes as long as handling some thousand
 
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));
 

@@ -98,5 +98,5 @@ static __attribute__((noinline)) void add_few_by_tiles(int num_rows, int panels,
 
 #else
 static inline int uses_unit(const Pages *p) { return (void)p, 0; }
-enum { TOGETHER = 0, BLOCK = 0, UNIT_TILE = TILE };
+enum { TOGETHER = 0, BLOCK = 1, UNIT_TILE = TILE };
 #endif

@@ -24,7 +24,8 @@ typedef struct {
 typedef struct {
     const Pages *pages;
     const int32_t *table;
-    long kv_head, sink_blocks, skipped;
+    long kv_head, heads;  // which KV head is read, and how many from it on
+    long sink_blocks, skipped;
     long start, first, last;  // scores stand from `start` on; keys are read from `first` to last - 1,
     long hole;                // but for so many behind the blocks of the sinks
     long sinks, from;         // no row sees a key from `sinks` to from - 1, or one before `from` where there are no sinks
@@ -59,16 +60,6 @@ static inline const C *value_block(const Past *past, long block) {
     return past->pages->values + vectors_of(past, block) * (past->pages->dim / IN_BYTE);
 }
 
-// Prefetch all blocks that hold keys from `from` to `to` - 1: they lie anywhere, so the CPU cannot predict the next one.
-#define PREFETCH_BLOCKS(block_of, past, from, to)                                                                   \
-    do {                                                                                                            \
-        const long size_ = (past)->pages->size, count_ = (past)->pages->dim / IN_BYTE * size_;                      \
-        for (long key_ = (from) - (from) % size_; key_ < (to); key_ += size_) {                                     \
-            const C *block_ = block_of(past, key_ / size_);                                                         \
-            for (long i_ = 0; i_ < count_; i_ += 64 / (long)sizeof(C)) prefetch(block_ + i_);                        \
-        }                                                                                                           \
-    } while (0)
-
 // Two inputs as `multiply_tile` takes them where it has pairs, else the first alone. Codes are whole as bfloat16.
 static inline factors join_pair(lanes one, lanes next) {
 #if defined(IN_TURNS)
@@ -81,57 +72,50 @@ static inline factors join_pair(lanes one, lanes next) {
 #endif
 }
 
-static inline factors join_numbers(const C *one, const C *next) {  // the same of pages that hold T; NULL: zeros
+#ifdef IN_PAIRS
+// Two vectors side by side become pairs of their numbers.
+static const uint16_t paired __attribute__((vector_size(64))) = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                                 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+#endif
+static inline factors join_numbers(const C *one, const C *next) {  // the same of pages that hold T
 #if defined(IN_TURNS)
     factors both;
     for (int q = 0; q < PARTS; q++) {
         typedef uint16_t narrow __attribute__((vector_size(2 * LANES / PARTS), aligned(2)));
-        int_part low = one ? __builtin_convertvector(((const narrow *)one)[q], int_part) : (int_part){};
-        int_part high = next ? __builtin_convertvector(((const narrow *)next)[q], int_part) : (int_part){};
+        int_part low = __builtin_convertvector(((const narrow *)one)[q], int_part);
+        int_part high = __builtin_convertvector(((const narrow *)next)[q], int_part);
         both.of[q] = low | high << 16;
     }
     return both;
 #elif defined(IN_PAIRS)
-    ints low = one ? widen_halves((const T *)one) : (ints){}, high = next ? widen_halves((const T *)next) : (ints){};
-    return (factors)(low | high << 16);
+    __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)one)),
+                                      _mm256_loadu_si256((const __m256i *)next), 1);
+    return _mm512_permutexvar_epi16((__m512i)paired, both);
 #else
     (void)next;
-    return as_operand(one ? load_lanes((const T *)one) : (lanes){});
+    return as_operand(load_lanes((const T *)one));
 #endif
+}
+
+static const T no_numbers[LANES];
+static inline factors join_some(const C *one, const C *next) {  // NULL: zeros
+    return join_numbers(one ? one : (const C *)no_numbers, next ? next : (const C *)no_numbers);
 }
 
 // Dimension d, and the next, of LANES keys; zeros behind the last dimension.
 static inline factors load_keys(const C *at, long d, long dim, long size) {
     const int has_next = PAIR > 1 && d + 1 < dim;
-    if (!SCALED) return join_numbers(at + d * size, has_next ? at + (d + 1) * size : NULL);
+    if (!SCALED) return join_some(at + d * size, has_next ? at + (d + 1) * size : NULL);
     return join_pair(key_lanes(at, d, size), has_next ? key_lanes(at, d + 1, size) : (lanes){});
 }
 
 // LANES dimensions from d on of a value, and of the next one. NULL: zeros.
 static inline factors load_values(const C *one, const C *next, long d) {
-    if (!SCALED) return join_numbers(one ? one + d : NULL, next ? next + d : NULL);
+    if (!SCALED) return join_some(one ? one + d : NULL, next ? next + d : NULL);
     return join_pair(one ? value_lanes(one, d) : (lanes){}, PAIR > 1 && next ? value_lanes(next, d) : (lanes){});
 }
 
-// The same of dimension d + turn, and of value at[turn], where one is multiplied after the other.
-static inline operand keys_in_turn(const C *at, long d, int turn, long dim, long size) {
-#ifdef IN_TURNS
-    return (void)dim, SCALED ? as_operand(key_lanes(at, d + turn, size)) : load_operand((const T *)(at + (d + turn) * size));
-#else
-    return (void)turn, load_keys(at, d, dim, size);
-#endif
-}
-
-static inline operand values_in_turn(const C *const *at, int turn, long d) {
-#ifdef IN_TURNS
-    if (!at[turn]) return (operand){};
-    return SCALED ? as_operand(value_lanes(at[turn], d)) : load_operand((const T *)(at[turn] + d));
-#else
-    return (void)turn, load_values(at[0], at[1], d);
-#endif
-}
-
-// The same for `count` dimensions, to memory.
+// The same of `count` dimensions, to memory.
 static inline void store_few(T *to, int count, const C *one, const C *next, long d) {
     for (int l = 0; l < LANES; l++)
         for (int k = 0; k < PAIR; k++) {
@@ -157,17 +141,18 @@ static void take_keys(const Past *past, long key, int panels, T *to) {
     }
 }
 
-// Where `count` values from `key` on are; NULL where no row sees one.
+// Where `count` values from `key` on are; NULL where no row sees one, and behind the last.
 static void find_values(const Past *past, long key, long count, const C **at) {
     const long size = past->pages->size, bytes = past->pages->dim / IN_BYTE;  // of a value, or numbers
-    for (long k = 0; k <= count;) {
-        if (k == count || !is_seen(past, key + k)) {
-            at[k++] = NULL;
-            continue;
+    long block = key / size, offset = key % size;
+    at[count] = NULL;
+    for (long k = 0; k < count; block++, offset = 0) {
+        long end = k + size - offset < count ? k + size - offset : count;
+        const C *value = key + k < past->last ? value_block(past, block) + offset * bytes : NULL;
+        if (is_seen(past, key + k) && is_seen(past, key + end - 1) && (key + k >= past->from || key + end <= past->sinks)) {
+            for (; k < end; k++, value += bytes) at[k] = value;
         }
-        long offset = (key + k) % size;
-        const C *value = value_block(past, (key + k) / size) + offset * bytes;
-        for (; offset < size && k < count && is_seen(past, key + k); offset++, k++, value += bytes) at[k] = value;
+        for (; k < end; k++, value += bytes) at[k] = is_seen(past, key + k) ? value : NULL;
     }
 }
 
@@ -186,92 +171,6 @@ static void take_values(const C *const *at, long count, long from, int panels, l
             else store_few(to + p * PAIR * LANES, dim - d, one, next, d);
         }
     }
-}
-
-enum { IN_PART = PANELS > 3 ? PANELS : 3 };
-
-// What few queries do without the detour over memory: scores of `panels` times LANES keys, which lie from at[panel] on.
-static inline __attribute__((always_inline)) void score_in_place(const int rows, const int panels, const C *const *at, long size,
-                                                                 const T *q, long dim, float *scores, long stride) {
-    accumulator sum[ROWS][IN_PART] = {};
-    for (long d = 0; d < dim; d += PAIR)
-        for (int turn = 0; turn < TURNS && d + turn < dim; turn++) {
-            operand w[IN_PART];
-            for (int p = 0; p < panels; p++) w[p] = keys_in_turn(at[p], d, turn, dim, size);
-            for (int r = 0; r < rows; r++)
-                for (int p = 0; p < panels; p++)
-                    sum[r][p] = multiply_add(sum[r][p], load_broadcast(q + r * dim + d, turn), w[p]);
-        }
-    for (int r = 0; r < rows; r++)
-        for (int p = 0; p < panels; p++) *(accumulator *)(scores + r * stride + p * LANES) = sum[r][p];
-}
-
-// And the weighted sums of values, their dimensions from `from` on.
-static inline __attribute__((always_inline)) void add_in_place(const int rows, const int panels, const C *const *at, long count,
-                                                               long from, const T *weights, long apart, float *sums, long stride,
-                                                               int begins) {
-    accumulator sum[ROWS][IN_PART];
-    for (int r = 0; r < rows; r++)
-        for (int p = 0; p < panels; p++) sum[r][p] = begins ? (accumulator){} : *(accumulator *)(sums + r * stride + p * LANES);
-    for (long k = 0; k < count; k += PAIR)
-        for (int turn = 0; turn < TURNS; turn++) {
-            operand w[IN_PART];
-            for (int p = 0; p < panels; p++) w[p] = values_in_turn(at + k, turn, from + p * LANES);
-            for (int r = 0; r < rows; r++)
-                for (int p = 0; p < panels; p++)
-                    sum[r][p] = multiply_add(sum[r][p], load_broadcast(weights + r * apart + k, turn), w[p]);
-        }
-    for (int r = 0; r < rows; r++)
-        for (int p = 0; p < panels; p++) *(accumulator *)(sums + r * stride + p * LANES) = sum[r][p];
-}
-
-// `call` for `n` rows and all panels, as many at a time as leave their sums in registers, as `some` of them from `p0` on.
-#ifdef __AVX512F__
-#define IN_PARTS(n, call)                    \
-    case n:                                  \
-        for (int p0 = 0; p0 < panels;) {     \
-            enum { rows = n };               \
-            if (panels - p0 == 1) {          \
-                enum { some = 1 };           \
-                call;                        \
-            } else if (panels - p0 == 2) {   \
-                enum { some = 2 };           \
-                call;                        \
-            } else {                         \
-                enum { some = 3 };           \
-                call;                        \
-            }                                \
-            p0 += 3;                         \
-        }                                    \
-        break;
-#else
-#define IN_PARTS(n, call)                                   \
-    case n: {                                               \
-        enum { rows = n };                                  \
-        int p0 = 0;                                         \
-        {                                                   \
-            enum { some = AT_ONCE(n) };                     \
-            for (; p0 + some <= panels; p0 += some) call;   \
-        }                                                   \
-        enum { some = 1 };                                  \
-        for (; p0 < panels; p0++) call;                     \
-        break;                                              \
-    }
-#endif
-
-static __attribute__((noinline)) void score_few(int num_rows, int panels, const C *const *at, long size, const T *q, long dim,
-                                                float *scores, long stride) {
-#define OF_ROWS(n) IN_PARTS(n, score_in_place(rows, some, at + p0, size, q, dim, scores + p0 * LANES, stride))
-    switch (num_rows) { FOR_EACH_ROWS(OF_ROWS) }
-#undef OF_ROWS
-}
-
-static __attribute__((noinline)) void add_few(int num_rows, int panels, const C *const *at, long count, long from, const T *weights,
-                                              long apart, float *sums, long stride, int begins) {
-#define OF_ROWS(n) \
-    IN_PARTS(n, add_in_place(rows, some, at, count, from + p0 * LANES, weights, apart, sums + p0 * LANES, stride, begins))
-    switch (num_rows) { FOR_EACH_ROWS(OF_ROWS) }
-#undef OF_ROWS
 }
 
 static inline void store_token(const Pages *p, long slot, const T *k, const T *v) {

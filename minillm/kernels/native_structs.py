@@ -6,6 +6,7 @@ A structure holds addresses only: the caller keeps the tensors alive.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -206,3 +207,14 @@ class Layer(ctypes.Structure):
         if mixture is not None:
             layer.mixture = ctypes.pointer(mixture)  # which also keeps it alive
         return layer
+
+
+class Places:
+    """Where the structures of several layers lie, one behind the other, as C reads them. It keeps them alive."""
+
+    @classmethod
+    def of(cls, structures: Sequence[ctypes.Structure]) -> Places:
+        places = cls()
+        places.kept, places.count = list(structures), len(structures)
+        places.array = (ctypes.c_void_p * places.count)(*map(ctypes.addressof, structures))
+        return places

@@ -40,6 +40,7 @@ class NativeAttention:
         sinks = sink_turn.policy.sinks if sink_turn else 0
         scales = zip(cache.key_scales, cache.value_scales) if cache.quantized else [None] * len(cache.keys)
         self.pages = [native.Pages.of(*layer, sinks) for layer in zip(cache.keys, cache.values, scales, layer_windows)]
+        self.places = native.Places.of(self.pages)
 
     @staticmethod
     def serves(cache: PagedKVCache) -> bool:
@@ -52,7 +53,7 @@ class NativeAttention:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
         """See `minillm.model.attention.AttentionBackend`."""
         return native.paged_attention(
-            *map(_heads_side_by_side, (q, k, v)),
+            *map(native.heads_side_by_side, (q, k, v)),
             self.pages[layer],
             self._sequences(batch, layer),
             self._turn(batch, layer),
@@ -65,6 +66,10 @@ class NativeAttention:
         sequences, turn = self._sequences(batch, layer), self.sink_turn and self._turn(batch, layer)
         native.decoder_layer(weights, hidden, *rotary, self.pages[layer], sequences, turn)
 
+    def run_layers(self, layers: native.Places, hidden: Tensor, rotary: tuple[Tensor, Tensor], batch: ForwardBatch):
+        """The same of all layers."""
+        native.decoder_layers(layers, hidden, *rotary, self.places, self._sequences(batch, 0), self._turn(batch, 0))
+
     def _sequences(self, batch: ForwardBatch, layer: int) -> native.Sequences:
         """The same for all layers of a step: made by layer 0."""
         kept = self._kept
@@ -76,9 +81,3 @@ class NativeAttention:
 
     def _turn(self, batch: ForwardBatch, layer: int) -> Tensor | None:
         return self.sink_turn and self.sink_turn.of(batch, layer)
-
-
-def _heads_side_by_side(x: Tensor) -> Tensor:
-    """x [num_tokens, heads, head_dim] as the kernel reads it: any distance from token to token, none within."""
-    head_dim = x.shape[2]
-    return x if x.stride(2) == 1 and x.stride(1) == head_dim else x.contiguous()

@@ -99,7 +99,7 @@ class DecoderLayer(nn.Module):
     def forward(self, hidden: Tensor, rotary: CosSin, attention: AttentionBackend, batch: ForwardBatch) -> Tensor:
         """[num_tokens, hidden_size] in and out; the input may be overwritten."""
         rotary = self.angles(rotary)
-        if self._runs_whole(batch) and can(attention, "fused_layer"):
+        if self.runs_whole(batch) and can(attention, "fused_layer"):
             # The same, in one call: chapter 14.
             experts = None if self.mixture is None else self.mlp.experts_told(self.mixture, len(hidden))
             attention.run_layer(self.whole, hidden, rotary, self.index, batch)
@@ -120,7 +120,7 @@ class DecoderLayer(nn.Module):
         out = adapted(self.mlp, self.post_attention_layernorm(hidden), batch.token_slots)
         return self._add(hidden, self.mlp_out_norm(out))
 
-    def _runs_whole(self, batch: ForwardBatch) -> bool:
+    def runs_whole(self, batch: ForwardBatch) -> bool:
         """Whether one call can compute what this batch needs, its adapters included."""
         return self.whole is not None and WHOLE_LAYERS and (batch.token_slots is None or bool(self.whole.adapters))
 

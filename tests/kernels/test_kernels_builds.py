@@ -227,7 +227,7 @@ def test_a_layer(format, adapted, build, monkeypatch):
         def run(start: int, end: int) -> Tensor:
             states, (cos, sin) = x[start:end].clone(), angles[:, start:end].contiguous()
             sequences = step(start, end, size, table, slots[start:end] if adapted else None)
-            native.decoder_layer(layer, states, cos, sin, pages, sequences)
+            native.decoder_layer(layer, states, cos, sin, pages, sequences, None)
             return states
 
         return cut(run, sum(lengths), lengths)

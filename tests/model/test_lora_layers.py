@@ -63,17 +63,21 @@ def told(llm: LLM, folders: dict, which: list[int]) -> list[Told]:
 def test_a_layer_with_adapters_in_one_call_is_its_parts(dtype, quantization, folders, monkeypatch):
     llm, everything = load(folders, dtype, quantization), list(range(len(MIXED)))
     calls = {"whole": 0, "parts": 0}
-    in_one_call, part = native.decoder_layer, native.add_lora_
+    part = native.add_lora_
 
-    def whole(*given):
-        calls["whole"] += any(isinstance(one, native.Sequences) and bool(one.token_slots) for one in given)
-        return in_one_call(*given)
+    def watched(in_one_call):
+        def whole(*given):
+            calls["whole"] += any(isinstance(one, native.Sequences) and bool(one.token_slots) for one in given)
+            return in_one_call(*given)
+
+        return whole
 
     def parts(*given):
         calls["parts"] += 1
         return part(*given)
 
-    monkeypatch.setattr(native, "decoder_layer", whole)
+    for name in ("decoder_layer", "decoder_layers"):
+        monkeypatch.setattr(native, name, watched(getattr(native, name)))
     monkeypatch.setattr(native, "add_lora_", parts)
     together = told(llm, folders, everything)
     assert calls["whole"] and not calls["parts"]
