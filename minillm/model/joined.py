@@ -54,6 +54,6 @@ class JoinedLayers:
 
 
 def _joins(layer: DecoderLayer, batch: ForwardBatch) -> bool:
-    """Whether a call that computes other layers too can compute this one: nobody listens to it alone."""
+    """Whether a call that computes other layers too can compute this one, which nothing listens to."""
     is_plain = layer.kind is None and layer.mixture is None
     return is_plain and not layer._forward_hooks and not layer._forward_pre_hooks and layer.runs_whole(batch)

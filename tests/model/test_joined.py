@@ -1,4 +1,4 @@
-"""All layers in one call: the same bits as layer by layer, and only where nobody needs a layer alone."""
+"""All layers in one call: the same bits as layer by layer, and only where no caller needs a layer alone."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_joined_layers_read_pages_of_codes(cache, tmp_path, calls, monkeypatch):
     assert told(llm) == together
 
 
-def test_a_layer_that_somebody_listens_to_is_called_by_itself(tmp_path, calls):
+def test_a_layer_with_a_hook_is_called_by_itself(tmp_path, calls):
     llm = load(tmp_path, "llama-mha")
     together, layers = told(llm), llm.model.layers
     for listen in (layers[1].register_forward_hook, layers[0].register_forward_pre_hook):
