@@ -7,7 +7,7 @@ from torch import Tensor
 
 from minillm.model.decoder import Decoder
 
-MOST_ROWS = 256  # that are kept
+MOST_ROWS = 64  # that are kept
 
 
 class LogitsRoom:

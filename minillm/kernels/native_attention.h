@@ -117,7 +117,7 @@ static size_t place_tile(TileMemory *memory, char *at, long dim, long keys, long
     PLACE(sums, rows * m.dim_panels);
     PLACE(vectors, unit ? BLOCK * dim : WIDTH * m.dim_pairs > KEYS * WIDTH ? WIDTH * m.dim_pairs : KEYS * WIDTH);
     PLACE(values, unit ? BLOCK * dim : 0);
-    PLACE(weights, unit ? TOGETHER * BLOCK : rows * m.stride);
+    PLACE(weights, unit ? TOGETHER * BLOCK : sizeof(T) < sizeof(float) ? rows * m.stride : 0);  // of float32 they are the scores
     PLACE(widened, unit ? ROWS * (dim + BLOCK) : 0);
 #undef PLACE
     *memory = m;

@@ -15,6 +15,8 @@ static inline void widen(const T *x, long count, float *to) {
     for (long i = 0; i < count; i += LANES) *(lanes *)(to + i) = load_lanes(x + i);
 }
 
+enum { IN_UNIT = 3 };  // panels that one or two queries meet at once
+
 // sums += what `rows` rows of x, floats, make of two inputs of `panels` times LANES outputs each.
 #define ADD_PAIR(sum, x, stride, w0, w1)                                          \
     for (int r = 0; r < rows; r++)                                                \
@@ -25,11 +27,11 @@ static inline void widen(const T *x, long count, float *to) {
 
 static inline __attribute__((always_inline)) void score_by_tiles(const int rows, const int panels, const C *const *at, long size,
                                                                  const float *q, long dim, float *scores, long stride) {
-    lanes total[ROWS][IN_PART] = {};
+    lanes total[ROWS][IN_UNIT] = {};
     for (long from = 0; from < dim; from += TILE_INPUTS) {
-        Halves sum[ROWS][IN_PART] = {};
+        Halves sum[ROWS][IN_UNIT] = {};
         for (long d = from; d < from + TILE_INPUTS; d += 2) {
-            lanes first[IN_PART], second[IN_PART];
+            lanes first[IN_UNIT], second[IN_UNIT];
             for (int p = 0; p < panels; p++) first[p] = key_lanes(at[p], d, size), second[p] = key_lanes(at[p], d + 1, size);
             ADD_PAIR(sum, q + d, dim, first, second)
         }
@@ -43,13 +45,13 @@ static inline __attribute__((always_inline)) void score_by_tiles(const int rows,
 static inline __attribute__((always_inline)) void add_by_tiles(const int rows, const int panels, const C *const *at, long count,
                                                                long from, const float *weights, float *sums, long stride,
                                                                int begins) {
-    lanes total[ROWS][IN_PART];
+    lanes total[ROWS][IN_UNIT];
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++) total[r][p] = begins ? (lanes){} : *(lanes *)(sums + r * stride + p * LANES);
     for (long key = 0; key < count; key += TILE_INPUTS) {
-        Halves sum[ROWS][IN_PART] = {};
+        Halves sum[ROWS][IN_UNIT] = {};
         for (long k = key; k < key + TILE_INPUTS && k < count; k += 2) {
-            lanes first[IN_PART], second[IN_PART];
+            lanes first[IN_UNIT], second[IN_UNIT];
             for (int p = 0; p < panels; p++) {
                 first[p] = at[k] ? value_lanes(at[k], from + p * LANES) : (lanes){};
                 second[p] = at[k + 1] ? value_lanes(at[k + 1], from + p * LANES) : (lanes){};
@@ -69,14 +71,14 @@ static inline __attribute__((always_inline)) void add_by_tiles(const int rows, c
     case n:                                            \
         for (int p0 = 0; p0 < panels;) {               \
             enum { rows = n };                         \
-            if (n > 2 || panels - p0 < IN_PART) {      \
+            if (n > 2 || panels - p0 < IN_UNIT) {      \
                 enum { some = 1 };                     \
                 call;                                  \
                 p0++;                                  \
             } else {                                   \
-                enum { some = IN_PART };               \
+                enum { some = IN_UNIT };               \
                 call;                                  \
-                p0 += IN_PART;                         \
+                p0 += IN_UNIT;                         \
             }                                          \
         }                                              \
         break;

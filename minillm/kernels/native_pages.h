@@ -148,7 +148,7 @@ static void find_values(const Past *past, long key, long count, const C **at) {
     at[count] = NULL;
     for (long k = 0; k < count; block++, offset = 0) {
         long end = k + size - offset < count ? k + size - offset : count;
-        const C *value = key + k < past->last ? value_block(past, block) + offset * bytes : NULL;
+        const C *value = block >= 0 && key + k < past->last ? value_block(past, block) + offset * bytes : NULL;
         if (is_seen(past, key + k) && is_seen(past, key + end - 1) && (key + k >= past->from || key + end <= past->sinks)) {
             for (; k < end; k++, value += bytes) at[k] = value;
         }

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
 
 from minillm.kernels import native
 from minillm.model.attention import AttentionBackend, can
@@ -27,33 +28,32 @@ class JoinedLayers:
 
     def __init__(self, layers: Sequence[DecoderLayer]):
         self.layers = layers
-        self.weights: list[native.Layer] = []
-        self.places: native.Places | None = None  # of `weights`, as C reads them
+        self.kept: tuple[list[native.Layer], native.Places] = [], native.Places.of([])  # weights, and where they lie
 
     def in_order(self, *step) -> Iterable[DecoderLayer | JoinedLayers]:
         """The layers; or itself, where it can compute the `step`, attention and batch."""
-        return (self,) if step and self.serve(*step) else self.layers
+        return (self,) if step and self.serves(*step) else self.layers
 
-    def serve(self, attention: AttentionBackend, batch: ForwardBatch) -> bool:
+    def serves(self, attention: AttentionBackend, batch: ForwardBatch) -> bool:
         """Whether one call computes what `batch` needs."""
-        if not (JOINED_LAYERS and can(attention, "fused_layer")):
+        if not (JOINED_LAYERS and can(attention, "fused_layer")) or _has_any_global_hook():
             return False
-        weights = [layer.whole for layer in self.layers if _joins(layer, batch)]
-        if len(weights) < len(self.layers):
+        if not all(_joins(layer, at, batch) for at, layer in enumerate(self.layers)):
             return False
-        if self.weights != weights:
-            self.weights, self.places = weights, native.Places.of(weights)
+        weights = [layer.whole for layer in self.layers]
+        if self.kept[0] != weights:
+            self.kept = weights, native.Places.of(weights)  # at once: another thread may ask
         return True
 
     def __call__(
         self, hidden: Tensor, rotary: tuple[Tensor, Tensor], attention: AttentionBackend, batch: ForwardBatch
     ) -> Tensor:
-        """As a `DecoderLayer`; only where they `serve`."""
-        attention.run_layers(self.places, hidden, rotary, batch)
+        """As a `DecoderLayer`; only where it `serves`."""
+        attention.run_layers(self.kept[1], hidden, rotary, batch)
         return hidden
 
 
-def _joins(layer: DecoderLayer, batch: ForwardBatch) -> bool:
-    """Whether a call that computes other layers too can compute this one, which nothing listens to."""
-    is_plain = layer.kind is None and layer.mixture is None
+def _joins(layer: DecoderLayer, at: int, batch: ForwardBatch) -> bool:
+    """Whether a call that computes other layers too can compute this one, number `at`, which nothing listens to."""
+    is_plain = layer.kind is None and layer.mixture is None and layer.index == at and "forward" not in layer.__dict__
     return is_plain and not layer._forward_hooks and not layer._forward_pre_hooks and layer.runs_whole(batch)

@@ -6,6 +6,8 @@ one; alone, a sequence is read head by head."""
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -111,3 +113,34 @@ def test_a_value_that_is_not_finite_stays_with_its_token_and_head(seed, bad, dty
     clean[at][-1, head * group :, 3] = bad
     for out, expected in zip(batch.together(), clean):
         assert torch.equal(out.nan_to_num(), expected.nan_to_num())
+
+
+GUARDED = """
+import ctypes, mmap, sys
+import torch
+from minillm.kernels import native
+from minillm.kernels.native_structs import Pages, Sequences
+
+memory = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start), mmap.PAGESIZE, 0) == 0  # before the table nothing can be read
+size, length, news, window, dim = (int(given) for given in sys.argv[1:])
+blocks = -(-length // size)
+table = (ctypes.c_int32 * blocks).from_address(start + mmap.PAGESIZE)
+table[:] = range(blocks)
+table = torch.frombuffer(table, dtype=torch.int32)[None]
+for dtype in (torch.float32, torch.bfloat16):
+    q, k, v = (torch.randn(news, heads, dim).to(dtype) for heads in (4, 2, 2))
+    keys, values = torch.zeros(blocks, 2, dim, size, dtype=dtype), torch.zeros(blocks, 2, size, dim, dtype=dtype)
+    index = torch.tensor([0, news]), torch.tensor([length]), table, torch.arange(length - news, length)
+    native.paged_attention(q, k, v, Pages.of(keys, values, None, window), Sequences.of(*index, length))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mprotect as Linux has it")
+@pytest.mark.parametrize("size, length, news, window, dim", [(1, 21, 5, 8, 96), (3, 20, 4, 6, 16), (16, 40, 1, 9, 64)])
+def test_nothing_before_the_block_table_is_read(size, length, news, window, dim):
+    """Pairs of keys may begin before the first one that is read."""
+    given = map(str, (size, length, news, window, dim))
+    done = subprocess.run([sys.executable, "-c", GUARDED, *given], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]

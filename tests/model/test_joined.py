@@ -105,3 +105,16 @@ def test_weights_that_are_prepared_anew_are_those_that_compute(tmp_path, calls):
     layers[1].prepare(llm.model.config)
     assert set(calls) == {"run_layers"}
     assert [tokens for tokens, _ in told(llm)] == [tokens for tokens, _ in before]
+
+
+def test_hooks_of_all_modules_and_forwards_of_one_are_heard(tmp_path, calls):
+    llm = load(tmp_path, "llama-mha")
+    together, layer, heard = told(llm), llm.model.layers[0], []
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *given: heard.append(given[0]))
+    calls.clear()
+    assert told(llm) == together and layer in heard and set(calls) == {"run_layer"}
+    handle.remove()
+    heard.clear()
+    forward = layer.forward
+    layer.forward = lambda *given: (heard.append(layer), forward(*given))[1]
+    assert told(llm) == together and heard
