@@ -1,8 +1,8 @@
 """The whole step, one optimisation after the other: the ablation ladder of chapter 14. Built in chapter 14.
 
 Every rung is the same engine with one more switch on, says the same greedy tokens, and is timed in turns with the
-others. On a CPU the switches are the packed weights, our own C kernels, and a layer in one call; on a GPU the Triton
-kernels, the recorded steps (CUDA graphs) and the step scheduled ahead.
+others. On a CPU the switches are the packed weights, our own C kernels, and one call for a layer or for
+all of them; on a GPU the Triton kernels, the recorded steps (CUDA graphs) and the step scheduled ahead.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ CPU_RUNGS = (
     Rung("+ weights packed by oneDNN", dict(attention_backend="torch"), ("C kernels",)),
     Rung("+ torch.compile for norms and SwiGLU", dict(attention_backend="torch"), ("C kernels",), compiled=True),
     Rung("our C kernels instead", dict(attention_backend="native"), ("whole layers",)),
-    Rung("+ a layer in one call", dict(attention_backend="native")),
+    Rung("+ a layer in one call", dict(attention_backend="native"), ("joined layers",)),
+    Rung("+ the model in one call", dict(attention_backend="native")),
 )
 GPU_RUNGS = (
     Rung("torch", dict(attention_backend="torch", enforce_eager=True, async_scheduling=False)),

@@ -10,12 +10,13 @@ from unittest import mock
 import torch
 
 from ..kernels import native
-from ..model import layers
+from ..model import joined, layers
 
 SWITCHES = {  # name -> what has to be replaced to do without
     "C kernels": (native, "library", lambda dtype=torch.float32: None),
     "packed weights": (layers, "can_pack", lambda weight: False),
     "whole layers": (native.Layer, "of", classmethod(lambda cls, *args: None)),
+    "joined layers": (joined, "JOINED_LAYERS", False),
 }
 
 

@@ -90,7 +90,7 @@ class Served:
         self.rung, self.config, self.batch, self.names = rung, config, batch, count()
         self.trace, self.requests = Trace(enabled=False), []
         knobs = dict(max_num_seqs=batch, max_model_len=128, num_kv_blocks=8 * batch, enable_prefix_caching=False)
-        model = built(config, tuple(name for name in rung.off if name != "whole layers"))
+        model = built(config, tuple(name for name in rung.off if name not in ("whole layers", "joined layers")))
         with without(*rung.off):
             self.engine = Engine(model, trace=self.trace, config=EngineConfig("", **knobs, **rung.knobs))
 

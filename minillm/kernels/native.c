@@ -120,6 +120,7 @@ typedef struct {
     const T *cosines, *sines;
     T *q, *attended;  // [tokens, heads * dim]
     T *normed;  // [tokens, hidden], for a mixture of experts
+    const Pages *next;  // of the next layer, or NULL
 } Pass;
 
 static const LayerAdapters no_adapters;
@@ -188,6 +189,7 @@ static long by_chunks(const Pass *pass, const Pages *pages, const Sequences *seq
             }
         }
         failed |= attend_all(pages, seqs, pass->q, q_size, turn, pass->attended, tokens, w->heads, 1.0f / sqrtf(w->dim), &taken);
+        begin_feed(pass->next, seqs);
 #pragma omp barrier
         {
             SPAN(PRODUCTS);
@@ -238,6 +240,7 @@ static long by_products(const Pass *pass, const Pages *pages, const Sequences *s
             store_token(pages, seqs->slots[i], key, mine + q_size + kv_size);
         }
         failed |= attend_all(pages, seqs, pass->q, q_size, turn, pass->attended, tokens, w->heads, 1.0f / sqrtf(w->dim), &taken);
+        begin_feed(pass->next, seqs);
     }
     if (failed || add_multiplied(&w->o, w->o_bias, &adapters->o, &groups, pass->attended, x, change, tokens, 0)) return 1;
     rms_norm(x, w->post_norm, normed, tokens, w->hidden, 1, w->hidden, w->hidden, w->eps);
@@ -257,24 +260,59 @@ enum { CHUNKS_FROM = 32 };
 #endif
 long chunks_from(void) { return CHUNKS_FROM; }
 
-// A whole decoder layer, in place on x [tokens, hidden]: what `DecoderLayer.forward` says, in one call. Returns 1 if memory
-// ran out.
-int decoder_layer(const Layer *w, T *x, const T *cosines, const T *sines, const Pages *pages, const Sequences *seqs,
-                  const float *turn, long tokens) {
+// A whole decoder layer, in place on x [tokens, hidden]: what `DecoderLayer.forward` says. Returns 1 if memory ran out.
+static int run_layer(const Layer *w, T *x, const T *cosines, const T *sines, const Pages *pages, const Pages *next,
+                     const Sequences *seqs, const float *turn, long tokens) {
     long q_size = w->heads * w->dim, threads = omp_get_max_threads(), parts = (tokens + threads * CHUNK - 1) / (threads * CHUNK) * threads;
     T *q = reserve(&for_activations, tokens * (2 * q_size + (w->mixture ? w->hidden : 0)) * sizeof(T));
     if (!q) return 1;
-    Pass pass = {w, x, cosines, sines, q, q + tokens * q_size, q + 2 * tokens * q_size};
+    Pass pass = {w, x, cosines, sines, q, q + tokens * q_size, q + 2 * tokens * q_size, next};
     if (tokens < CHUNKS_FROM * threads) return by_products(&pass, pages, seqs, turn, tokens);
     long chunk = whole((tokens + parts - 1) / parts, TILE_ROWS);
     return by_chunks(&pass, pages, seqs, turn, tokens, chunk < CHUNK ? chunk : CHUNK);
 }
 
-// All layers of a model, one after the other: between two calls a Python program takes as long as for a small product, since the
-// weights have pushed it out of the caches.
-int decoder_layers(const Layer *const *layers, const Pages *const *pages, long count, T *x, const T *cosines, const T *sines,
-                   const Sequences *seqs, const float *turn, long tokens) {
-    for (long i = 0; i < count; i++)
-        if (decoder_layer(layers[i], x, cosines, sines, pages[i], seqs, turn, tokens)) return 1;
+// One of them in one call.
+int decoder_layer(const Layer *w, T *x, const T *cosines, const T *sines, const Pages *pages, const Sequences *seqs,
+                  const float *turn, long tokens) {
+    return run_layer(w, x, cosines, sines, pages, NULL, seqs, turn, tokens);
+}
+
+static _Thread_local Workspace for_step;
+
+// What a decoder has besides the pages of its layers. See `native_structs.Decoder`.
+typedef struct {
+    const Layer *const *layers;
+    const T *norm;  // the last one
+    const float *frequencies, *sin_scale;
+    Matrix head;
+    long count, hidden, dim;
+    float cos_scale, eps;
+} Decoder;
+
+// All that a model computes from its embeddings x [tokens, hidden] to the logits [num_wanted, head.out] of the tokens `wanted`:
+// what `Decoder.forward` says. Between two calls a Python program takes as long as for a small product, since the weights have
+// pushed it out of the caches. Returns 1 if memory ran out, 2 if there is no such token.
+int decoder(const Decoder *d, const Pages *const *pages, T *x, const int64_t *positions, const Sequences *seqs, const float *turn,
+            const int64_t *wanted, long num_wanted, float *logits, long tokens) {
+    for (long i = 0; i < num_wanted; i++)
+        if (wanted[i] < 0 || wanted[i] >= tokens) return 2;
+    long most = num_wanted < CHUNK ? num_wanted : CHUNK;
+    T *cosines = reserve(&for_step, (2 * tokens * d->dim + most * (d->hidden + d->head.out)) * sizeof(T));
+    if (!cosines) return 1;
+    T *sines = cosines + tokens * d->dim, *normed = sines + tokens * d->dim, *rounded = normed + most * d->hidden;
+    rotary_angles(positions, d->frequencies, d->sin_scale, d->cos_scale, cosines, sines, tokens, d->dim);
+    for (long i = 0; i < d->count; i++) {
+        const Pages *next = i + 1 < d->count ? pages[i + 1] : NULL;
+        if (run_layer(d->layers[i], x, cosines, sines, pages[i], next, seqs, turn, tokens)) return 1;
+    }
+    for (long from = 0; from < num_wanted; from += CHUNK) {
+        long rows = num_wanted - from < CHUNK ? num_wanted - from : CHUNK, size = rows * d->head.out;
+#pragma omp parallel for num_threads(team_size()) if (rows * d->hidden > PARALLEL_FROM)
+        for (long i = 0; i < rows; i++) norm_row(x + wanted[from + i] * d->hidden, d->norm, normed + i * d->hidden, d->hidden, d->eps);
+        if (multiply(&d->head, normed, NULL, NULL, rounded, rows)) return 1;
+#pragma omp parallel for simd num_threads(team_size()) if (size > PARALLEL_FROM)
+        for (long j = 0; j < size; j++) logits[from * d->head.out + j] = load(rounded[j]);
+    }
     return 0;
 }

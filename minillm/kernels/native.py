@@ -37,12 +37,12 @@ from minillm.kernels.native_structs import (
     KV_FLAGS,
     LANES,
     Adapters,
+    Decoder,
     Experts,
     Latents,
     Layer,
     Matrix,
     Pages,
-    Places,
     Sequences,
     padded_inputs,
 )
@@ -257,15 +257,8 @@ def decoder_layer(
     turn: Tensor | None = None,
 ) -> None:
     """All of a decoder layer, in place on hidden [num_tokens, hidden_size]."""
-    decoder_layers(Places.of([layer]), hidden, cos, sin, Places.of([pages]), sequences, turn)
-
-
-def decoder_layers(
-    layers: Places, hidden: Tensor, cos: Tensor, sin: Tensor, pages: Places, sequences: Sequences, turn: Tensor | None
-) -> None:
-    """The same of several layers, one after the other, each with its pages."""
-    failed = library(hidden.dtype, pages.kept[0].dtype).decoder_layers(
-        layers.array, pages.array, layers.count, hidden.data_ptr(), cos.data_ptr(), sin.data_ptr(), sequences,
+    failed = library(hidden.dtype, pages.dtype).decoder_layer(
+        layer, hidden.data_ptr(), cos.data_ptr(), sin.data_ptr(), pages, sequences,
         None if turn is None else turn.data_ptr(), hidden.shape[0],
     )  # fmt: skip
     if failed:
@@ -312,5 +305,5 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
         loaded.latent_attention.argtypes = (*latents, p, p, n, p, n, n, n, f)
     loaded.chunks_from.restype = n
     loaded.decoder_layer.argtypes = (ctypes.POINTER(Layer), p, p, p, *where, p, n)
-    loaded.decoder_layers.argtypes = (p, p, n, p, p, p, where[1], p, n)
+    loaded.decoder.argtypes = (ctypes.POINTER(Decoder), p, p, p, where[1], p, p, n, p, n)
     return loaded

@@ -157,10 +157,11 @@ enum {
 typedef struct { long of[PANELS]; } Ahead;  // for each panel: which weights are prefetched, in bytes from those that are read
 
 // Begin or go on with the sums of a tile, its rows `sums_stride` apart. `step`: from the weights of one input to the next,
-// `apart`: from one panel to the next, in numbers.
+// `apart`: from one panel to the next, in numbers. `fed`: what else is prefetched, one line with each step, or NULL.
 static inline __attribute__((always_inline)) void multiply_tile(const int rows, const int panels, const T *x, long x_stride,
                                                                 const T *weights, long step, long apart, long in,
-                                                                float *sums, long sums_stride, int begins, Ahead ahead) {
+                                                                float *sums, long sums_stride, int begins, Ahead ahead,
+                                                                const char *const *fed) {
     accumulator sum[ROWS][PANELS];
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++)
@@ -170,6 +171,7 @@ static inline __attribute__((always_inline)) void multiply_tile(const int rows, 
             operand w[PANELS];
             long at = i;
             if (turn) __asm__("" : "+r"(at));  // gcc would keep what the turn before has loaded, and sums in memory
+            if (fed && turn == 0) prefetch_weights(fed[i / PAIR]);
             for (int p = 0; p < panels; p++) {
                 const T *place = weights + at * step + p * apart;
                 if (turn == 0) prefetch_weights((const char *)place + ahead.of[p]);
@@ -203,10 +205,10 @@ static __attribute__((noinline)) void multiply_rows(int rows, int count, int pan
         if (GROUP == 1 || panels == GROUP)                                                                                 \
             for (; p + AT_ONCE(n) <= count; p += AT_ONCE(n))                                                               \
                 multiply_tile(n, AT_ONCE(n), x, x_stride, weights + p * apart, GROUP > 1 ? GROUP * LANES : step,           \
-                              GROUP > 1 ? PAIR * LANES : apart, in, sums + p * LANES, sums_stride, begins, ahead);         \
+                              GROUP > 1 ? PAIR * LANES : apart, in, sums + p * LANES, sums_stride, begins, ahead, NULL);   \
         for (; p < count; p++)                                                                                             \
             multiply_tile(n, 1, x, x_stride, weights + p * apart, step, 0, in, sums + p * LANES, sums_stride, begins,      \
-                          ahead);                                                                                          \
+                          ahead, NULL);                                                                                    \
         break;
     switch (rows) { FOR_EACH_ROWS(OF_ROWS) }
 #undef OF_ROWS
@@ -234,6 +236,16 @@ static inline Ahead prefetched_by(long pass, long rows, long in) {
     return ahead;
 }
 
+#include "native_feed.h"
+
+// A full tile of a full group. With each step it prefetches a line that the next layer's attention reads.
+static __attribute__((noinline)) void multiply_fed(const T *x, long x_stride, const T *weights, long in, float *sums, int begins,
+                                                   Ahead ahead) {
+    const char *lines[DEPTH / PAIR];
+    take_feed(lines, (in + PAIR - 1) / PAIR);
+    multiply_tile(ROWS, GROUP, x, x_stride, weights, GROUP * LANES, PAIR * LANES, in, sums, WIDTH, begins, ahead, lines);
+}
+
 // sums [rows][WIDTH] = up to CHUNK rows of x [rows, in] times some panels.
 static void multiply_numbers(const T *x, long rows, const Panels *of, const T *weights, long in, float *sums) {
     int panels = panels_beside(of);
@@ -249,6 +261,10 @@ static void multiply_numbers(const T *x, long rows, const Panels *of, const T *w
         for (long row = 0; row < rows; row += ROWS) {
             long depth = in - i < DEPTH ? in - i : DEPTH, count = rows - row < ROWS ? rows - row : ROWS;
             Ahead ahead = prefetched_by(row / ROWS, rows, in);
+            if (is_fed() && row && count == ROWS && of->count == GROUP && GROUP > 1) {
+                multiply_fed(x + row * in + i, in, weights + i * panels * LANES, depth, sums + row * WIDTH, i == 0, ahead);
+                continue;
+            }
             multiply_rows(count, of->count, panels, apart, x + row * in + i, in, weights + i * panels * LANES, depth,
                           sums + row * WIDTH, WIDTH, i == 0, ahead);
         }

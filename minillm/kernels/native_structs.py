@@ -82,18 +82,19 @@ class Sequences(ctypes.Structure):
     ) -> Sequences:
         """From the index tensors of a `ForwardBatch`, of any integer dtype. token_slots [num_tokens] name each token's
         adapter, -1 for none."""
-        longs = [_plain(index, torch.int64) for index in (query_start_loc, seq_lens, slot_mapping)]
-        table = _plain(block_table, torch.int32)
+        longs = [plain(index, torch.int64) for index in (query_start_loc, seq_lens, slot_mapping)]
+        table = plain(block_table, torch.int32)
         places = [index.data_ptr() for index in (*longs[:2], table, longs[2])]
         made = cls(*places, seq_lens.shape[0], block_table.shape[1], max_seq_len)
         if token_slots is not None:
-            token_slots = _plain(token_slots, torch.int32)
+            token_slots = plain(token_slots, torch.int32)
             made.token_slots = token_slots.data_ptr()
         made.tensors = (*longs, table, token_slots)  # the addresses are theirs
         return made
 
 
-def _plain(index: Tensor, dtype: torch.dtype) -> Tensor:
+def plain(index: Tensor, dtype: torch.dtype) -> Tensor:
+    """As C reads it."""
     return index if index.dtype is dtype and index.is_contiguous() else index.to(dtype).contiguous()
 
 
@@ -209,12 +210,35 @@ class Layer(ctypes.Structure):
         return layer
 
 
-class Places:
-    """Where the structures of several layers lie, one behind the other, as C reads them. It keeps them alive."""
+class Decoder(ctypes.Structure):
+    """What a decoder has besides the pages of its layers, for `native_decoder.logits`; see native.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("layers", "norm", "frequencies", "sin_scale")),
+        ("head", Matrix),
+        *((name, ctypes.c_long) for name in ("count", "hidden", "dim")),
+        *((name, ctypes.c_float) for name in ("cos_scale", "eps")),
+    )
 
     @classmethod
-    def of(cls, structures: Sequence[ctypes.Structure]) -> Places:
-        places = cls()
-        places.kept, places.count = list(structures), len(structures)
-        places.array = (ctypes.c_void_p * places.count)(*map(ctypes.addressof, structures))
-        return places
+    def of(
+        cls,
+        layers: Sequence[Layer],
+        norm: Tensor,
+        frequencies: Tensor,
+        sin_scale: Tensor,
+        cos_scale: float,
+        head: Matrix,
+        eps: float,
+    ) -> Decoder:
+        """norm [hidden_size] is the last one's weight; frequencies, sin_scale and cos_scale are those of `Rotary`."""
+        places = addresses_of(layers)
+        decoder = cls(ctypes.addressof(places), norm.data_ptr(), frequencies.data_ptr(), sin_scale.data_ptr(), head,
+                      len(layers), norm.shape[0], frequencies.shape[0], cos_scale, eps)  # fmt: skip
+        decoder.kept = layers, places, norm, frequencies, sin_scale, head
+        return decoder
+
+
+def addresses_of(structures: Sequence[ctypes.Structure]) -> ctypes.Array[ctypes.c_void_p]:
+    """Where structures lie, one address behind the other, as C reads them. The caller keeps them alive."""
+    return (ctypes.c_void_p * len(structures))(*map(ctypes.addressof, structures))

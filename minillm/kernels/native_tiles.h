@@ -121,6 +121,26 @@ static int take_tile(Tiles *tiles, long *taken, Tile *tile) {
     return 1;
 }
 
+static _Thread_local Workspace for_feed;
+
+// From here on the products of this thread bring its share of these pages nearer.
+static void begin_feed(const Pages *p, const Sequences *seqs) {
+    const long threads = omp_get_num_threads(), thread = omp_get_thread_num();
+    feed.left = 0;
+    if (!p || p->window || p->sinks || seqs->num_seqs <= 2 * ROWS) return;
+    long count = 0, bytes = p->kv_heads * p->dim / IN_BYTE * p->size * (long)sizeof(C);
+    for (long s = thread; s < seqs->num_seqs; s += threads) count += 2 * ((seqs->lens[s] + p->size - 1) / p->size);
+    const char **blocks = reserve(&for_feed, count * sizeof *blocks);
+    if (!blocks) return;
+    feed = (Feed){blocks, .bytes = bytes};
+    for (long s = thread; s < seqs->num_seqs; s += threads)
+        for (long b = 0; b < (seqs->lens[s] + p->size - 1) / p->size; b++) {
+            long place = seqs->table[s * seqs->max_blocks + b] * bytes;
+            blocks[feed.count++] = (const char *)p->keys + place, blocks[feed.count++] = (const char *)p->values + place;
+        }
+    next_block_of_feed();
+}
+
 // Inside a parallel region, when the step's keys and values are in their slots: let every query attend to its past over the
 // pages. A tile is up to TILE (token, query head) pairs of one sequence that share a KV head. `turn`, cos and then signed sin,
 // each [num_tokens, dim], is what turns a query before it meets the sinks; NULL if it meets them as it is. `taken`, shared by the

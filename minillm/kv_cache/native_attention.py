@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from minillm.kernels import native
+from minillm.kernels import native, native_decoder, native_structs
 from minillm.kv_cache.paged import PagedKVCache
 from minillm.kv_cache.retention import SinkTurn
 
@@ -40,15 +40,13 @@ class NativeAttention:
         sinks = sink_turn.policy.sinks if sink_turn else 0
         scales = zip(cache.key_scales, cache.value_scales) if cache.quantized else [None] * len(cache.keys)
         self.pages = [native.Pages.of(*layer, sinks) for layer in zip(cache.keys, cache.values, scales, layer_windows)]
-        self.places = native.Places.of(self.pages)
+        self.places = native_structs.addresses_of(self.pages), self.pages[0].dtype
 
     @staticmethod
     def serves(cache: PagedKVCache) -> bool:
         """Whether there are kernels for a model and a cache of these dtypes on this machine."""
-        return (
-            cache.keys[0].is_cpu
-            and native.library(cache.model_dtype, cache.dtype if cache.quantized else None) is not None
-        )
+        kv_dtype = cache.dtype if cache.quantized else None
+        return cache.keys[0].is_cpu and native.library(cache.model_dtype, kv_dtype) is not None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: ForwardBatch) -> Tensor:
         """See `minillm.model.attention.AttentionBackend`."""
@@ -66,9 +64,10 @@ class NativeAttention:
         sequences, turn = self._sequences(batch, layer), self.sink_turn and self._turn(batch, layer)
         native.decoder_layer(weights, hidden, *rotary, self.pages[layer], sequences, turn)
 
-    def run_layers(self, layers: native.Places, hidden: Tensor, rotary: tuple[Tensor, Tensor], batch: ForwardBatch):
-        """The same of all layers."""
-        native.decoder_layers(layers, hidden, *rotary, self.places, self._sequences(batch, 0), self._turn(batch, 0))
+    def run_decoder(self, decoder: native.Decoder, hidden: Tensor, batch: ForwardBatch, out: Tensor):
+        """A whole Decoder: from its embeddings, which are overwritten, to logits in `out`, [num_logits, vocab_size]."""
+        sequences, turn, wanted = self._sequences(batch, 0), self._turn(batch, 0), batch.logits_indices
+        native_decoder.logits(decoder, hidden, batch.positions, *self.places, sequences, turn, wanted, out)
 
     def _sequences(self, batch: ForwardBatch, layer: int) -> native.Sequences:
         """The same for all layers of a step: made by layer 0."""

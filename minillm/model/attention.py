@@ -28,7 +28,7 @@ class AttentionBackend(Protocol):
     attributes below to True, and `can` reads it. A class that declares nothing is called through `attend` alone.
     """
 
-    fused_layer: bool = False  # `run_layer` computes a DecoderLayer in one call, `run_layers` all: NativeAttention
+    fused_layer: bool = False  # `run_layer` is a DecoderLayer in one call, `run_decoder` a Decoder: NativeAttention
     # Rotates, stores and attends from the projection on: `minillm.model.fused.FusedAttention`.
     fused_store: bool = False
     # Decodes without waiting for the device, and takes padding (slot -1, length 0): CUDA graphs record it.

@@ -16,7 +16,7 @@ from minillm.model.config import ModelConfig
 from minillm.model.decoder_layer import DecoderLayer, kinds_of
 from minillm.model.fingerprint import fingerprint
 from minillm.model.fused import run_layers
-from minillm.model.joined import JoinedLayers
+from minillm.model.joined import JoinedDecoder
 from minillm.model.layers import LayerRotaries, Linear, RMSNorm, Rotary, empty_parameter
 from minillm.model.offload import LayerStream, offload
 
@@ -49,7 +49,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(
             DecoderLayer(config, index, dtype, device, matrices) for index in range(config.num_layers)
         )
-        self.joined = JoinedLayers(self.layers)
+        self.joined = JoinedDecoder()
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, False, dtype, device, matrices)
         if config.tie_word_embeddings:
@@ -60,13 +60,13 @@ class Decoder(nn.Module):
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, attention: AttentionBackend, out: Tensor | None = None) -> Tensor:
-        """Logits of the tokens in `batch.logits_indices`: [num_logits, vocab_size] float32,
-        in `out` where it is given."""
-        rotary = self.rotary(batch.positions)
-        hidden = self.embed(batch.token_ids)
+        """Logits of the tokens in `batch.logits_indices`, [num_logits, vocab_size] float32; in `out`, if given."""
+        if (logits := self.joined.logits(self, batch, attention, out)) is not None:
+            return logits  # on a CPU: the same in one call, chapter 14
+        rotary, hidden = self.rotary(batch.positions), self.embed(batch.token_ids)
         if can(attention, "fused_store"):  # on a GPU: the same in fewer launches, chapter 14
             return self.logits(run_layers(self, hidden, rotary, attention, batch), out)
-        for layer in self.in_order(attention, batch):
+        for layer in self.in_order():
             hidden = layer(hidden, rotary, attention, batch)
         wanted = hidden.index_select(0, batch.logits_indices)  # [num_logits, hidden_size]
         return self.logits(self.norm(wanted), out)
@@ -87,9 +87,9 @@ class Decoder(nn.Module):
             rows = F.embedding(token_ids, self.embed_tokens)
         return rows if self.embedding_scale == 1.0 else rows * self.embedding_scale
 
-    def in_order(self, *step) -> Iterable[DecoderLayer | JoinedLayers]:
-        """The layers, each when it can compute; for a `step`, attention and batch, perhaps one that stands for all."""
-        return self.joined.in_order(*step) if self.stream is None else self.stream.through(self.layers)
+    def in_order(self) -> Iterable[DecoderLayer]:
+        """The layers, each when it can compute."""
+        return self.layers if self.stream is None else self.stream.through(self.layers)
 
     def prepare(self, cpu_offload_bytes: int = 0) -> Decoder:
         """Let every Linear choose its path for this machine; after the weights are filled. Returns self.

@@ -1,4 +1,4 @@
-"""All layers in one call: the same bits as layer by layer, and only where no caller needs a layer alone."""
+"""A decoder in one call: the same bits as module by module, and only where no caller needs a module alone."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from minillm import LLM, SamplingParams
 from minillm.kernels import native
 from minillm.kv_cache.native_attention import NativeAttention
 from minillm.model import decoder_layer, joined
-from tests.helpers.model_zoo import CHECKPOINTS, save_checkpoint
+from minillm.model.batch import ForwardBatch
+from tests.helpers.model_zoo import CHECKPOINTS, PLAIN, make_model, save_checkpoint
 from tests.helpers.tiny import byte_tokenizer
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="joined layers are for the CPU's kernels")
+pytestmark = pytest.mark.skipif(native.library() is None, reason="one call for all layers is for the CPU's kernels")
 PROMPTS = [{"prompt_token_ids": [3 + (i * step) % 90 for i in range(length)]} for step, length in ((7, 3), (5, 90))]
+# Several rotations, or one that scales only what it turns; mixtures, which say what they chose.
+APART = {"phi3-longrope", "smollm3-no-rope", "smollm3-biases-window-tied", "mixtral", "qwen3-moe-sparse-step"}
 SCORED = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=2)
 
 
 @pytest.fixture
 def calls(monkeypatch) -> list[str]:
-    """The names of the calls of whole layers, in their order."""
+    """The names of the calls of whole layers and decoders, in their order."""
     made: list[str] = []
 
     def spy(name, function):
         return lambda *given: (made.append(name), function(*given))[1]
 
-    for name in ("run_layer", "run_layers"):
+    for name in ("run_layer", "run_decoder"):
         monkeypatch.setattr(NativeAttention, name, spy(name, getattr(NativeAttention, name)))
     return made
 
@@ -44,12 +47,11 @@ def told(llm: LLM) -> list:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", sorted(CHECKPOINTS))
+@pytest.mark.parametrize("name", sorted({*CHECKPOINTS, *PLAIN, *APART}))
 def test_joined_layers_are_the_layers(name, dtype, tmp_path, calls, monkeypatch):
     llm = load(tmp_path, name, dtype=dtype)
     together = told(llm)
-    one_by_one = {"run_layer"} if llm.model.layers[0].kind is not None else {"run_layers"}
-    assert set(calls) == one_by_one
+    assert set(calls) == {"run_layer" if name in APART else "run_decoder"}
     calls.clear()
     monkeypatch.setattr(joined, "JOINED_LAYERS", False)
     assert told(llm) == together
@@ -60,15 +62,29 @@ def test_joined_layers_are_the_layers(name, dtype, tmp_path, calls, monkeypatch)
 def test_joined_layers_read_pages_of_codes(cache, tmp_path, calls, monkeypatch):
     llm = load(tmp_path, "llama-mha", kv_cache_dtype=cache)
     together = told(llm)
-    assert set(calls) == {"run_layers"}
+    assert set(calls) == {"run_decoder"}
     monkeypatch.setattr(joined, "JOINED_LAYERS", False)
     assert told(llm) == together
 
 
-def test_a_layer_with_a_hook_is_called_by_itself(tmp_path, calls):
+@pytest.mark.parametrize("scale", [{"embedding_multiplier": 3.0}, {"logits_scaling": 0.5}])
+def test_scales_around_the_layers(scale, tmp_path, calls, monkeypatch):
+    """Embeddings are scaled before the call; logits that are scaled are not C's."""
+    make_model(model_type="granite", attention_multiplier=0.2, **scale).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    llm = LLM(str(tmp_path), dtype="bfloat16", device="cpu", num_kv_blocks=64, enable_prefix_caching=False)
+    together = told(llm)
+    assert set(calls) == {"run_layer" if "logits_scaling" in scale else "run_decoder"}
+    monkeypatch.setattr(joined, "JOINED_LAYERS", False)
+    assert told(llm) == together
+
+
+def test_a_module_with_a_hook_is_called_by_itself(tmp_path, calls):
     llm = load(tmp_path, "llama-mha")
-    together, layers = told(llm), llm.model.layers
-    for listen in (layers[1].register_forward_hook, layers[0].register_forward_pre_hook):
+    together, model = told(llm), llm.model
+    modules = model.layers[1], model.norm, model.lm_head, model.rotary
+    listening = [module.register_forward_hook for module in modules]
+    for listen in (*listening, model.layers[0].register_forward_pre_hook, model.norm.register_forward_pre_hook):
         calls.clear()
         heard = []
         handle = listen(lambda *given, heard=heard: heard.append(given[0]))
@@ -76,7 +92,7 @@ def test_a_layer_with_a_hook_is_called_by_itself(tmp_path, calls):
         assert heard and set(calls) == {"run_layer"}
         handle.remove()
     calls.clear()
-    assert told(llm) == together and set(calls) == {"run_layers"}
+    assert told(llm) == together and set(calls) == {"run_decoder"}
 
 
 def test_layers_that_run_in_parts_are_not_joined(tmp_path, calls, monkeypatch):
@@ -103,8 +119,73 @@ def test_weights_that_are_prepared_anew_are_those_that_compute(tmp_path, calls):
     assert changed != before
     layers[1].post_attention_layernorm.weight = torch.nn.Parameter(layers[1].post_attention_layernorm.weight / 3.0)
     layers[1].prepare(llm.model.config)
-    assert set(calls) == {"run_layers"}
+    assert set(calls) == {"run_decoder"}
     assert [tokens for tokens, _ in told(llm)] == [tokens for tokens, _ in before]
+
+
+def test_another_last_norm_and_another_output_matrix_are_those_that_compute(tmp_path, calls, monkeypatch):
+    llm = load(tmp_path, "llama-mha")
+    model, before = llm.model, told(llm)
+    panels = model.lm_head.panels
+    model.norm.weight = torch.nn.Parameter(model.norm.weight.flip(0).contiguous())
+    assert (normed := told(llm)) != before
+    model.lm_head.panels = panels * -1.0
+    assert (turned := told(llm)) not in (before, normed)
+    assert set(calls) == {"run_decoder"}
+    monkeypatch.setattr(joined, "JOINED_LAYERS", False)
+    assert told(llm) == turned
+    model.lm_head.panels = panels
+    assert told(llm) == normed
+
+
+@pytest.mark.parametrize("quantization", ["int8", {"name": "int4", "group_size": 16, "lm_head": "int4"}])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_low_bit_weights_and_their_output_matrix(quantization, dtype, tmp_path, calls, monkeypatch):
+    llm = load(tmp_path, "llama-mqa-biases-tied", dtype=dtype, quantization=quantization)
+    together = told(llm)
+    assert set(calls) == {"run_decoder"}
+    monkeypatch.setattr(joined, "JOINED_LAYERS", False)
+    assert told(llm) == together
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scores_of_a_whole_prompt_and_of_none(dtype, tmp_path, calls, monkeypatch):
+    """Logits of more rows than the matrix takes at once, and chunks of a prompt that want none."""
+    llm = load(tmp_path, "llama-mha", dtype=dtype, max_num_batched_tokens=80)
+    long = [{"prompt_token_ids": [3 + i * 7 % 90 for i in range(120)]}, *PROMPTS]
+    scored = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, prompt_logprobs=1)
+
+    def answers():
+        plain, asked = (llm.generate(long, params, use_tqdm=False) for params in (SCORED, scored))
+        rows = [row or {} for each in asked for row in each.prompt_logprobs]
+        tokens = [each.outputs[0].token_ids for each in (*plain, *asked)]
+        return tokens, [{token: one.logprob for token, one in row.items()} for row in rows]
+
+    together = answers()
+    assert set(calls) == {"run_decoder"}
+    monkeypatch.setattr(joined, "JOINED_LAYERS", False)
+    assert answers() == together
+
+
+@pytest.mark.parametrize("wanted", [[-1], [3], [0, 2**40]])
+def test_logits_of_tokens_that_a_step_does_not_have(wanted, tmp_path):
+    runner = load(tmp_path, "llama-mha").engine.runner
+    batch = ForwardBatch.single([4, 5, 6])
+    batch.block_table, batch.slot_mapping = torch.zeros(1, 8, dtype=torch.int32), torch.arange(3)
+    batch.logits_indices = torch.tensor(wanted)
+    with pytest.raises(IndexError, match=r"of a step of 3: count from 0"):
+        runner.model.forward(batch, runner.attention)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_request_among_many_is_what_it_is_alone(dtype, tmp_path, calls):
+    """So many that the next layer's pages are brought nearer meanwhile."""
+    llm = load(tmp_path, "llama-mha", dtype=dtype, num_kv_blocks=400)
+    prompts = [{"prompt_token_ids": [3 + i * step % 90 for i in range(1 + 5 * step)]} for step in range(1, 25)]
+    many = llm.generate(prompts, SCORED, use_tqdm=False)
+    alone = [llm.generate(prompt, SCORED, use_tqdm=False)[0] for prompt in prompts]
+    assert [one.outputs[0].token_ids for one in many] == [one.outputs[0].token_ids for one in alone]
+    assert set(calls) == {"run_decoder"}
 
 
 def test_hooks_of_all_modules_and_forwards_of_one_are_heard(tmp_path, calls):

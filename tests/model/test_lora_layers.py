@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minillm import LLM, LoRARequest, SamplingParams
-from minillm.kernels import native
+from minillm.kernels import native, native_decoder
 from minillm.model import decoder_layer
 from tests.helpers.adapters import save_adapter
 from tests.helpers.model_zoo import make_model
@@ -76,8 +76,8 @@ def test_a_layer_with_adapters_in_one_call_is_its_parts(dtype, quantization, fol
         calls["parts"] += 1
         return part(*given)
 
-    for name in ("decoder_layer", "decoder_layers"):
-        monkeypatch.setattr(native, name, watched(getattr(native, name)))
+    for module, name in ((native, "decoder_layer"), (native_decoder, "logits")):
+        monkeypatch.setattr(module, name, watched(getattr(module, name)))
     monkeypatch.setattr(native, "add_lora_", parts)
     together = told(llm, folders, everything)
     assert calls["whole"] and not calls["parts"]

@@ -86,7 +86,7 @@ class OnlyAttend:
 ])  # fmt: skip
 def test_backends_declare_what_they_can_do(backend, declared):
     methods = {
-        "fused_layer": ["run_layer", "run_layers"],
+        "fused_layer": ["run_layer", "run_decoder"],
         "fused_store": ["rotate_and_store", "attend_stored"],
         "graph_safe": ["attend"],
     }
