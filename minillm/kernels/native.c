@@ -280,7 +280,7 @@ int decoder_layer(const Layer *w, T *x, const T *cosines, const T *sines, const 
 
 static _Thread_local Workspace for_step;
 
-// What a decoder has besides the pages of its layers. See `native_structs.Decoder`.
+// What a decoder has besides the pages of its layers. See `native_structs.DecoderWeights`.
 typedef struct {
     const Layer *const *layers;
     const T *norm;  // the last one
@@ -288,12 +288,12 @@ typedef struct {
     Matrix head;
     long count, hidden, dim;
     float cos_scale, eps;
-} Decoder;
+} DecoderWeights;
 
 // All that a model computes from its embeddings x [tokens, hidden] to the logits [num_wanted, head.out] of the tokens `wanted`:
 // what `Decoder.forward` says. Between two calls a Python program takes as long as for a small product, since the weights have
 // pushed it out of the caches. Returns 1 if memory ran out, 2 if there is no such token.
-int decoder(const Decoder *d, const Pages *const *pages, T *x, const int64_t *positions, const Sequences *seqs, const float *turn,
+int decoder(const DecoderWeights *d, const Pages *const *pages, T *x, const int64_t *positions, const Sequences *seqs, const float *turn,
             const int64_t *wanted, long num_wanted, float *logits, long tokens) {
     for (long i = 0; i < num_wanted; i++)
         if (wanted[i] < 0 || wanted[i] >= tokens) return 2;

@@ -37,7 +37,7 @@ from minillm.kernels.native_structs import (
     KV_FLAGS,
     LANES,
     Adapters,
-    Decoder,
+    DecoderWeights,
     Experts,
     Latents,
     Layer,
@@ -305,5 +305,5 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
         loaded.latent_attention.argtypes = (*latents, p, p, n, p, n, n, n, f)
     loaded.chunks_from.restype = n
     loaded.decoder_layer.argtypes = (ctypes.POINTER(Layer), p, p, p, *where, p, n)
-    loaded.decoder.argtypes = (ctypes.POINTER(Decoder), p, p, p, where[1], p, p, n, p, n)
+    loaded.decoder.argtypes = (ctypes.POINTER(DecoderWeights), p, p, p, where[1], p, p, n, p, n)
     return loaded

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from minillm.kernels.native import library
-from minillm.kernels.native_structs import Decoder, Sequences, plain
+from minillm.kernels.native_structs import DecoderWeights, Sequences
 
 
 def logits(
-    decoder: Decoder,
+    weights: DecoderWeights,
     hidden: Tensor,
     positions: Tensor,
     pages: ctypes.Array[ctypes.c_void_p],
@@ -24,14 +24,17 @@ def logits(
 ) -> None:
     """Into out [num_logits, vocab_size] float32: the logits of the tokens `wanted` [num_logits].
 
-    hidden [num_tokens, hidden_size] are the embeddings, and are overwritten; positions [num_tokens]. `pages` are the
-    addresses of each layer's `Pages`, of `kv_dtype` if they hold codes. The logits are rounded to the dtype of
-    `hidden`, as those of a `Linear`. Raises MemoryError where the step does not fit into memory, IndexError where it
-    has no such token.
+    hidden [num_tokens, hidden_size] are the embeddings, and are overwritten; positions [num_tokens], as `wanted` int64
+    in one piece. `pages` are the addresses of each layer's `Pages`, of `kv_dtype` if they hold codes. The logits are
+    rounded to the dtype of `hidden`, as those of a `Linear`. Raises MemoryError where the step does not fit into
+    memory, IndexError where it has no such token or the cache no such layer.
     """
-    positions, wanted = plain(positions, torch.int64), plain(wanted, torch.int64)
+    if len(pages) < weights.count:
+        raise IndexError(
+            f"the model has {weights.count} layers, the cache pages of {len(pages)}; make one of its shape"
+        )
     failed = library(hidden.dtype, kv_dtype).decoder(
-        decoder, pages, hidden.data_ptr(), positions.data_ptr(), sequences, None if turn is None else turn.data_ptr(),
+        weights, pages, hidden.data_ptr(), positions.data_ptr(), sequences, None if turn is None else turn.data_ptr(),
         wanted.data_ptr(), len(wanted), out.data_ptr(), len(hidden),
     )  # fmt: skip
     if failed == 2:

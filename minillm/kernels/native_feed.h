@@ -1,7 +1,8 @@
 // While many rows are multiplied, memory has little to do. Meanwhile it brings nearer what the next layer's attention reads: the
 // blocks of all sequences. Built in chapter 14.
 //
-// Each thread has a list of its share. It may outlive the step that it was made for: a prefetch may address anything.
+// Each thread has a list of its share. In a thread that the team does without for a while it may outlive its step: a prefetch may
+// address anything. Products of low-bit weights take nothing from it.
 typedef struct {
     const char **blocks, *at;  // the next line, of `left` lines of its block
     long count, next, bytes, left;

@@ -82,19 +82,18 @@ class Sequences(ctypes.Structure):
     ) -> Sequences:
         """From the index tensors of a `ForwardBatch`, of any integer dtype. token_slots [num_tokens] name each token's
         adapter, -1 for none."""
-        longs = [plain(index, torch.int64) for index in (query_start_loc, seq_lens, slot_mapping)]
-        table = plain(block_table, torch.int32)
+        longs = [_plain(index, torch.int64) for index in (query_start_loc, seq_lens, slot_mapping)]
+        table = _plain(block_table, torch.int32)
         places = [index.data_ptr() for index in (*longs[:2], table, longs[2])]
         made = cls(*places, seq_lens.shape[0], block_table.shape[1], max_seq_len)
         if token_slots is not None:
-            token_slots = plain(token_slots, torch.int32)
+            token_slots = _plain(token_slots, torch.int32)
             made.token_slots = token_slots.data_ptr()
         made.tensors = (*longs, table, token_slots)  # the addresses are theirs
         return made
 
 
-def plain(index: Tensor, dtype: torch.dtype) -> Tensor:
-    """As C reads it."""
+def _plain(index: Tensor, dtype: torch.dtype) -> Tensor:
     return index if index.dtype is dtype and index.is_contiguous() else index.to(dtype).contiguous()
 
 
@@ -210,7 +209,7 @@ class Layer(ctypes.Structure):
         return layer
 
 
-class Decoder(ctypes.Structure):
+class DecoderWeights(ctypes.Structure):
     """What a decoder has besides the pages of its layers, for `native_decoder.logits`; see native.c."""
 
     _fields_ = (
@@ -225,18 +224,20 @@ class Decoder(ctypes.Structure):
         cls,
         layers: Sequence[Layer],
         norm: Tensor,
+        eps: float,
         frequencies: Tensor,
         sin_scale: Tensor,
         cos_scale: float,
         head: Matrix,
-        eps: float,
-    ) -> Decoder:
-        """norm [hidden_size] is the last one's weight; frequencies, sin_scale and cos_scale are those of `Rotary`."""
-        places = addresses_of(layers)
-        decoder = cls(ctypes.addressof(places), norm.data_ptr(), frequencies.data_ptr(), sin_scale.data_ptr(), head,
-                      len(layers), norm.shape[0], frequencies.shape[0], cos_scale, eps)  # fmt: skip
-        decoder.kept = layers, places, norm, frequencies, sin_scale, head
-        return decoder
+    ) -> DecoderWeights:
+        """norm [hidden_size] is the last one's weight; frequencies, sin_scale and cos_scale are those of `Rotary`. It
+        keeps all but the head's memory alive, even if a module gets another tensor."""
+        places, tensors = addresses_of(layers), [tensor.detach() for tensor in (norm, frequencies, sin_scale)]
+        starts = [tensor.data_ptr() for tensor in tensors]
+        sizes = len(layers), norm.shape[0], frequencies.shape[0]
+        weights = cls(ctypes.addressof(places), *starts, head, *sizes, cos_scale, eps)
+        weights.memory = layers, places, tensors
+        return weights
 
 
 def addresses_of(structures: Sequence[ctypes.Structure]) -> ctypes.Array[ctypes.c_void_p]:

@@ -64,10 +64,10 @@ class NativeAttention:
         sequences, turn = self._sequences(batch, layer), self.sink_turn and self._turn(batch, layer)
         native.decoder_layer(weights, hidden, *rotary, self.pages[layer], sequences, turn)
 
-    def run_decoder(self, decoder: native.Decoder, hidden: Tensor, batch: ForwardBatch, out: Tensor):
+    def run_decoder(self, weights: native.DecoderWeights, hidden: Tensor, batch: ForwardBatch, out: Tensor):
         """A whole Decoder: from its embeddings, which are overwritten, to logits in `out`, [num_logits, vocab_size]."""
         sequences, turn, wanted = self._sequences(batch, 0), self._turn(batch, 0), batch.logits_indices
-        native_decoder.logits(decoder, hidden, batch.positions, *self.places, sequences, turn, wanted, out)
+        native_decoder.logits(weights, hidden, batch.positions, *self.places, sequences, turn, wanted, out)
 
     def _sequences(self, batch: ForwardBatch, layer: int) -> native.Sequences:
         """The same for all layers of a step: made by layer 0."""
