@@ -39,13 +39,9 @@ class JoinedDecoder:
         weights = self._weights(decoder, batch, attention)
         if weights is None:
             return None
-        shape = len(batch.logits_indices), decoder.config.vocab_size
-        fits = (
-            out is not None and out.is_cpu and out.dtype is torch.float32 and out.is_contiguous() and out.shape == shape
-        )
-        logits = out if fits else torch.empty(shape, dtype=torch.float32, device="cpu")
+        logits = _room(out, len(batch.logits_indices), decoder.config.vocab_size)
         attention.run_decoder(weights, decoder.embed(batch.token_ids), batch, logits)
-        return logits if fits or out is None else out.copy_(logits)
+        return logits if out is None or logits is out else out.copy_(logits)
 
     def _weights(
         self, decoder: Decoder, batch: ForwardBatch, attention: AttentionBackend
@@ -68,6 +64,13 @@ class JoinedDecoder:
         if weights is None or (batch.token_slots is not None and not all(layer.whole.adapters for layer in layers)):
             return None
         return weights
+
+
+def _room(out: Tensor | None, *shape: int) -> Tensor:
+    """Where C writes: `out` if that is what C knows."""
+    if out is not None and out.is_cpu and out.dtype is torch.float32 and out.is_contiguous() and out.shape == shape:
+        return out
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
 def _is_index(tensor: Tensor) -> bool:
