@@ -298,21 +298,20 @@ int decoder(const DecoderWeights *d, const Pages *const *pages, T *x, const int6
     for (long i = 0; i < num_wanted; i++)
         if (wanted[i] < 0 || wanted[i] >= tokens) return 2;
     long most = num_wanted < CHUNK ? num_wanted : CHUNK;
-    T *cosines = reserve(&for_step, (2 * tokens * d->dim + most * (d->hidden + d->head.out)) * sizeof(T));
+    T *cosines = reserve(&for_step, (2 * tokens * d->dim + most * d->hidden) * sizeof(T));
     if (!cosines) return 1;
-    T *sines = cosines + tokens * d->dim, *normed = sines + tokens * d->dim, *rounded = normed + most * d->hidden;
+    T *sines = cosines + tokens * d->dim, *normed = sines + tokens * d->dim;
     rotary_angles(positions, d->frequencies, d->sin_scale, d->cos_scale, cosines, sines, tokens, d->dim);
     for (long i = 0; i < d->count; i++) {
         const Pages *next = i + 1 < d->count ? pages[i + 1] : NULL;
         if (run_layer(d->layers[i], x, cosines, sines, pages[i], next, seqs, turn, tokens)) return 1;
     }
     for (long from = 0; from < num_wanted; from += CHUNK) {
-        long rows = num_wanted - from < CHUNK ? num_wanted - from : CHUNK, size = rows * d->head.out;
+        long rows = num_wanted - from < CHUNK ? num_wanted - from : CHUNK;
+        Target target = {.size = d->head.out, .logits = logits + from * d->head.out};
 #pragma omp parallel for num_threads(team_size()) if (rows * d->hidden > PARALLEL_FROM)
         for (long i = 0; i < rows; i++) norm_row(x + wanted[from + i] * d->hidden, d->norm, normed + i * d->hidden, d->hidden, d->eps);
-        if (multiply(&d->head, normed, NULL, NULL, rounded, rows)) return 1;
-#pragma omp parallel for simd num_threads(team_size()) if (size > PARALLEL_FROM)
-        for (long j = 0; j < size; j++) logits[from * d->head.out + j] = load(rounded[j]);
+        if (multiply_to(&target, &d->head, normed, rows)) return 1;
     }
     return 0;
 }

@@ -275,6 +275,7 @@ typedef struct {
     const T *bias, *residual;  // residual may be out
     T *out;
     long size;
+    float *logits;  // in place of out: the same numbers, as float32
 } Target;
 
 // LANES outputs of a row to their place.
@@ -300,6 +301,14 @@ static __attribute__((noinline)) void finish_last(const float *sums, const T *bi
     memcpy(out, part[2], width * sizeof(T));
 }
 
+static inline void finish_logits(const float *sums, float *logits, long width) {
+    T rounded[LANES];
+    store_lanes(rounded, *(const lanes *)sums);
+    const lanes wide = load_lanes(rounded);
+    if (width >= LANES) memcpy(logits, &wide, sizeof wide);
+    else memcpy(logits, &wide, width * sizeof(float));
+}
+
 // To their place: the sums of some panels for `rows` rows from `row`. Not inlined, so that a product is rounded before it is
 // added to.
 static __attribute__((noinline)) void finish(const float *sums, long row, long rows, const Panels *of, const Target *target) {
@@ -309,7 +318,8 @@ static __attribute__((noinline)) void finish(const float *sums, long row, long r
             const T *bias = target->bias ? target->bias + from : NULL;
             const T *residual = target->residual ? target->residual + place : NULL;
             const float *sum = sums + r * WIDTH + p * LANES;
-            if (width >= LANES) finish_lanes(sum, bias, residual, target->out + place);
+            if (target->logits) finish_logits(sum, target->logits + place, width);
+            else if (width >= LANES) finish_lanes(sum, bias, residual, target->out + place);
             else finish_last(sum, bias, residual, target->out + place, width);
         }
 }

@@ -77,34 +77,60 @@ static inline Panels next_panels(const Matrix *m, long rows, long first, long en
     return (Panels){first, m->out, (stop < end ? stop : end) - first};
 }
 
-// out [rows, out] = x [rows, in] times any matrix, plus bias and plus residual [rows, out] if there are. Returns 1 if memory
-// ran out.
-int multiply(const Matrix *m, const T *x, const T *bias, const T *residual, T *out, long rows) {
+// The panels of a thread, from `at` on those that have not been taken. In a cache line of its own.
+typedef struct {
+    long at, end;
+    char apart[48];
+} Share;
+
+// Equal shares, in whole groups; where panels are few, threads share a group. Returns how many panels are taken at once: of a shared
+// group all that a thread has, so that two threads never take parts of one.
+static long share_panels(const Matrix *m, long rows, int threads, Share *shares) {
+    long panels = (m->out + LANES - 1) / LANES, in_groups = panels >= 8 * GROUP * threads, unit = in_groups ? GROUP : 1;
+    for (long t = 0; t < threads; t++)
+        shares[t] = (Share){.at = panels / unit * t / threads * unit, .end = panels / unit * (t + 1) / threads * unit};
+    shares[threads - 1].end = panels;
+    return !in_groups ? panels : GROUP > 1 ? GROUP : rows <= 2 * ROWS ? PANELS : 1;
+}
+
+// x [rows, in] times any matrix, to its place. A thread that is done with its own share takes from another's. Returns 1 if memory ran
+// out.
+static int multiply_to(const Target *target, const Matrix *m, const T *x, long rows) {
     SPAN(PRODUCTS);
-    Target target = {bias, residual, out, m->out};
     Rows taken;
     if (take_rows(m, x, rows, &taken)) return 1;
     long begun = now(), done = begun;
     int size = rows * m->in * m->out > 65536 ? team_size() : 1;
+    Share shares[size] __attribute__((aligned(64)));
+    const long step = share_panels(m, rows, size, shares);
 #pragma omp parallel num_threads(size)
     {
         if (taken.codes || taken.sums) {
 #pragma omp for
             for (long row = 0; row < rows; row++) take_row(m, &taken, row);
         }
-        long panels = (m->out + LANES - 1) / LANES, threads = omp_get_num_threads(), thread = omp_get_thread_num();
-        long unit = panels >= 8 * GROUP * threads ? GROUP : 1;  // where panels are few, threads share a group
-        long first = panels / unit * thread / threads * unit, end = panels / unit * (thread + 1) / threads * unit;
-        if (thread + 1 == threads) end = panels;
+        int thread = omp_get_thread_num();
         begin_tiles(1);
-        for (long row = 0; row < rows; row += CHUNK)
-            for (Panels of = next_panels(m, rows, first, end); of.first < end; of = next_panels(m, rows, of.first + of.count, end))
-                multiply_block(m, &taken, row, rows - row < CHUNK ? rows - row : CHUNK, rows, &of, &target);
+        for (int k = 0; k < size; k++) {
+            Share *share = &shares[(thread + k) % size];
+            for (long at; (at = __atomic_fetch_add(&share->at, step, __ATOMIC_RELAXED)) < share->end;) {
+                long end = at + step < share->end ? at + step : share->end;
+                for (Panels of = next_panels(m, rows, at, end); of.first < end; of = next_panels(m, rows, of.first + of.count, end))
+                    for (long row = 0; row < rows; row += CHUNK)
+                        multiply_block(m, &taken, row, rows - row < CHUNK ? rows - row : CHUNK, rows, &of, target);
+            }
+        }
         end_tiles();
         if (thread == 0) done = now();
     }
     if (size > 1) note_wait(done - begun, now() - done);
     return 0;
+}
+
+// out [rows, out] = x [rows, in] times any matrix, plus bias and plus residual [rows, out] if there are. Returns 1 if memory ran out.
+int multiply(const Matrix *m, const T *x, const T *bias, const T *residual, T *out, long rows) {
+    Target target = {bias, residual, out, m->out};
+    return multiply_to(&target, m, x, rows);
 }
 
 // The same for up to CHUNK rows, by the thread that calls it.

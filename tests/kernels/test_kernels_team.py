@@ -252,3 +252,20 @@ def test_a_forked_child_computes_with_threads_of_its_own(root):
         capture_output=True, text=True, cwd=root, timeout=300,
     )  # fmt: skip
     assert done.stdout.split() == ["True", "0"], done.stdout + done.stderr
+
+
+ALONE = """
+import torch
+torch.set_num_threads(4)
+from minillm.kernels import native
+for out_features in (40, 576, 960, 5000):
+    x, weight = torch.randn(9, 192), torch.randn(out_features, 192)
+    out = native.linear(x, native.pack(weight), None, out_features)
+    torch.testing.assert_close(out, x @ weight.T, rtol=1e-4, atol=1e-4)
+"""
+
+
+def test_the_shares_of_threads_that_never_come_are_computed_by_the_others():
+    """The team has four, OpenMP gives one."""
+    environment = os.environ | {"OMP_THREAD_LIMIT": "1"}
+    subprocess.run([sys.executable, "-c", ALONE], env=environment, check=True, timeout=120)
