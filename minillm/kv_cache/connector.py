@@ -48,14 +48,14 @@ class KVConnector(Protocol):
     """Hands bytes to another process. Safe to use from several threads."""
 
     def put(self, data: Tensor) -> KVHandle:
-        """Offer bytes, uint8 [num_bytes] in host memory, to one reader."""
+        """Offer bytes, uint8 [num_bytes] in host memory, to one reader. Raises OSError where there is no room."""
 
     def get(self, handle: KVHandle) -> Tensor:
         """The bytes, uint8 [num_bytes]; they are gone at the source then. Raises ConnectionError if they are gone
         already, or the source is."""
 
     def drop(self, handle: KVHandle) -> None:
-        """No process is going to read what this one has put; nothing happens if one has."""
+        """No process is going to read what this one has put; nothing happens if one has, or if another has put it."""
 
     def send(self, connection: Connection, data: Tensor) -> KVHandle | None:
         """As `put`, to the reader at the other end of a connection; a handle to `drop` if that end is gone."""
@@ -77,7 +77,11 @@ class SharedMemoryConnector:
 
     def put(self, data: Tensor) -> KVHandle:
         path = self.folder / f"{self.prefix}-{next(self._numbers)}"
-        data.contiguous().numpy().tofile(path)
+        try:
+            data.contiguous().numpy().tofile(path)
+        except OSError:  # no room: half of it may be there
+            path.unlink(missing_ok=True)
+            raise
         return KVHandle("shm", str(path), path.name, data.numel())
 
     def get(self, handle: KVHandle) -> Tensor:
@@ -147,7 +151,8 @@ class TCPConnector:
         return data
 
     def drop(self, handle: KVHandle) -> None:
-        self._waiting.pop(handle.key, None)
+        if handle.place == self.place:
+            self._waiting.pop(handle.key, None)
 
     def send(self, connection: Connection, data: Tensor) -> KVHandle | None:
         connection.send(data.numel())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 
 import pytest
@@ -54,6 +55,26 @@ def test_what_is_dropped_or_left_at_the_end_is_gone(pair):
     source.close()
     with pytest.raises(ConnectionError):
         destination.get(left)
+
+
+def test_what_found_no_room_leaves_nothing(tmp_path):
+    source = SharedMemoryConnector("minillm-test", tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))  # as a full /dev/shm, half of it is written
+    try:
+        with pytest.raises(OSError, match=r"requested|too large"):
+            source.put(torch.zeros(1_000_000, dtype=torch.uint8))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_handle_of_a_process_before_this_one_drops_nothing_here(pair):
+    """Keys are counted from zero in each process: a replica that was started again has had the same ones."""
+    source, destination = pair
+    handle = source.put(torch.ones(4, dtype=torch.uint8))
+    source.drop(handle._replace(place=handle.place + "1"))
+    assert destination.get(handle).tolist() == [1] * 4
 
 
 def test_many_readers_at_once_get_their_own(pair):

@@ -59,6 +59,7 @@ class Migrations:
         self.num_bytes = 0  # of keys and values, in all moves
         self._workers = ThreadPoolExecutor(AT_ONCE, "migrate")
         self._awaited: dict[str, Move] = {}  # by the id of the flight whose first token ends the pause
+        self._offered: dict[str, tuple[Member, KVHandle]] = {}  # by the id of the flight that is to read it: where
         self._moving: set[str] = set()  # request ids
         self._streams: dict[str, tuple[str, int]] = {}  # by flight id: where its layers go, and the blocks known there
         fleet.router.on_submit, fleet.router.on_land = self.started, self._landed
@@ -109,9 +110,12 @@ class Migrations:
             self._awaited[flight.flight_id] = move
 
     def _landed(self, flight: Flight) -> None:
-        """A flight is not where it was: what was on its way from there is not wanted."""
+        """A flight is not where it was: what was on its way from there, or to there, is not wanted."""
         if (stream := self._streams.pop(flight.flight_id, None)) is not None:
             self.fleet.router.send(stream[0], Unexpect(flight.flight_id))
+        self._drop(*self._offered.pop(flight.flight_id, (None, None)))
+        if not flight.request.is_finished:  # else its last token may be its first there
+            self._awaited.pop(flight.flight_id, None)
 
     def lost(self, member: Member) -> None:
         """Its process is gone: nothing reads any more what it had put into shared memory."""
@@ -120,6 +124,9 @@ class Migrations:
 
     def begun(self, flight: Flight, begun: Begun) -> None:
         """A flight has its first token."""
+        offered = self._offered.pop(flight.flight_id, None)
+        if offered is not None and not begun.took_in:
+            self._drop(*offered)
         if (move := self._awaited.pop(flight.flight_id, None)) is not None:
             move.pause_seconds = flight.request.token_times[-1] - move.last_token
             move.num_steps, move.took_in = begun.num_steps, begun.took_in
@@ -168,10 +175,13 @@ class Migrations:
             self._drop(source, handle)
             return False
         self._awaited[flight.flight_id] = move
+        if handle is not None:
+            self._offered[flight.flight_id] = (source, handle)
         return True
 
-    def _drop(self, source: Member, handle: KVHandle | None) -> None:
-        if handle is not None:
+    def _drop(self, source: Member | None, handle: KVHandle | None) -> None:
+        """No replica reads it any more, or one has: let the source forget it."""
+        if source is not None and handle is not None:
             source.call(self.fleet.members.numbers, "drop", handle)
 
     # A worker.
@@ -206,7 +216,11 @@ class Migrations:
     ) -> Copied | None:
         copied: Copied | None = self._call(source, "copy_blocks", flight_id, first, WAIT_SECONDS * from_prefill)
         if copied is not None and copied.handle is not None:
-            self._call(destination, "stage_blocks", copied.hashes, copied.handle)
+            try:
+                self._call(destination, "stage_blocks", copied.hashes, copied.handle)
+            except RuntimeError:  # it has died, or could not read them
+                self._in_engine_thread(lambda: self._drop(source, copied.handle))
+                raise
         return copied
 
     def _call(self, member: Member, method: str, *arguments: Any) -> Any:
