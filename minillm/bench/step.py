@@ -52,7 +52,7 @@ CPU_RUNGS = (
     Rung("+ weights packed by oneDNN", dict(attention_backend="torch"), ("C kernels",)),
     Rung("+ torch.compile for norms and SwiGLU", dict(attention_backend="torch"), ("C kernels",), compiled=True),
     Rung("our C kernels instead", dict(attention_backend="native"), ("whole layers",)),
-    Rung("+ a layer in one call", dict(attention_backend="native"), ("joined layers",)),
+    Rung("+ a layer in one call", dict(attention_backend="native"), ("joined model",)),
     Rung("+ the model in one call", dict(attention_backend="native")),
 )
 GPU_RUNGS = (

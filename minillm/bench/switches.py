@@ -16,7 +16,7 @@ SWITCHES = {  # name -> what has to be replaced to do without
     "C kernels": (native, "library", lambda dtype=torch.float32: None),
     "packed weights": (layers, "can_pack", lambda weight: False),
     "whole layers": (native.Layer, "of", classmethod(lambda cls, *args: None)),
-    "joined layers": (joined, "JOINED_LAYERS", False),
+    "joined model": (joined, "JOINED_MODEL", False),
 }
 
 

@@ -26,7 +26,7 @@ SWITCHES = {  # what is put in the place of what, to do without
     "C kernels": (native, "library", lambda dtype=torch.float32: None),
     "packed weights": (layers, "can_pack", lambda weight: False),
     "whole layers": (decoder_layer, "WHOLE_LAYERS", False),
-    "joined layers": (joined, "JOINED_LAYERS", False),
+    "joined model": (joined, "JOINED_MODEL", False),
 }
 
 
@@ -90,7 +90,7 @@ class Served:
         self.rung, self.config, self.batch, self.names = rung, config, batch, count()
         self.trace, self.requests = Trace(enabled=False), []
         knobs = dict(max_num_seqs=batch, max_model_len=128, num_kv_blocks=8 * batch, enable_prefix_caching=False)
-        model = built(config, tuple(name for name in rung.off if name not in ("whole layers", "joined layers")))
+        model = built(config, tuple(name for name in rung.off if name not in ("whole layers", "joined model")))
         with without(*rung.off):
             self.engine = Engine(model, trace=self.trace, config=EngineConfig("", **knobs, **rung.knobs))
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from minillm.model.batch import ForwardBatch
     from minillm.model.decoder import Decoder
 
-JOINED_LAYERS = True  # whether layers are computed together where they can: chapter 14 compares
+JOINED_MODEL = True  # whether the whole model is one call where it can be: chapter 14 compares
 
 
 class JoinedDecoder:
@@ -47,7 +47,7 @@ class JoinedDecoder:
         self, decoder: Decoder, batch: ForwardBatch, attention: AttentionBackend
     ) -> native.DecoderWeights | None:
         """What C computes this batch with, adapters included."""
-        if not (JOINED_LAYERS and decoder_layer.WHOLE_LAYERS and can(attention, "fused_layer")):
+        if not (JOINED_MODEL and decoder_layer.WHOLE_LAYERS and can(attention, "fused_layer")):
             return None
         if decoder.stream is not None or not (_is_index(batch.positions) and _is_index(batch.logits_indices)):
             return None

@@ -28,22 +28,22 @@ def told(llm: LLM, prompts: list[dict] = PROMPTS) -> list:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", sorted({*CHECKPOINTS, *PLAIN, *APART}))
-def test_joined_layers_are_the_layers(name, dtype, tmp_path, calls, monkeypatch):
+def test_a_joined_model_is_its_layers(name, dtype, tmp_path, calls, monkeypatch):
     llm = load(tmp_path, name, dtype=dtype)
     together = told(llm)
     assert set(calls) == {"run_layer" if name in APART else "run_decoder"}
     calls.clear()
-    monkeypatch.setattr(joined, "JOINED_LAYERS", False)
+    monkeypatch.setattr(joined, "JOINED_MODEL", False)
     assert told(llm) == together
     assert set(calls) == {"run_layer"}
 
 
 @pytest.mark.parametrize("cache", ["int8", "fp8"])
-def test_joined_layers_read_pages_of_codes(cache, tmp_path, calls, monkeypatch):
+def test_a_joined_model_reads_pages_of_codes(cache, tmp_path, calls, monkeypatch):
     llm = load(tmp_path, "llama-mha", kv_cache_dtype=cache)
     together = told(llm)
     assert set(calls) == {"run_decoder"}
-    monkeypatch.setattr(joined, "JOINED_LAYERS", False)
+    monkeypatch.setattr(joined, "JOINED_MODEL", False)
     assert told(llm) == together
 
 
@@ -55,7 +55,7 @@ def test_scales_around_the_layers(scale, tmp_path, calls, monkeypatch):
     llm = LLM(str(tmp_path), dtype="bfloat16", device="cpu", num_kv_blocks=64, enable_prefix_caching=False)
     together = told(llm)
     assert set(calls) == {"run_layer" if "logits_scaling" in scale else "run_decoder"}
-    monkeypatch.setattr(joined, "JOINED_LAYERS", False)
+    monkeypatch.setattr(joined, "JOINED_MODEL", False)
     assert told(llm) == together
 
 
@@ -112,7 +112,7 @@ def test_another_last_norm_and_another_output_matrix_are_those_that_compute(tmp_
     model.lm_head.panels = panels * -1.0
     assert (turned := told(llm)) not in (before, normed)
     assert set(calls) == {"run_decoder"}
-    monkeypatch.setattr(joined, "JOINED_LAYERS", False)
+    monkeypatch.setattr(joined, "JOINED_MODEL", False)
     assert told(llm) == turned
     model.lm_head.panels = panels
     assert told(llm) == normed
@@ -124,7 +124,7 @@ def test_low_bit_weights_and_their_output_matrix(quantization, dtype, tmp_path, 
     llm = load(tmp_path, "llama-mqa-biases-tied", dtype=dtype, quantization=quantization)
     together = told(llm)
     assert set(calls) == {"run_decoder"}
-    monkeypatch.setattr(joined, "JOINED_LAYERS", False)
+    monkeypatch.setattr(joined, "JOINED_MODEL", False)
     assert told(llm) == together
 
 
@@ -143,7 +143,7 @@ def test_scores_of_a_whole_prompt_and_of_none(dtype, tmp_path, calls, monkeypatc
 
     together = answers()
     assert set(calls) == {"run_decoder"}
-    monkeypatch.setattr(joined, "JOINED_LAYERS", False)
+    monkeypatch.setattr(joined, "JOINED_MODEL", False)
     assert answers() == together
 
 

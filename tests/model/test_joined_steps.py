@@ -62,7 +62,7 @@ def test_indices_of_other_kinds_are_left_to_torch(name, value, tmp_path, monkeyp
         together = llm.model.forward(step_of(llm, **{name: value}), attention)
     except Exception as error:
         together = str(error)
-    monkeypatch.setattr(joined, "JOINED_LAYERS", False)
+    monkeypatch.setattr(joined, "JOINED_MODEL", False)
     try:
         assert torch.equal(llm.model.forward(step_of(llm, **{name: value}), attention), together)
     except RuntimeError as error:
@@ -124,7 +124,7 @@ def test_what_is_changed_after_a_step_is_what_computes(change, tmp_path):
     before = llm.model.forward(step_of(llm), attention)
     change(llm.model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joined, "JOINED_LAYERS", False)
+        patch.setattr(joined, "JOINED_MODEL", False)
         expected = llm.model.forward(step_of(llm), attention)
     assert not torch.equal(expected[:, : before.shape[1]], before)
     assert torch.equal(llm.model.forward(step_of(llm), attention), expected)
