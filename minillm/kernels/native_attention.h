@@ -160,6 +160,9 @@ static void weigh_keys(int rows, const Past *past, const TileMemory *m, const lo
     if (SCALED) scale_keys(rows, past, p->value_scales, m->scores, m->stride);
 }
 
+// How many of `left` panels are multiplied at once: two and two rather than three and one, which leaves most registers empty.
+static inline long next_width(long left) { return left <= PANELS ? left : left == PANELS + 1 && PANELS == 3 ? 2 : PANELS; }
+
 // Attention of up to TILE queries of one sequence that read the same KV head, in order of position. Row r sees the keys from[r]
 // to to[r] - 1, and the sinks; learned[r] is its sink logit. Returns whether all of `out` is finite.
 static int attend_tile(int rows, const Past *past, const TileMemory *m, const long *from, const long *to, const float *learned,
@@ -173,8 +176,8 @@ static int attend_tile(int rows, const Past *past, const TileMemory *m, const lo
         take_keys(past, key, panels, m->vectors);
         for (int r = 0; r < rows; r += ROWS) {
             while (r + ROWS < rows && to[r + ROWS - 1] <= key) r += ROWS;  // none of these sees them
-            multiply_rows(rows - r < ROWS ? rows - r : ROWS, panels, panels, PAIR * LANES, m->queries + r * m->dim_pairs, m->dim_pairs,
-                          m->vectors, m->dim_pairs, m->scores + r * m->stride + key - start, m->stride, 1, (Ahead){});
+            multiply_near(rows - r < ROWS ? rows - r : ROWS, panels, m->queries + r * m->dim_pairs, m->dim_pairs, m->vectors,
+                          m->dim_pairs, m->scores + r * m->stride + key - start, m->stride, 1);
         }
     }
     float inverse[TILE];
@@ -185,9 +188,8 @@ static int attend_tile(int rows, const Past *past, const TileMemory *m, const lo
         const C *at[KEYS + 1];
         find_values(past, key, count, at);
         read_ahead(coming, key_blocks + (key - start + KEYS) / p->size);
-        for (long d = 0; d < dim; d += WIDTH) {
-            long panels = (dim - d + LANES - 1) / LANES;
-            if (panels > PANELS) panels = PANELS;
+        for (long d = 0, panels; d < dim; d += panels * LANES) {
+            panels = next_width((dim - d + LANES - 1) / LANES);
             take_values(at, count, d, panels, dim, m->vectors);
             for (int r = 0; r < rows; r += ROWS) {
                 int some = rows - r < ROWS ? rows - r : ROWS;
@@ -196,8 +198,7 @@ static int attend_tile(int rows, const Past *past, const TileMemory *m, const lo
                 const T *weights = weights_of(m->scores + r * m->stride + key - start, m->stride, some, count, m->weights, &apart);
                 float *sums = m->sums + r * m->dim_panels + d;
                 long seen = to[r + some - 1] - key < count ? whole(to[r + some - 1] - key, PAIR) : count;  // of these rows
-                multiply_rows(some, panels, panels, PAIR * LANES, weights, apart, m->vectors, seen, sums, m->dim_panels, key == start,
-                              (Ahead){});
+                multiply_near(some, panels, weights, apart, m->vectors, seen, sums, m->dim_panels, key == start);
             }
         }
     }

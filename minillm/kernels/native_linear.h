@@ -155,13 +155,21 @@ enum {
 #define prefetch_weights(place) __builtin_prefetch(place, 0, LOCALITY)
 
 typedef struct { long of[PANELS]; } Ahead;  // for each panel: which weights are prefetched, in bytes from those that are read
+typedef struct { const char *at; long step; } Far;  // a part of the next group: from here on so many bytes with each step
+
+// How far ahead of a full tile its weights are brought into the first-level cache, in bytes: the second one takes 14 cycles and more
+// to answer, a tile of 8 rows needs 12 for a step.
+#ifndef NEAR
+#define NEAR 768
+#endif
 
 // Begin or go on with the sums of a tile, its rows `sums_stride` apart. `step`: from the weights of one input to the next,
-// `apart`: from one panel to the next, in numbers. `fed`: what else is prefetched, one line with each step, or NULL.
+// `apart`: from one panel to the next, in numbers. `ahead` of NULL: the weights are in the second-level cache. `far`, and `fed` if it
+// is not NULL, are prefetched then, a place with each step.
 static inline __attribute__((always_inline)) void multiply_tile(const int rows, const int panels, const T *x, long x_stride,
                                                                 const T *weights, long step, long apart, long in,
-                                                                float *sums, long sums_stride, int begins, Ahead ahead,
-                                                                const char *const *fed) {
+                                                                float *sums, long sums_stride, int begins, const Ahead *ahead,
+                                                                Far far, const int far_lines, const char *const *fed) {
     accumulator sum[ROWS][PANELS];
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++)
@@ -172,9 +180,15 @@ static inline __attribute__((always_inline)) void multiply_tile(const int rows, 
             long at = i;
             if (turn) __asm__("" : "+r"(at));  // gcc would keep what the turn before has loaded, and sums in memory
             if (fed && turn == 0) prefetch_weights(fed[i / PAIR]);
+            if (far_lines && turn == 0) {
+                prefetch_weights(far.at);
+                if (far_lines == 2) prefetch_weights(far.at + 64);
+                far.at += far.step;
+            }
             for (int p = 0; p < panels; p++) {
                 const T *place = weights + at * step + p * apart;
-                if (turn == 0) prefetch_weights((const char *)place + ahead.of[p]);
+                if (turn == 0 && ahead) prefetch_weights((const char *)place + ahead->of[p]);
+                if (turn == 0 && !ahead) prefetch((const char *)place + NEAR);
                 w[p] = operand_of(load_factors(place), turn);
             }
             for (int r = 0; r < rows; r++) {
@@ -194,24 +208,47 @@ static inline __attribute__((always_inline)) void multiply_tile(const int rows, 
 #define FOR_EACH_ROWS(of) of(1) of(2) of(3) of(4) of(5) of(6)
 #endif
 
-// The same for any number of rows up to ROWS, and for `count` panels of groups that have `panels` of them.
+// Full tiles of up to PANELS panels that lie in the second-level cache.
+static __attribute__((noinline)) void multiply_full(int panels, const T *x, long x_stride, const T *weights, long in, float *sums,
+                                                    long sums_stride, int begins, Far far) {
+#define OF_PANELS(n, lines) \
+    multiply_tile(ROWS, n, x, x_stride, weights, n * LANES, PAIR * LANES, in, sums, sums_stride, begins, NULL, far, lines, NULL)
+    if (panels == PANELS && far.step > 64) OF_PANELS(PANELS, 2);
+    else if (panels == PANELS) OF_PANELS(PANELS, 1);
+    else if (panels == 2) OF_PANELS(2, 0);
+    else OF_PANELS(1, 0);
+#undef OF_PANELS
+}
+
+// Any number of rows up to ROWS, and `count` panels of groups that have `panels` of them.
 static __attribute__((noinline)) void multiply_rows(int rows, int count, int panels, long apart, const T *x, long x_stride,
                                                     const T *weights, long in, float *sums, long sums_stride, int begins,
                                                     Ahead ahead) {
     const long step = panels * LANES;
     int p = 0;
-#define OF_ROWS(n)                                                                                                         \
-    case n:                                                                                                                \
-        if (GROUP == 1 || panels == GROUP)                                                                                 \
-            for (; p + AT_ONCE(n) <= count; p += AT_ONCE(n))                                                               \
-                multiply_tile(n, AT_ONCE(n), x, x_stride, weights + p * apart, GROUP > 1 ? GROUP * LANES : step,           \
-                              GROUP > 1 ? PAIR * LANES : apart, in, sums + p * LANES, sums_stride, begins, ahead, NULL);   \
-        for (; p < count; p++)                                                                                             \
-            multiply_tile(n, 1, x, x_stride, weights + p * apart, step, 0, in, sums + p * LANES, sums_stride, begins,      \
-                          ahead, NULL);                                                                                    \
+#define OF_ROWS(n)                                                                                                           \
+    case n:                                                                                                                  \
+        if (GROUP == 1 || panels == GROUP)                                                                                   \
+            for (; p + AT_ONCE(n) <= count; p += AT_ONCE(n))                                                                 \
+                multiply_tile(n, AT_ONCE(n), x, x_stride, weights + p * apart, GROUP > 1 ? GROUP * LANES : step,             \
+                              GROUP > 1 ? PAIR * LANES : apart, in, sums + p * LANES, sums_stride, begins, &ahead, (Far){}, 0, NULL); \
+        for (; GROUP > 2 && p + 2 <= count; p += 2)                                                                          \
+            multiply_tile(n, 2, x, x_stride, weights + p * apart, step, PAIR * LANES, in, sums + p * LANES, sums_stride,     \
+                          begins, &ahead, (Far){}, 0, NULL);                                                                       \
+        for (; p < count; p++)                                                                                               \
+            multiply_tile(n, 1, x, x_stride, weights + p * apart, step, 0, in, sums + p * LANES, sums_stride, begins,        \
+                          &ahead, (Far){}, 0, NULL);                                                                               \
         break;
     switch (rows) { FOR_EACH_ROWS(OF_ROWS) }
 #undef OF_ROWS
+}
+
+// Up to ROWS rows and up to PANELS panels side by side that were just written.
+static inline void multiply_near(int rows, int panels, const T *x, long x_stride, const T *weights, long in, float *sums,
+                                 long sums_stride, int begins) {
+    if (GROUP > 1 && rows == ROWS) multiply_full(panels, x, x_stride, weights, in, sums, sums_stride, begins,
+                                              (Far){(const char *)weights, 0});
+    else multiply_rows(rows, panels, panels, PAIR * LANES, x, x_stride, weights, in, sums, sums_stride, begins, (Ahead){});
 }
 
 #include "native_amx.h"
@@ -236,38 +273,21 @@ static inline Ahead prefetched_by(long pass, long rows, long in) {
     return ahead;
 }
 
-#include "native_feed.h"
-
-// A full tile of a full group. With each step it prefetches a line that the next layer's attention reads.
-static __attribute__((noinline)) void multiply_fed(const T *x, long x_stride, const T *weights, long in, float *sums, int begins,
-                                                   Ahead ahead) {
-    const char *lines[DEPTH / PAIR];
-    take_feed(lines, (in + PAIR - 1) / PAIR);
-    multiply_tile(ROWS, GROUP, x, x_stride, weights, GROUP * LANES, PAIR * LANES, in, sums, WIDTH, begins, ahead, lines);
+// What full tile number `tile` of `tiles` brings of the next group: each an equal part, in as many steps as the group has.
+static inline Far far_part(const T *weights, long tile, long tiles, long in, long depth) {
+    const long group = GROUP * LANES * (long)sizeof(T), step = (group * PAIR + tiles - 1) / tiles;
+    return (Far){(const char *)weights + group * in + tile * (depth / PAIR) * step, step};
 }
 
-// sums [rows][WIDTH] = up to CHUNK rows of x [rows, in] times some panels.
-static void multiply_numbers(const T *x, long rows, const Panels *of, const T *weights, long in, float *sums) {
-    int panels = panels_beside(of);
-    long apart = GROUP > 1 ? PAIR * LANES : in * LANES;
-    weights += of->first / GROUP * GROUP * LANES * in + of->first % GROUP * PAIR * LANES;
-#ifdef IN_TILES
-    for (long i = 0; i < in; i += DEPTH)
-        multiply_tiles(rows, of->count, x + i, in, weights + i * panels * LANES, panels * LANES * PAIR, in - i < DEPTH ? in - i : DEPTH,
-                       sums, WIDTH, i == 0, rows <= TILE_ROWS ? AHEAD : GROUP * LANES * in * (long)sizeof(T));
-    return;
-#endif
-    for (long i = 0; i < in; i += DEPTH)
-        for (long row = 0; row < rows; row += ROWS) {
-            long depth = in - i < DEPTH ? in - i : DEPTH, count = rows - row < ROWS ? rows - row : ROWS;
-            Ahead ahead = prefetched_by(row / ROWS, rows, in);
-            if (is_fed() && row && count == ROWS && of->count == GROUP && GROUP > 1) {
-                multiply_fed(x + row * in + i, in, weights + i * panels * LANES, depth, sums + row * WIDTH, i == 0, ahead);
-                continue;
-            }
-            multiply_rows(count, of->count, panels, apart, x + row * in + i, in, weights + i * panels * LANES, depth,
-                          sums + row * WIDTH, WIDTH, i == 0, ahead);
-        }
+#include "native_feed.h"
+
+// The same of a full tile. With each step it prefetches a line that the next layer's attention reads.
+static __attribute__((noinline)) void multiply_fed(const T *x, long x_stride, const T *weights, long in, float *sums, int begins,
+                                                   Far far) {
+    const char *lines[DEPTH / PAIR];
+    take_feed(lines, (in + PAIR - 1) / PAIR);
+    multiply_tile(ROWS, GROUP, x, x_stride, weights, GROUP * LANES, PAIR * LANES, in, sums, WIDTH, begins, NULL, far, 1,
+                  lines);
 }
 
 // Where a product goes: out [rows, size] = sums + bias + residual [rows, size], if there are.
@@ -277,6 +297,42 @@ typedef struct {
     long size;
     float *logits;  // in place of out: the same numbers, as float32
 } Target;
+
+// Ask for the lines that some rows of some panels will be written to. Not a function either.
+#define begin_writing(target, row, rows, panel)                                                                              \
+    for (long r_ = row; r_ < row + rows; r_++)                                                                               \
+        for (int p_ = 0; p_ < GROUP; p_++)                                                                                   \
+            __builtin_prefetch((target)->out + r_ * (target)->size + (panel + p_) * LANES, 1, 3)
+
+// sums [rows][WIDTH] = up to CHUNK rows of x [rows, in] times some panels; they will go to rows of `target` from `place` on.
+static void multiply_numbers(const T *x, long rows, const Panels *of, const T *weights, long in, float *sums, const Target *target,
+                             long place) {
+    int panels = panels_beside(of);
+    long apart = GROUP > 1 ? PAIR * LANES : in * LANES;
+    weights += of->first / GROUP * GROUP * LANES * in + of->first % GROUP * PAIR * LANES;
+#ifdef IN_TILES
+    for (long i = 0; i < in; i += DEPTH)
+        multiply_tiles(rows, of->count, x + i, in, weights + i * panels * LANES, panels * LANES * PAIR, in - i < DEPTH ? in - i : DEPTH,
+                       sums, WIDTH, i == 0, rows <= TILE_ROWS ? AHEAD : GROUP * LANES * in * (long)sizeof(T));
+    return;
+#endif
+    const int in_full = GROUP > 1 && of->count == GROUP && rows >= 2 * ROWS;
+    for (long i = 0; i < in; i += DEPTH)
+        for (long row = 0; row < rows; row += ROWS) {
+            long depth = in - i < DEPTH ? in - i : DEPTH, count = rows - row < ROWS ? rows - row : ROWS;
+            const T *from = x + row * in + i, *block = weights + i * panels * LANES;
+            float *to = sums + row * WIDTH;
+            if (in_full && count == ROWS) {
+                if (i + DEPTH >= in && target->out) begin_writing(target, place + row, ROWS, of->first);
+                Far far = far_part(block, row / ROWS, rows / ROWS, in, depth);
+                if (row && far.step <= 64 && is_fed()) multiply_fed(from, in, block, depth, to, i == 0, far);
+                else multiply_full(GROUP, from, in, block, depth, to, WIDTH, i == 0, far);
+            } else {
+                multiply_rows(count, of->count, panels, apart, from, in, block, depth, to, WIDTH, i == 0,
+                              in_full ? (Ahead){} : prefetched_by(row / ROWS, rows, in));
+            }
+        }
+}
 
 // LANES outputs of a row to their place.
 static inline void finish_lanes(const float *sums, const T *bias, const T *residual, T *out) {

@@ -43,7 +43,7 @@ static void multiply_block(const Matrix *m, const Rows *taken, long row, long ro
     const T *x = taken->x + row * m->in;
     const float *x_sums = taken->sums ? taken->sums + row * spans_of(m) : NULL;
     if (m->kind == NUMBERS) {
-        multiply_numbers(x, rows, of, m->codes, m->in, sums);
+        multiply_numbers(x, rows, of, m->codes, m->in, sums, target, row);
     } else if (m->kind == W8A8) {
         for (long r = 0; r < rows; r += ROWS)
             multiply_integer_rows(rows - r < ROWS ? rows - r : ROWS, of, m, taken->codes + (row + r) * m->in,
