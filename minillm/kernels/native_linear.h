@@ -157,15 +157,15 @@ enum {
 typedef struct { long of[PANELS]; } Ahead;  // for each panel: which weights are prefetched, in bytes from those that are read
 typedef struct { const char *at; long step; } Far;  // a part of the next group: from here on so many bytes with each step
 
-// How far ahead of a full tile its weights are brought into the first-level cache, in bytes: the second one takes 14 cycles and more
-// to answer, a tile of 8 rows needs 12 for a step.
+// In a full tile the weights go into the first-level cache too, so many bytes before their turn: four steps of a tile of float32, of
+// 12 cycles each, and the second-level cache takes 14 and more to answer.
 #ifndef NEAR
-#define NEAR 768
+#define NEAR 768  // chapter 14 compiles it with 0
 #endif
 
 // Begin or go on with the sums of a tile, its rows `sums_stride` apart. `step`: from the weights of one input to the next,
-// `apart`: from one panel to the next, in numbers. `ahead` of NULL: the weights are in the second-level cache. `far`, and `fed` if it
-// is not NULL, are prefetched then, a place with each step.
+// `apart`: from one panel to the next, in numbers. `ahead` of NULL: the weights are in the second-level cache. Then `far_lines`
+// lines of `far` are prefetched with each step, and one of `fed`, if that is not NULL.
 static inline __attribute__((always_inline)) void multiply_tile(const int rows, const int panels, const T *x, long x_stride,
                                                                 const T *weights, long step, long apart, long in,
                                                                 float *sums, long sums_stride, int begins, const Ahead *ahead,
@@ -215,39 +215,38 @@ static __attribute__((noinline)) void multiply_full(int panels, const T *x, long
     multiply_tile(ROWS, n, x, x_stride, weights, n * LANES, PAIR * LANES, in, sums, sums_stride, begins, NULL, far, lines, NULL)
     if (panels == PANELS && far.step > 64) OF_PANELS(PANELS, 2);
     else if (panels == PANELS) OF_PANELS(PANELS, 1);
-    else if (panels == 2) OF_PANELS(2, 0);
+    else if (PANELS > 2 && panels == 2) OF_PANELS(2, 0);
     else OF_PANELS(1, 0);
 #undef OF_PANELS
 }
 
-// Any number of rows up to ROWS, and `count` panels of groups that have `panels` of them.
-static __attribute__((noinline)) void multiply_rows(int rows, int count, int panels, long apart, const T *x, long x_stride,
+// Any number of rows up to ROWS, and `count` panels of groups that have `panels` of them; `along`: from one to the next.
+static __attribute__((noinline)) void multiply_rows(int rows, int count, int panels, long along, const T *x, long x_stride,
                                                     const T *weights, long in, float *sums, long sums_stride, int begins,
                                                     Ahead ahead) {
     const long step = panels * LANES;
     int p = 0;
-#define OF_ROWS(n)                                                                                                           \
-    case n:                                                                                                                  \
-        if (GROUP == 1 || panels == GROUP)                                                                                   \
-            for (; p + AT_ONCE(n) <= count; p += AT_ONCE(n))                                                                 \
-                multiply_tile(n, AT_ONCE(n), x, x_stride, weights + p * apart, GROUP > 1 ? GROUP * LANES : step,             \
-                              GROUP > 1 ? PAIR * LANES : apart, in, sums + p * LANES, sums_stride, begins, &ahead, (Far){}, 0, NULL); \
-        for (; GROUP > 2 && p + 2 <= count; p += 2)                                                                          \
-            multiply_tile(n, 2, x, x_stride, weights + p * apart, step, PAIR * LANES, in, sums + p * LANES, sums_stride,     \
-                          begins, &ahead, (Far){}, 0, NULL);                                                                       \
-        for (; p < count; p++)                                                                                               \
-            multiply_tile(n, 1, x, x_stride, weights + p * apart, step, 0, in, sums + p * LANES, sums_stride, begins,        \
-                          &ahead, (Far){}, 0, NULL);                                                                               \
+#define OF_TILE(n, count, step, apart)                                                                                            \
+    multiply_tile(n, count, x, x_stride, weights + p * along, step, apart, in, sums + p * LANES, sums_stride, begins, &ahead, (Far){}, \
+                  0, NULL)
+#define OF_ROWS(n)                                                                                                                \
+    case n:                                                                                                                       \
+        if (GROUP == 1 || panels == GROUP)                                                                                        \
+            for (; p + AT_ONCE(n) <= count; p += AT_ONCE(n))                                                                      \
+                OF_TILE(n, AT_ONCE(n), GROUP > 1 ? GROUP * LANES : step, GROUP > 1 ? PAIR * LANES : along);                       \
+        for (; GROUP > 2 && p + 2 <= count; p += 2) OF_TILE(n, 2, step, PAIR * LANES);                                            \
+        for (; p < count; p++) OF_TILE(n, 1, step, 0);                                                                            \
         break;
     switch (rows) { FOR_EACH_ROWS(OF_ROWS) }
 #undef OF_ROWS
+#undef OF_TILE
 }
 
 // Up to ROWS rows and up to PANELS panels side by side that were just written.
 static inline void multiply_near(int rows, int panels, const T *x, long x_stride, const T *weights, long in, float *sums,
                                  long sums_stride, int begins) {
-    if (GROUP > 1 && rows == ROWS) multiply_full(panels, x, x_stride, weights, in, sums, sums_stride, begins,
-                                              (Far){(const char *)weights, 0});
+    const Far none = {(const char *)weights, 0};
+    if (GROUP > 1 && rows == ROWS) multiply_full(panels, x, x_stride, weights, in, sums, sums_stride, begins, none);
     else multiply_rows(rows, panels, panels, PAIR * LANES, x, x_stride, weights, in, sums, sums_stride, begins, (Ahead){});
 }
 
@@ -298,10 +297,14 @@ typedef struct {
     float *logits;  // in place of out: the same numbers, as float32
 } Target;
 
-// Ask for the lines that some rows of some panels will be written to. Not a function either.
-#define begin_writing(target, row, rows, panel)                                                                              \
-    for (long r_ = row; r_ < row + rows; r_++)                                                                               \
-        for (int p_ = 0; p_ < GROUP; p_++)                                                                                   \
+// Ask for the lines that some rows of a group will be written to: a store to a line that is far away waits for it, and the next ones
+// wait behind it. Not a function either.
+#ifndef ASKS_TO_WRITE
+#define ASKS_TO_WRITE 1  // chapter 14 compiles it with 0
+#endif
+#define begin_writing(target, row, rows, panel)                \
+    for (long r_ = row; r_ < row + rows; r_++)                 \
+        for (int p_ = 0; p_ < GROUP; p_++)                     \
             __builtin_prefetch((target)->out + r_ * (target)->size + (panel + p_) * LANES, 1, 3)
 
 // sums [rows][WIDTH] = up to CHUNK rows of x [rows, in] times some panels; they will go to rows of `target` from `place` on.
@@ -323,7 +326,7 @@ static void multiply_numbers(const T *x, long rows, const Panels *of, const T *w
             const T *from = x + row * in + i, *block = weights + i * panels * LANES;
             float *to = sums + row * WIDTH;
             if (in_full && count == ROWS) {
-                if (i + DEPTH >= in && target->out) begin_writing(target, place + row, ROWS, of->first);
+                if (ASKS_TO_WRITE && target->out && i + DEPTH >= in) begin_writing(target, place + row, ROWS, of->first);
                 Far far = far_part(block, row / ROWS, rows / ROWS, in, depth);
                 if (row && far.step <= 64 && is_fed()) multiply_fed(from, in, block, depth, to, i == 0, far);
                 else multiply_full(GROUP, from, in, block, depth, to, WIDTH, i == 0, far);
