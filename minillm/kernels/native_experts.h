@@ -112,7 +112,7 @@ static int multiply_experts(const Matrix *of_expert, const Order *order, const T
     long units = (panels + unit - 1) / unit;
 #pragma omp parallel num_threads(size)
     {
-        if (taken.codes || taken.sums) {
+        if (takes_rows(&taken)) {
 #pragma omp for
             for (long row = 0; row < rows; row++) take_row(first, &taken, row);
         }

@@ -46,6 +46,9 @@ static inline void store_factors(T *weights, factors w) { store_lanes(weights, w
 static inline operand operand_of(factors w, int turn) { return (void)turn, w; }
 static inline broadcast load_broadcast(const T *x, int turn) { return (void)turn, load(*x) - (lanes){}; }
 static inline accumulator multiply_add(accumulator sum, broadcast x, operand w) { return sum + x * w; }
+#ifdef BF16
+#define IS_WIDENED 1  // nothing multiplies bfloat16 here: many rows become floats once, and a group does for all of them
+#endif
 #else
 typedef struct { part of[PARTS]; } accumulator, operand;
 typedef part broadcast;
@@ -280,6 +283,40 @@ static inline Far far_part(const T *weights, long tile, long tiles, long in, lon
 
 #include "native_feed.h"
 
+#ifndef IS_WIDENED
+#define IS_WIDENED 0
+#endif
+#if IS_WIDENED
+static _Thread_local Workspace for_wide;
+
+static inline void widen_numbers(const T *x, long count, float *to) {
+    for (long i = 0; i < count; i += LANES) *(lanes *)(to + i) = load_lanes(x + i);
+}
+
+// As `multiply_full`, for numbers that are floats by now: the same sums.
+static __attribute__((noinline)) void multiply_wide(const float *x, long x_stride, const float *weights, long in, float *sums,
+                                                    int begins, Far far) {
+    lanes sum[ROWS][GROUP];
+    for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < GROUP; p++) sum[r][p] = begins ? (lanes){} : *(lanes *)(sums + r * WIDTH + p * LANES);
+    for (long i = 0; i < in; i++, weights += WIDTH, far.at += far.step) {
+        lanes w[GROUP];
+        prefetch_weights(far.at);
+        for (int p = 0; p < GROUP; p++) {
+            prefetch((const char *)(weights + p * LANES) + NEAR);
+            w[p] = *(const lanes *)(weights + p * LANES);
+        }
+        for (int r = 0; r < ROWS; r++) {
+            lanes one = x[r * x_stride + i] - (lanes){};
+            IN_REGISTER(one);
+            for (int p = 0; p < GROUP; p++) sum[r][p] = multiply_add(sum[r][p], one, w[p]);
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < GROUP; p++) *(lanes *)(sums + r * WIDTH + p * LANES) = sum[r][p];
+}
+#endif
+
 // The same of a full tile. With each step it prefetches a line that the next layer's attention reads.
 static __attribute__((noinline)) void multiply_fed(const T *x, long x_stride, const T *weights, long in, float *sums, int begins,
                                                    Far far) {
@@ -308,8 +345,9 @@ typedef struct {
             __builtin_prefetch((target)->out + r_ * (target)->size + (panel + p_) * LANES, 1, 3)
 
 // sums [rows][WIDTH] = up to CHUNK rows of x [rows, in] times some panels; they will go to rows of `target` from `place` on.
-static void multiply_numbers(const T *x, long rows, const Panels *of, const T *weights, long in, float *sums, const Target *target,
-                             long place) {
+// `wide`: the same rows as floats, or NULL.
+static void multiply_numbers(const T *x, const float *wide, long rows, const Panels *of, const T *weights, long in, float *sums,
+                             const Target *target, long place) {
     int panels = panels_beside(of);
     long apart = GROUP > 1 ? PAIR * LANES : in * LANES;
     weights += of->first / GROUP * GROUP * LANES * in + of->first % GROUP * PAIR * LANES;
@@ -320,7 +358,14 @@ static void multiply_numbers(const T *x, long rows, const Panels *of, const T *w
     return;
 #endif
     const int in_full = GROUP > 1 && of->count == GROUP && rows >= 2 * ROWS;
-    for (long i = 0; i < in; i += DEPTH)
+    for (long i = 0; i < in; i += DEPTH) {
+#if IS_WIDENED
+        float *widened = wide && in_full ? reserve(&for_wide, DEPTH * WIDTH * sizeof(float) + 64) : NULL;
+        if (widened) {
+            widened += -(uintptr_t)widened % 64 / sizeof(float);
+            widen_numbers(weights + i * WIDTH, (in - i < DEPTH ? in - i : DEPTH) * WIDTH, widened);
+        }
+#endif
         for (long row = 0; row < rows; row += ROWS) {
             long depth = in - i < DEPTH ? in - i : DEPTH, count = rows - row < ROWS ? rows - row : ROWS;
             const T *from = x + row * in + i, *block = weights + i * panels * LANES;
@@ -328,6 +373,12 @@ static void multiply_numbers(const T *x, long rows, const Panels *of, const T *w
             if (in_full && count == ROWS) {
                 if (ASKS_TO_WRITE && target->out && i + DEPTH >= in) begin_writing(target, place + row, ROWS, of->first);
                 Far far = far_part(block, row / ROWS, rows / ROWS, in, depth);
+#if IS_WIDENED
+                if (widened) {
+                    multiply_wide(wide + row * in + i, in, widened, depth, to, i == 0, far);
+                    continue;
+                }
+#endif
                 if (row && far.step <= 64 && is_fed()) multiply_fed(from, in, block, depth, to, i == 0, far);
                 else multiply_full(GROUP, from, in, block, depth, to, WIDTH, i == 0, far);
             } else {
@@ -335,6 +386,7 @@ static void multiply_numbers(const T *x, long rows, const Panels *of, const T *w
                               in_full ? (Ahead){} : prefetched_by(row / ROWS, rows, in));
             }
         }
+    }
 }
 
 // LANES outputs of a row to their place.

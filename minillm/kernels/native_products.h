@@ -17,24 +17,37 @@ typedef struct {
     float *sums;     // [rows][spans]
     float *scales;   // [rows]
     uint8_t *codes;  // [rows][in]
+    float *wide;     // [rows][in]: x as floats, where the CPU multiplies nothing else
 } Rows;
 
 static int take_rows(const Matrix *m, const T *x, long rows, Rows *taken) {  // returns 1 if memory ran out
-    *taken = (Rows){x, NULL, NULL, NULL};
-    if (m->kind == W8A8) {
+    *taken = (Rows){x, NULL, NULL, NULL, NULL};
+    if (m->kind == NUMBERS) {
+        if (IS_WIDENED && rows >= 2 * ROWS) taken->wide = reserve(&for_rows, (rows * m->in + LANES) * sizeof(float));  // or not
+    } else if (m->kind == W8A8) {
         if (!(taken->scales = reserve(&for_rows, rows * (sizeof(float) + m->in)))) return 1;
         taken->codes = (uint8_t *)(taken->scales + rows);
-    } else if (m->kind != NUMBERS && m->zeros) {
+    } else if (m->zeros) {
         if (!(taken->sums = reserve(&for_rows, rows * spans_of(m) * sizeof(float)))) return 1;
     }
     return 0;
+}
+
+// `in` may be no multiple of LANES.
+static inline void widen_row(const T *x, long in, float *wide) {
+    long i = 0;
+    for (; i + LANES <= in; i += LANES) *(lanes *)(wide + i) = load_lanes(x + i);
+    for (; i < in; i++) wide[i] = load(x[i]);
 }
 
 static void take_row(const Matrix *m, const Rows *taken, long row) {
     const T *x = taken->x + row * m->in;
     if (taken->codes) taken->scales[row] = quantize_row(x, taken->codes + row * m->in, m->in, m->activation_scale);
     if (taken->sums) sum_spans(m, x, taken->sums + row * spans_of(m));
+    if (taken->wide) widen_row(x, m->in, taken->wide + row * m->in);
 }
+
+static inline int takes_rows(const Rows *taken) { return taken->codes || taken->sums || taken->wide; }
 
 // Up to CHUNK rows from `row` times some panels, to their place. `all_rows`: how many the product has.
 static void multiply_block(const Matrix *m, const Rows *taken, long row, long rows, long all_rows, const Panels *of,
@@ -43,7 +56,7 @@ static void multiply_block(const Matrix *m, const Rows *taken, long row, long ro
     const T *x = taken->x + row * m->in;
     const float *x_sums = taken->sums ? taken->sums + row * spans_of(m) : NULL;
     if (m->kind == NUMBERS) {
-        multiply_numbers(x, rows, of, m->codes, m->in, sums, target, row);
+        multiply_numbers(x, taken->wide ? taken->wide + row * m->in : NULL, rows, of, m->codes, m->in, sums, target, row);
     } else if (m->kind == W8A8) {
         for (long r = 0; r < rows; r += ROWS)
             multiply_integer_rows(rows - r < ROWS ? rows - r : ROWS, of, m, taken->codes + (row + r) * m->in,
@@ -105,7 +118,7 @@ static int multiply_to(const Target *target, const Matrix *m, const T *x, long r
     const long step = share_panels(m, rows, size, shares);
 #pragma omp parallel num_threads(size)
     {
-        if (taken.codes || taken.sums) {
+        if (takes_rows(&taken)) {
 #pragma omp for
             for (long row = 0; row < rows; row++) take_row(m, &taken, row);
         }
@@ -138,7 +151,7 @@ static int multiply_chunk(const Matrix *m, const T *x, const T *bias, const T *r
     Target target = {bias, residual, out, m->out};
     Rows taken;
     if (take_rows(m, x, rows, &taken)) return 1;
-    for (long row = 0; row < rows && (taken.codes || taken.sums); row++) take_row(m, &taken, row);
+    for (long row = 0; row < rows && takes_rows(&taken); row++) take_row(m, &taken, row);
     long panels = (m->out + LANES - 1) / LANES;
     begin_tiles(1);
     for (Panels of = next_panels(m, rows, 0, panels); of.first < panels; of = next_panels(m, rows, of.first + of.count, panels))
