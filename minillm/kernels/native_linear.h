@@ -336,10 +336,10 @@ typedef struct {
 
 // Ask for the lines that some rows of a group will be written to: a store to a line that is far away waits for it, and the next ones
 // wait behind it. Not a function either.
-#ifndef ASKS_TO_WRITE
-#define ASKS_TO_WRITE 1  // chapter 14 compiles it with 0
+#ifndef PREFETCH_WRITES
+#define PREFETCH_WRITES 1  // chapter 14 compiles it with 0
 #endif
-#define begin_writing(target, row, rows, panel)                \
+#define prefetch_writes(target, row, rows, panel)                \
     for (long r_ = row; r_ < row + rows; r_++)                 \
         for (int p_ = 0; p_ < GROUP; p_++)                     \
             __builtin_prefetch((target)->out + r_ * (target)->size + (panel + p_) * LANES, 1, 3)
@@ -371,7 +371,7 @@ static void multiply_numbers(const T *x, const float *wide, long rows, const Pan
             const T *from = x + row * in + i, *block = weights + i * panels * LANES;
             float *to = sums + row * WIDTH;
             if (in_full && count == ROWS) {
-                if (ASKS_TO_WRITE && target->out && i + DEPTH >= in) begin_writing(target, place + row, ROWS, of->first);
+                if (PREFETCH_WRITES && target->out && i + DEPTH >= in) prefetch_writes(target, place + row, ROWS, of->first);
                 Far far = far_part(block, row / ROWS, rows / ROWS, in, depth);
 #if IS_WIDENED
                 if (widened) {
