@@ -33,7 +33,7 @@ void linear(const T *x, const T *weights, const T *bias, T *out, long rows, long
             stop = GROUP > 1 ? (first / GROUP + 1) * GROUP : first + (rows <= 2 * ROWS ? PANELS : 1);
             stop = stop < panels ? stop : panels;
             Panels of = {first, out_features, stop - first};
-            multiply_numbers(x + row * in, NULL, count, &of, weights, in, sums, &target, row);
+            multiply_numbers(x + row * in, NULL, count, &of, weights, in, sums);
             finish(sums, row, count, &of, &target);
         }
     end_tiles();

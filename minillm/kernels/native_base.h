@@ -148,6 +148,12 @@ static inline part load_part(const T *p) { return *(const part *)p; }
 static inline void store_part(T *p, part x) { *(part *)p = x; }
 #endif
 
+static inline void widen(const T *x, long count, float *to) {
+    long i = 0;
+    for (; i + LANES <= count; i += LANES) *(lanes *)(to + i) = load_lanes(x + i);
+    for (; i < count; i++) to[i] = load(x[i]);
+}
+
 // exp(x) = 2^n * exp(r) with |r| <= ln(2)/2; relative error 1e-7. Below -87 it is 0 but for rounding, above 88 it is capped.
 static inline float fast_exp(float x) {
     x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;

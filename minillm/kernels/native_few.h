@@ -11,10 +11,6 @@ enum {
     UNIT_TILE = 192,           // queries of a tile, at most
 };
 
-static inline void widen(const T *x, long count, float *to) {
-    for (long i = 0; i < count; i += LANES) *(lanes *)(to + i) = load_lanes(x + i);
-}
-
 enum { IN_UNIT = 3 };  // panels that one or two queries meet at once
 
 // sums += what `rows` rows of x, floats, make of two inputs of `panels` times LANES outputs each.

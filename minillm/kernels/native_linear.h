@@ -47,7 +47,7 @@ static inline operand operand_of(factors w, int turn) { return (void)turn, w; }
 static inline broadcast load_broadcast(const T *x, int turn) { return (void)turn, load(*x) - (lanes){}; }
 static inline accumulator multiply_add(accumulator sum, broadcast x, operand w) { return sum + x * w; }
 #ifdef BF16
-#define IS_WIDENED 1  // nothing multiplies bfloat16 here: many rows become floats once, and a group does for all of them
+#define IS_WIDENED 1  // nothing multiplies bfloat16 here: many rows become floats once, and a group once for all rows
 #endif
 #else
 typedef struct { part of[PARTS]; } accumulator, operand;
@@ -289,10 +289,6 @@ static inline Far far_part(const T *weights, long tile, long tiles, long in, lon
 #if IS_WIDENED
 static _Thread_local Workspace for_wide;
 
-static inline void widen_numbers(const T *x, long count, float *to) {
-    for (long i = 0; i < count; i += LANES) *(lanes *)(to + i) = load_lanes(x + i);
-}
-
 // As `multiply_full`, for numbers that are floats by now: the same sums.
 static __attribute__((noinline)) void multiply_wide(const float *x, long x_stride, const float *weights, long in, float *sums,
                                                     int begins, Far far) {
@@ -326,28 +322,8 @@ static __attribute__((noinline)) void multiply_fed(const T *x, long x_stride, co
                   lines);
 }
 
-// Where a product goes: out [rows, size] = sums + bias + residual [rows, size], if there are.
-typedef struct {
-    const T *bias, *residual;  // residual may be out
-    T *out;
-    long size;
-    float *logits;  // in place of out: the same numbers, as float32
-} Target;
-
-// Ask for the lines that some rows of a group will be written to: a store to a line that is far away waits for it, and the next ones
-// wait behind it. Not a function either.
-#ifndef PREFETCH_WRITES
-#define PREFETCH_WRITES 1  // chapter 14 compiles it with 0
-#endif
-#define prefetch_writes(target, row, rows, panel)                \
-    for (long r_ = row; r_ < row + rows; r_++)                 \
-        for (int p_ = 0; p_ < GROUP; p_++)                     \
-            __builtin_prefetch((target)->out + r_ * (target)->size + (panel + p_) * LANES, 1, 3)
-
-// sums [rows][WIDTH] = up to CHUNK rows of x [rows, in] times some panels; they will go to rows of `target` from `place` on.
-// `wide`: the same rows as floats, or NULL.
-static void multiply_numbers(const T *x, const float *wide, long rows, const Panels *of, const T *weights, long in, float *sums,
-                             const Target *target, long place) {
+// sums [rows][WIDTH] = up to CHUNK rows of x [rows, in] times some panels. `wide`: these rows as floats, or NULL.
+static void multiply_numbers(const T *x, const float *wide, long rows, const Panels *of, const T *weights, long in, float *sums) {
     int panels = panels_beside(of);
     long apart = GROUP > 1 ? PAIR * LANES : in * LANES;
     weights += of->first / GROUP * GROUP * LANES * in + of->first % GROUP * PAIR * LANES;
@@ -363,7 +339,7 @@ static void multiply_numbers(const T *x, const float *wide, long rows, const Pan
         float *widened = wide && in_full ? reserve(&for_wide, DEPTH * WIDTH * sizeof(float) + 64) : NULL;
         if (widened) {
             widened += -(uintptr_t)widened % 64 / sizeof(float);
-            widen_numbers(weights + i * WIDTH, (in - i < DEPTH ? in - i : DEPTH) * WIDTH, widened);
+            widen(weights + i * WIDTH, (in - i < DEPTH ? in - i : DEPTH) * WIDTH, widened);
         }
 #endif
         for (long row = 0; row < rows; row += ROWS) {
@@ -371,7 +347,6 @@ static void multiply_numbers(const T *x, const float *wide, long rows, const Pan
             const T *from = x + row * in + i, *block = weights + i * panels * LANES;
             float *to = sums + row * WIDTH;
             if (in_full && count == ROWS) {
-                if (PREFETCH_WRITES && target->out && i + DEPTH >= in) prefetch_writes(target, place + row, ROWS, of->first);
                 Far far = far_part(block, row / ROWS, rows / ROWS, in, depth);
 #if IS_WIDENED
                 if (widened) {
@@ -388,6 +363,14 @@ static void multiply_numbers(const T *x, const float *wide, long rows, const Pan
         }
     }
 }
+
+// Where a product goes: out [rows, size] = sums + bias + residual [rows, size], if there are.
+typedef struct {
+    const T *bias, *residual;  // residual may be out
+    T *out;
+    long size;
+    float *logits;  // in place of out: the same numbers, as float32
+} Target;
 
 // LANES outputs of a row to their place.
 static inline void finish_lanes(const float *sums, const T *bias, const T *residual, T *out) {

@@ -23,7 +23,7 @@ typedef struct {
 static int take_rows(const Matrix *m, const T *x, long rows, Rows *taken) {  // returns 1 if memory ran out
     *taken = (Rows){x, NULL, NULL, NULL, NULL};
     if (m->kind == NUMBERS) {
-        if (IS_WIDENED && rows >= 2 * ROWS) taken->wide = reserve(&for_rows, (rows * m->in + LANES) * sizeof(float));  // or not
+        if (IS_WIDENED && rows >= 2 * ROWS) taken->wide = reserve(&for_rows, rows * m->in * sizeof(float));  // or not
     } else if (m->kind == W8A8) {
         if (!(taken->scales = reserve(&for_rows, rows * (sizeof(float) + m->in)))) return 1;
         taken->codes = (uint8_t *)(taken->scales + rows);
@@ -33,18 +33,11 @@ static int take_rows(const Matrix *m, const T *x, long rows, Rows *taken) {  // 
     return 0;
 }
 
-// `in` may be no multiple of LANES.
-static inline void widen_row(const T *x, long in, float *wide) {
-    long i = 0;
-    for (; i + LANES <= in; i += LANES) *(lanes *)(wide + i) = load_lanes(x + i);
-    for (; i < in; i++) wide[i] = load(x[i]);
-}
-
 static void take_row(const Matrix *m, const Rows *taken, long row) {
     const T *x = taken->x + row * m->in;
     if (taken->codes) taken->scales[row] = quantize_row(x, taken->codes + row * m->in, m->in, m->activation_scale);
     if (taken->sums) sum_spans(m, x, taken->sums + row * spans_of(m));
-    if (taken->wide) widen_row(x, m->in, taken->wide + row * m->in);
+    if (taken->wide) widen(x, m->in, taken->wide + row * m->in);
 }
 
 static inline int takes_rows(const Rows *taken) { return taken->codes || taken->sums || taken->wide; }
@@ -56,7 +49,7 @@ static void multiply_block(const Matrix *m, const Rows *taken, long row, long ro
     const T *x = taken->x + row * m->in;
     const float *x_sums = taken->sums ? taken->sums + row * spans_of(m) : NULL;
     if (m->kind == NUMBERS) {
-        multiply_numbers(x, taken->wide ? taken->wide + row * m->in : NULL, rows, of, m->codes, m->in, sums, target, row);
+        multiply_numbers(x, taken->wide ? taken->wide + row * m->in : NULL, rows, of, m->codes, m->in, sums);
     } else if (m->kind == W8A8) {
         for (long r = 0; r < rows; r += ROWS)
             multiply_integer_rows(rows - r < ROWS ? rows - r : ROWS, of, m, taken->codes + (row + r) * m->in,

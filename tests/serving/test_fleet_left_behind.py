@@ -61,20 +61,33 @@ def test_full_blocks_whose_reader_dies(fleet, under_way, llm):
     fleet.wait_until_ready(timeout=PATIENCE)
 
 
+def offer(fleet, reader, here, there, change=lambda path: None) -> None:
+    """Take the request out of its replica, change the file of its blocks, and submit it at the other one."""
+    migrations, request_id = fleet.migrations, reader.stream.sink.request.request_id
+    source, flight = fleet.members.by_id[here], fleet.router.by_request[request_id]
+    taken = migrations._call(source, "take_out", flight.flight_id, 0, True)
+    assert isinstance(taken[2], KVHandle) and Path(taken[2].place).exists()
+    change(Path(taken[2].place))
+    move = Move(request_id, here, there)
+    assert migrations._in_engine_thread(lambda: migrations._go(flight, flight.flight_id, source, move, taken))
+
+
 def test_the_last_blocks_whose_reader_dies(fleet, under_way, llm):
     reader, here, there, files = under_way
-    migrations, request_id = fleet.migrations, reader.stream.sink.request.request_id
-    source = fleet.members.by_id[here]
-
-    def go(taken) -> bool:
-        flight = fleet.router.by_request[request_id]
-        return migrations._go(flight, flight.flight_id, source, Move(request_id, here, there), taken)
-
-    flight_id = fleet.router.by_request[request_id].flight_id
-    taken = migrations._call(source, "take_out", flight_id, 0, True)
-    assert isinstance(taken[2], KVHandle) and [path.name for path in files()] == [taken[2].key]
-    assert migrations._in_engine_thread(lambda: go(taken))
+    migrations = fleet.migrations
+    offer(fleet, reader, here, there)
+    assert len(files()) == 1
     os.kill(fleet.members.by_id[there].process.pid, signal.SIGKILL)
     reader.check(llm)
     assert not migrations._awaited and not migrations._offered
     fleet.wait_until_ready(timeout=PATIENCE)
+
+
+def test_blocks_that_cannot_be_read(fleet, under_way, llm):
+    """The request computes its tokens again, and the source removes what is left of the file."""
+    reader, here, there, files = under_way
+    offer(fleet, reader, here, there, change=lambda path: path.write_bytes(b"too short"))
+    os.kill(fleet.members.by_id[there].process.pid, signal.SIGCONT)
+    reader.check(llm)
+    wait_until(lambda: files() == [])
+    assert not fleet.migrations.moves[-1].took_in
