@@ -136,7 +136,7 @@ class NgramVotes:
         edited(
             "forgets the beginning",
             "            self.text.append(token)\n",
-            "            self.text.append(token)\n            if len(self.votes) > 3000:\n                self.votes.pop(next(iter(self.votes)))\n",
+            "            self.text.append(token)\n            if len(self.votes) > 3000:\n                self.votes.clear()\n",
             "the beginning of the draft after 6,000 tokens",
         ),
         edited(
