@@ -207,30 +207,47 @@ static inline lanes fused(lanes x, lanes y, lanes z) {
 #endif
 }
 
-// The same for numbers up to 88, and 0 below -87: exp is subnormal soon after, and many CPUs multiply subnormal numbers slowly.
-static inline part exp_part(part x) {
+// The same for numbers up to 88, and 0 below -87: exp is subnormal soon after, and many CPUs multiply subnormal numbers slowly. Of
+// up to AT_A_STEP parts at once: each line waits for the one before, so the CPU has others to compute meanwhile.
+enum { AT_A_STEP = 4 };
+static inline __attribute__((always_inline)) void exp_parts(part *of, const int count) {
+    part n[AT_A_STEP], x[AT_A_STEP], p[AT_A_STEP];
+    int_part kept[AT_A_STEP];
     const part low = -87.0f - (part){};
-    int_part kept = ~(x < low);  // NaN stays NaN
-    x = larger_part(low, x);  // of numbers far below, `r` would be noise
+#define EACH for (int i = 0; i < count; i++)
+    EACH kept[i] = ~(of[i] < low), x[i] = larger_part(low, of[i]);  // NaN stays NaN; of numbers far below, `r` would be noise
 #ifdef __AVX512F__
-    __m512 n = _mm512_roundscale_ps((__m512)(x * 1.44269504f), 0);
-    lanes r = x - (lanes)n * 0.693359375f + (lanes)n * 2.12194440e-4f;
-    lanes p = 1.0f + r * (1.0f + r * (0.5f + r * (1.6666667e-1f + r * (4.1666668e-2f + r * (8.3333310e-3f + r * 1.3888889e-3f)))));
-    return (lanes)(kept & (ints)_mm512_scalef_ps((__m512)p, n));
+    EACH n[i] = (part)_mm512_roundscale_ps((__m512)(x[i] * 1.44269504f), 0);
 #else
     const part high = 88.0f - (part){};
-    x = either_part(x > high, high, x);
-    part shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
-    part r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    part p = 1.0f + r * (1.0f + r * (0.5f + r * (1.6666667e-1f + r * (4.1666668e-2f + r * (8.3333310e-3f + r * 1.3888889e-3f)))));
-    return (part)(kept & (int_part)(p * (part)(((int_part)shifted - 0x4b400000 + 127) << 23)));
+    part shifted[AT_A_STEP];
+    EACH x[i] = either_part(x[i] > high, high, x[i]);
+    EACH shifted[i] = x[i] * 1.44269504f + 12582912.0f, n[i] = shifted[i] - 12582912.0f;
 #endif
+    EACH x[i] = x[i] - n[i] * 0.693359375f + n[i] * 2.12194440e-4f;
+    EACH p[i] = 8.3333310e-3f + x[i] * 1.3888889e-3f;
+    EACH p[i] = 4.1666668e-2f + x[i] * p[i];
+    EACH p[i] = 1.6666667e-1f + x[i] * p[i];
+    EACH p[i] = 0.5f + x[i] * p[i];
+    EACH p[i] = 1.0f + x[i] * p[i];
+    EACH p[i] = 1.0f + x[i] * p[i];
+#ifdef __AVX512F__
+    EACH of[i] = (part)(kept[i] & (int_part)_mm512_scalef_ps((__m512)p[i], (__m512)n[i]));
+#else
+    EACH of[i] = (part)(kept[i] & (int_part)(p[i] * (part)(((int_part)shifted[i] - 0x4b400000 + 127) << 23)));
+#endif
+#undef EACH
+}
+
+static inline part exp_part(part x) {
+    exp_parts(&x, 1);
+    return x;
 }
 
 static inline lanes exp_lanes(lanes x) {
     part parts[PARTS];
     memcpy(parts, &x, sizeof x);
-    for (int q = 0; q < PARTS; q++) parts[q] = exp_part(parts[q]);
+    exp_parts(parts, PARTS);
     memcpy(&x, parts, sizeof x);
     return x;
 }

@@ -7,7 +7,7 @@ static inline int uses_unit(const Pages *p) { return p->dim % TILE_INPUTS == 0 &
 
 enum {
     TOGETHER = 2 * TILE_ROWS,  // rows whose scores are made at once
-    BLOCK = 192,               // keys; in whole TILE_INPUTS and WIDTH
+    BLOCK = 192,               // keys whose scores are made before they become weights; in whole TILE_INPUTS and WIDTH
     UNIT_TILE = 192,           // queries of a tile, at most
 };
 
@@ -96,5 +96,11 @@ static __attribute__((noinline)) void add_few_by_tiles(int num_rows, int panels,
 
 #else
 static inline int uses_unit(const Pages *p) { return (void)p, 0; }
-enum { TOGETHER = 0, BLOCK = 1, UNIT_TILE = TILE };
+enum { TOGETHER = 0, BLOCK = 384, UNIT_TILE = TILE };
 #endif
+
+// The same without the unit: keys of a block, in whole pages where few queries read them in place; 0 for all of them.
+static inline long keys_of_block(const Pages *p) {
+    if (p->window || p->sinks) return 0;
+    return p->size % LANES ? BLOCK : (BLOCK + p->size - 1) / p->size * p->size;
+}

@@ -38,15 +38,31 @@ static const C *next_coming(Coming *coming) {
                         : block_to_read(coming->next, at - 2 * own, more, coming->span);
 }
 
-// Prefetch what is missing when `read` blocks of the tile have been read.
+// How many blocks are to be prefetched when `read` blocks of the tile have been read.
+static inline long until_read(const Coming *coming, long read) {
+    const Pages *p = coming->now->pages;
+    return read + AHEAD_IN_PAGES / (p->dim / IN_BYTE * p->size * coming->now->heads * (long)sizeof(C)) + 1;
+}
+
+// Prefetch what is missing of them.
 static void read_ahead(Coming *coming, long read) {
     const Pages *p = coming->now->pages;
-    const long count = p->dim / IN_BYTE * p->size * coming->now->heads, until = read + AHEAD_IN_PAGES / (count * (long)sizeof(C)) + 1;
+    const long count = p->dim / IN_BYTE * p->size * coming->now->heads, until = until_read(coming, read);
     while (coming->at < until) {
         const C *block = next_coming(coming);
         if (!block) return;
         for (long i = 0; i < count; i += 64 / (long)sizeof(C)) prefetch(block + i);
     }
+}
+
+// One of them, for a tile of `steps` steps and so many panels to prefetch on its way, as far as such a tile can.
+static inline Far read_on_the_way(Coming *coming, long until, long steps, long panels) {
+    const Pages *p = coming->now->pages;
+    const long bytes = p->dim / IN_BYTE * p->size * (long)sizeof(C), step = (bytes + 64 * steps - 1) / (64 * steps) * 64;
+    const Far none = {(const char *)p->keys, 0};
+    if (GROUP == 1 || panels == 1 || step > (panels == PANELS ? 128 : 64) || coming->at >= until) return none;
+    const C *block = next_coming(coming);
+    return block ? (Far){(const char *)block, step} : none;
 }
 
 // Dimension d + turn of LANES keys, or all of a pair at once; `dim` is even.

@@ -45,7 +45,10 @@ static inline factors load_factors(const T *weights) { return load_lanes(weights
 static inline void store_factors(T *weights, factors w) { store_lanes(weights, w); }
 static inline operand operand_of(factors w, int turn) { return (void)turn, w; }
 static inline broadcast load_broadcast(const T *x, int turn) { return (void)turn, load(*x) - (lanes){}; }
-static inline accumulator multiply_add(accumulator sum, broadcast x, operand w) { return sum + x * w; }
+static inline accumulator multiply_add(accumulator sum, broadcast x, operand w) {
+    __asm__("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));  // gcc 12 moves registers for every third multiplication
+    return sum;
+}
 #ifdef BF16
 #define IS_WIDENED 1  // nothing multiplies bfloat16 here: many rows become floats once, and a group once for all rows
 #endif
@@ -218,7 +221,7 @@ static __attribute__((noinline)) void multiply_full(int panels, const T *x, long
     multiply_tile(ROWS, n, x, x_stride, weights, n * LANES, PAIR * LANES, in, sums, sums_stride, begins, NULL, far, lines, NULL)
     if (panels == PANELS && far.step > 64) OF_PANELS(PANELS, 2);
     else if (panels == PANELS) OF_PANELS(PANELS, 1);
-    else if (PANELS > 2 && panels == 2) OF_PANELS(2, 0);
+    else if (PANELS > 2 && panels == 2) OF_PANELS(2, 1);
     else OF_PANELS(1, 0);
 #undef OF_PANELS
 }
@@ -245,11 +248,10 @@ static __attribute__((noinline)) void multiply_rows(int rows, int count, int pan
 #undef OF_TILE
 }
 
-// Up to ROWS rows and up to PANELS panels side by side that were just written.
+// Up to ROWS rows and up to PANELS panels side by side that were just written; a full tile prefetches `far` on the way.
 static inline void multiply_near(int rows, int panels, const T *x, long x_stride, const T *weights, long in, float *sums,
-                                 long sums_stride, int begins) {
-    const Far none = {(const char *)weights, 0};
-    if (GROUP > 1 && rows == ROWS) multiply_full(panels, x, x_stride, weights, in, sums, sums_stride, begins, none);
+                                 long sums_stride, int begins, Far far) {
+    if (GROUP > 1 && rows == ROWS) multiply_full(panels, x, x_stride, weights, in, sums, sums_stride, begins, far);
     else multiply_rows(rows, panels, panels, PAIR * LANES, x, x_stride, weights, in, sums, sums_stride, begins, (Ahead){});
 }
 

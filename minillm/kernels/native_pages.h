@@ -43,8 +43,9 @@ static inline int is_seen(const Past *past, long key) {
 }
 
 enum {
-    TILE = 64,  // queries that keys and values are taken from their pages for at once
-    KEYS = 96,  // values that are taken at once
+    TILE = 24 * ROWS,       // queries that keys and values are taken from their pages for at once
+    SMALL_TILE = 8 * ROWS,  // where there is less to do, or all keys of a tile are one block
+    KEYS = 96,              // values that are taken at once
 };
 
 static inline long vectors_of(const Past *past, long block) {  // where the vectors of a block begin, counted in vectors

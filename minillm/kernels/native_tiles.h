@@ -3,15 +3,18 @@
 
 static _Thread_local Workspace for_tiles;
 
-// Queries that share a tile: as many as leave their scores in the second-level cache; in the unit, as many as leave work for all.
+// Queries that share a tile: few enough to leave work for all threads. Where all their keys are one block, as many as leave their
+// scores in the second-level cache.
 static inline long tile_rows(const Pages *p, const Sequences *seqs, long keys, long group) {
-    if (uses_unit(p)) {
-        long rows = UNIT_TILE, all = seqs->starts[seqs->num_seqs] * group * p->kv_heads;
-        while (rows > TILE / 2 && all < 4 * rows * omp_get_num_threads()) rows /= 2;
+    const long all = seqs->starts[seqs->num_seqs] * group * p->kv_heads, threads = omp_get_num_threads();
+    const int unit = uses_unit(p);
+    if (unit || keys_of_block(p)) {
+        long rows = unit ? UNIT_TILE : TILE;
+        while (rows > (unit ? 2 * TILE_ROWS : SMALL_TILE) && all < (unit ? 4 : 8) * rows * threads) rows /= 2;
         return rows;
     }
     long rows = (1L << 18) / (keys + 1) / ROWS * ROWS;
-    return rows < 4 * ROWS ? 4 * ROWS : rows < TILE ? rows : TILE;
+    return rows < 4 * ROWS ? 4 * ROWS : rows < SMALL_TILE ? rows : SMALL_TILE;
 }
 
 typedef struct {  // a call of `attend_all`
@@ -151,18 +154,19 @@ static long attend_all(const Pages *p, const Sequences *seqs, const T *q, long q
     const Attention attention = {p, seqs, q, turn, out, q_stride, num_tokens, heads, scale};
     const long size = p->size, group = heads / p->kv_heads;
     long sink_blocks = (p->sinks + size - 1) / size, most = seqs->max_seq_len;  // keys that a tile reads
-    const long in_window = sink_blocks * size + p->window + TILE + 3 * size;
+    const long in_window = sink_blocks * size + p->window + SMALL_TILE + 3 * size;
     if (p->window && in_window < most) most = in_window;
+    const long in_block = uses_unit(p) ? BLOCK : keys_of_block(p), kept = in_block && in_block < most ? in_block : most;
     Tiles tiles = {&attention, tile_rows(p, seqs, most, group), .seq = seqs->num_seqs};
     tiles.together = read_in_place(p) && !uses_unit(p) && seqs->num_seqs >= 4 * omp_get_num_threads();
     for (long s = 0; s < seqs->num_seqs; s++) tiles.count += tiles_of(&tiles, s);
     tiles.before = tiles.count;
     TileMemory m;
     begin_tiles(!SCALED);  // codes are read by way of subnormal numbers
-    char *room = reserve(&for_tiles, place_tile(&m, NULL, p->dim, most, tiles.height, uses_unit(p)) + 64);
-    if (room) place_tile(&m, (char *)whole((long)room, 64), p->dim, most, tiles.height, uses_unit(p));
+    char *room = reserve(&for_tiles, place_tile(&m, NULL, p->dim, kept, tiles.height, uses_unit(p)) + 64);
+    if (room) place_tile(&m, (char *)whole((long)room, 64), p->dim, kept, tiles.height, uses_unit(p));
     Tile tile, next;
-    Coming coming = {.span = !uses_unit(p) ? 0 : size < BLOCK ? BLOCK / size : 1};
+    Coming coming = {.span = !in_block ? 0 : size < in_block ? in_block / size : 1};
     for (int more = room && take_tile(&tiles, taken, &tile); more; tile = next) {
         // Only while there are enough for all is the next one taken before its time.
         int known = tiles.count - __atomic_load_n(taken, __ATOMIC_RELAXED) > 2 * omp_get_num_threads() && take_tile(&tiles, taken, &next);

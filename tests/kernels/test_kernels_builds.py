@@ -14,6 +14,7 @@ from torch import Tensor
 from minillm.kernels import native
 from minillm.kernels.native_build import NO_UNIT
 from minillm.kernels.native_structs import Adapters, Layer, LayerAdapters, Matrix, Pages, Sequences
+from minillm.model.attention import causal_attention
 from minillm.quantization.formats import FORMATS
 from tests.kernels.test_kernels_native_draw import test_the_argmax_with_noise as tokens_are_drawn
 from tests.kernels.test_kernels_native_quant import (
@@ -140,33 +141,55 @@ def step(start: int, end: int, size: int, table: Tensor, token_slots: Tensor | N
     return Sequences.of(torch.tensor([0, end - start]), torch.tensor([end]), table[None], slots, end, token_slots)
 
 
-@pytest.mark.parametrize("heads, kv_heads, dim", [(9, 3, 20), (8, 1, 32), (4, 2, 64), (3, 1, 7)])
-@pytest.mark.parametrize("size", [3, 16])
-def test_attention(heads, kv_heads, dim, size, build, monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    dim += build.kv_dtype is torch.uint8 and dim % 2  # a byte holds two
-    q, k, v = (torch.randn(70, n, dim, generator=generator).to(build.dtype) for n in (heads, kv_heads, kv_heads))
-    turn = torch.randn(2, 70, dim, generator=generator) if dim % 2 == 0 else None
-    table = torch.randperm(-(-70 // size), generator=generator) + 1
+class Prompt:
+    """Random queries, keys and values of one sequence, and its block table."""
 
-    def attend(lengths: list[int], window: int | None, sinks: int) -> Tensor:
-        keys, values, scales = pages_of(build, len(table), kv_heads, dim, size)
+    def __init__(self, build: Build, count: int, heads: int, kv_heads: int, dim: int, size: int):
+        generator = torch.Generator().manual_seed(0)
+        self.build, self.count, self.kv_heads, self.size = build, count, kv_heads, size
+        self.dim = dim = dim + (build.kv_dtype is torch.uint8 and dim % 2)  # a byte holds two
+        shapes = [(count, n, dim) for n in (heads, kv_heads, kv_heads)]
+        self.q, self.k, self.v = (torch.randn(*shape, generator=generator).to(build.dtype) for shape in shapes)
+        self.turn = torch.randn(2, count, dim, generator=generator) if dim % 2 == 0 else None
+        self.table = torch.randperm(-(-count // size), generator=generator) + 1
+
+    def attend(self, lengths: list[int], window: int | None = None, sinks: int = 0) -> Tensor:
+        """Of so many tokens at a time."""
+        keys, values, scales = pages_of(self.build, len(self.table), self.kv_heads, self.dim, self.size)
         pages = Pages.of(keys, values, scales, window, sinks)
 
         def run(start: int, end: int) -> Tensor:
-            turned = turn[:, start:end].contiguous() if sinks and turn is not None else None
-            tokens = (x[start:end].contiguous() for x in (q, k, v))
-            return native.paged_attention(*tokens, pages, step(start, end, size, table), turned)
+            turned = self.turn[:, start:end].contiguous() if sinks and self.turn is not None else None
+            tokens = (x[start:end].contiguous() for x in (self.q, self.k, self.v))
+            return native.paged_attention(*tokens, pages, step(start, end, self.size, self.table), turned)
 
-        return cut(run, 70, lengths)
+        return cut(run, self.count, lengths)
 
+
+@pytest.mark.parametrize("heads, kv_heads, dim", [(9, 3, 20), (8, 1, 32), (4, 2, 64), (3, 1, 7)])
+@pytest.mark.parametrize("size", [3, 16])
+def test_attention(heads, kv_heads, dim, size, build, monkeypatch):
+    prompt = Prompt(build, 70, heads, kv_heads, dim, size)
     for window, sinks in ((None, 0), (9, 0), (11, 3)):
-        whole = attend([70], window, sinks)
+        whole = prompt.attend([70], window, sinks)
         for lengths in CUTS:
-            assert torch.equal(attend(lengths, window, sinks), whole), (window, sinks, lengths)
+            assert torch.equal(prompt.attend(lengths, window, sinks), whole), (window, sinks, lengths)
         with monkeypatch.context() as patch:
             patch.setattr(native, "library", FULL)
-            build.near(whole, attend([70], window, sinks))
+            build.near(whole, prompt.attend([70], window, sinks))
+
+
+@pytest.mark.parametrize("heads, kv_heads, dim, size", [(9, 3, 64, 16), (4, 4, 20, 7), (2, 1, 80, 48), (3, 1, 32, 256)])
+def test_attention_over_blocks_of_keys(heads, kv_heads, dim, size, build):
+    """More keys than are scored before they become weights; in some of the blocks the largest score grows."""
+    prompt = Prompt(build, 1100, heads, kv_heads, dim, size)
+    prompt.q[700] *= 0  # all weights equal
+    prompt.k[[150, 383, 384, 600, 1050]] *= 9
+    whole = prompt.attend([1100])
+    for lengths in ([383, 1, 1, 1, 382, 1, 331], [1070, 9, 1, 20], [48, 500, 552]):
+        assert torch.equal(prompt.attend(lengths), whole), lengths
+    if build.kv_dtype is None:
+        build.near(whole, causal_attention(*(x.double() for x in (prompt.q, prompt.k, prompt.v))).to(whole))
 
 
 @pytest.mark.parametrize(
