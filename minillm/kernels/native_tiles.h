@@ -10,7 +10,7 @@ static inline long tile_rows(const Pages *p, const Sequences *seqs, long keys, l
     const int unit = uses_unit(p);
     if (unit || keys_of_block(p)) {
         long rows = unit ? UNIT_TILE : TILE;
-        while (rows > (unit ? 2 * TILE_ROWS : SMALL_TILE) && all < (unit ? 4 : 8) * rows * threads) rows /= 2;
+        while (rows > (unit ? TOGETHER : SMALL_TILE) && all < (unit ? 4 : 8) * rows * threads) rows /= 2;
         return rows;
     }
     long rows = (1L << 18) / (keys + 1) / ROWS * ROWS;
