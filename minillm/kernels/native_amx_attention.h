@@ -79,8 +79,10 @@ static inline void update_softmax(Running *running, int first, int rows, const T
         most[r] = most_score(m->scores + r * BLOCK, scales, seen[r], running->most[first + r]);
     }
     for (int r = 0; r < rows; r += LANES) {
-        *(lanes *)(rescale + r) = exp2_lanes((*(lanes *)(running->most + first + r) - *(lanes *)(most + r)) * scale);
-        *(lanes *)(running->most + first + r) = *(lanes *)(most + r);
+        lanes *before = (lanes *)(running->most + first + r), *here = (lanes *)(most + r), now = *here;
+        *here = either(now == -INFINITY, (lanes){}, now);  // where all scores are -INFINITY their weights are 0
+        *(lanes *)(rescale + r) = exp2_lanes((*before - *here) * scale);
+        *before = now;
     }
     for (int r = 0; r < rows; r++) {
         float *sums = m->sums + (first + r) * dim;

@@ -83,18 +83,30 @@ typedef struct { float most, sum; } Softmax;  // of a row, over the keys so far:
 // A key without a value: a learned sink logit of the head; -INFINITY for none.
 static inline Softmax begin_softmax(float learned) { return (Softmax){learned, learned > -INFINITY}; }
 
-// The scores of a block to weights, exp(scale * (score - most)), with 0 for what the row does not see: it sees the keys from 0 to
-// sinks - 1 and from `from` to `to` - 1. Returns what the sums of the blocks before are to be multiplied with.
+// Weights where every score is -INFINITY: 0, but a score that is no number stays none. Returns their sum.
+static float weights_of_nothing(float *s, long count) {
+    float sum = 0;
+    for (long i = 0; i < count; i++) sum += s[i] = s[i] == s[i] ? 0 : s[i];
+    return sum;
+}
+
+// The scores of a block to weights, exp(scale * (score - most)), with 0 for what the row does not see. Counted from the block's first
+// key, it sees the keys from 0 to sinks - 1 and from `from` to `to` - 1; none of them where `to` is 0 or less. Returns what the sums of
+// the blocks before are to be multiplied with.
 static float softmax_row(Softmax *so_far, float *s, long sinks, long from, long to, long end, float scale) {
-    const float most = to > 0 ? most_of(s + from, to - from, most_of(s, sinks, so_far->most)) : so_far->most;
-    if (to <= 0 || most == -INFINITY) {
+    if (to <= 0) {
         memset(s, 0, end * sizeof(float));
         return 1;
     }
-    const float shrinks = so_far->most == most ? 1 : so_far->most == -INFINITY ? 0 : fast_exp((so_far->most - most) * scale);
-    const float added = exp_of(s, sinks, scale, most) + exp_of(s + from, to - from, scale, most);
     memset(s + sinks, 0, (from - sinks) * sizeof(float));
     memset(s + to, 0, (end - to) * sizeof(float));
+    const float most = most_of(s + from, to - from, most_of(s, sinks, so_far->most));
+    if (most == -INFINITY) {
+        so_far->sum += weights_of_nothing(s, to);
+        return 1;
+    }
+    const float lower = (so_far->most - most) * scale, shrinks = lower < -87.0f ? 0 : fast_exp(lower);  // as `exp_part`
+    const float added = exp_of(s, sinks, scale, most) + exp_of(s + from, to - from, scale, most);
     *so_far = (Softmax){most, so_far->sum * shrinks + added};
     return shrinks;
 }
@@ -120,7 +132,7 @@ typedef struct {  // memory of a thread for one tile
     float *sums;                            // [TILE][dim, in whole panels]
     T *vectors;                             // the panels of WIDTH keys, or of KEYS values; in the unit of BLOCK keys
     T *values;                              // in the unit: the panels of BLOCK values
-    T *weights;                             // [ROWS][KEYS]; in the unit [TOGETHER][BLOCK]
+    T *weights;                             // [ROWS][KEYS], of few queries [TILE][stride]; in the unit [TOGETHER][BLOCK]
     float *widened;                         // in the unit: [ROWS][dim + BLOCK]
     long stride, dim_pairs, dim_panels;
 } TileMemory;
@@ -191,11 +203,6 @@ static inline long block_end(const Past *past, long start) {
     return keys && past->last - start > keys ? start + keys : past->last;
 }
 
-static inline long pages_between(const Past *past, long start, long stop) {
-    const long size = past->pages->size;
-    return (stop - 1) / size - (start < past->first ? past->first : start) / size + 1;
-}
-
 // Attention of up to TILE queries of one sequence that read the same KV head, in order of position. Row r sees the keys from[r]
 // to to[r] - 1, and the sinks; learned[r] is its sink logit. Returns whether all of `out` is finite.
 static int attend_tile(int rows, const Past *past, const TileMemory *m, const long *from, const long *to, const float *learned,
@@ -204,29 +211,31 @@ static int attend_tile(int rows, const Past *past, const TileMemory *m, const lo
     const long dim = p->dim;
     Softmax so_far[TILE];
     for (int r = 0; r < rows; r++) so_far[r] = begin_softmax(learned[r]);
-    for (long start = past->start, stop, before = 0; start < past->last; start = stop) {  // `before`: how many pages were read
+    for (long start = past->start, stop; start < past->last; start = stop) {
         stop = block_end(past, start);
+        const long before = 2 * (start - past->start);  // keys and values that were read
         const long end = start + whole(stop - start, LANES);
         for (long key = start; key < stop; key += WIDTH) {
             long panels = (stop - key + LANES - 1) / LANES;
             if (panels > PANELS) panels = PANELS;
-            const long read = before + (key - start + WIDTH) / p->size, until = until_read(coming, read + WIDTH / p->size);
+            const long read = (before + key - start + WIDTH) / p->size, until = until_read(coming, read + WIDTH / p->size);
             read_ahead(coming, read);
             take_keys(past, key, panels, m->vectors);
             for (int r = 0; r < rows; r += ROWS) {
                 while (r + ROWS < rows && to[r + ROWS - 1] <= key) r += ROWS;  // none of these sees them
-                multiply_near(rows - r < ROWS ? rows - r : ROWS, panels, m->queries + r * m->dim_pairs, m->dim_pairs, m->vectors,
+                const int some = rows - r < ROWS ? rows - r : ROWS;
+                multiply_near(some, panels, m->queries + r * m->dim_pairs, m->dim_pairs, m->vectors,
                               m->dim_pairs, m->scores + r * m->stride + key - start, m->stride, 1,
-                              read_on_the_way(coming, until, m->dim_pairs / PAIR, panels));
+                              read_on_the_way(coming, until, some, panels, m->dim_pairs / PAIR));
             }
         }
         weigh_keys(rows, past, m, from, to, so_far, turns, scale, start, stop, end);
-        before += pages_between(past, start, stop);
         for (long key = start; key < stop; key += KEYS) {
             long count = whole(stop - key < KEYS ? stop - key : KEYS, PAIR);
             const C *at[KEYS + 1];
             find_values(past, key, count, at);
-            const long read = before + (key - start + KEYS) / p->size, until = until_read(coming, read + KEYS / p->size);
+            const long read = (before + stop - start + key - start + KEYS) / p->size;
+            const long until = until_read(coming, read + KEYS / p->size);
             read_ahead(coming, read);
             for (long d = 0, panels; d < dim; d += panels * LANES) {
                 panels = next_width((dim - d + LANES - 1) / LANES);
@@ -239,11 +248,10 @@ static int attend_tile(int rows, const Past *past, const TileMemory *m, const lo
                     float *sums = m->sums + r * m->dim_panels + d;
                     long seen = to[r + some - 1] - key < count ? whole(to[r + some - 1] - key, PAIR) : count;  // of these rows
                     multiply_near(some, panels, weights, apart, m->vectors, seen, sums, m->dim_panels, key == past->start,
-                                  read_on_the_way(coming, until, seen / PAIR, panels));
+                                  read_on_the_way(coming, until, some, panels, seen / PAIR));
                 }
             }
         }
-        before += pages_between(past, start, stop);
     }
     float inverse[TILE];
     for (int r = 0; r < rows; r++) inverse[r] = 1.0f / so_far[r].sum;

@@ -207,7 +207,7 @@ static inline lanes fused(lanes x, lanes y, lanes z) {
 #endif
 }
 
-// The same for numbers up to 88, and 0 below -87: exp is subnormal soon after, and many CPUs multiply subnormal numbers slowly. Of
+// exp(x) for x up to 88, and 0 below -87: exp is subnormal soon after, and many CPUs multiply subnormal numbers slowly. Of
 // up to AT_A_STEP parts at once: each line waits for the one before, so the CPU has others to compute meanwhile.
 enum { AT_A_STEP = 4 };
 static inline __attribute__((always_inline)) void exp_parts(part *of, const int count) {
@@ -215,7 +215,7 @@ static inline __attribute__((always_inline)) void exp_parts(part *of, const int 
     int_part kept[AT_A_STEP];
     const part low = -87.0f - (part){};
 #define EACH for (int i = 0; i < count; i++)
-    EACH kept[i] = ~(of[i] < low), x[i] = larger_part(low, of[i]);  // NaN stays NaN; of numbers far below, `r` would be noise
+    EACH kept[i] = ~(of[i] < low), x[i] = larger_part(low, of[i]);  // NaN stays NaN; far below, what is left of x would be noise
 #ifdef __AVX512F__
     EACH n[i] = (part)_mm512_roundscale_ps((__m512)(x[i] * 1.44269504f), 0);
 #else

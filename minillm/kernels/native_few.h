@@ -96,10 +96,10 @@ static __attribute__((noinline)) void add_few_by_tiles(int num_rows, int panels,
 
 #else
 static inline int uses_unit(const Pages *p) { return (void)p, 0; }
-enum { TOGETHER = 0, BLOCK = 384, UNIT_TILE = TILE };
+enum { TOGETHER = 0, BLOCK = 384, UNIT_TILE = TILE };  // BLOCK in whole LANES and PAIRs
 #endif
 
-// The same without the unit: keys of a block, in whole pages where few queries read them in place; 0 for all of them.
+// BLOCK without the unit, in whole pages where few queries read them in place; 0: all keys are one block.
 static inline long keys_of_block(const Pages *p) {
     if (p->window || p->sinks) return 0;
     return p->size % LANES ? BLOCK : (BLOCK + p->size - 1) / p->size * p->size;

@@ -44,7 +44,7 @@ static inline long until_read(const Coming *coming, long read) {
     return read + AHEAD_IN_PAGES / (p->dim / IN_BYTE * p->size * coming->now->heads * (long)sizeof(C)) + 1;
 }
 
-// Prefetch what is missing of them.
+// Prefetch those that have not been.
 static void read_ahead(Coming *coming, long read) {
     const Pages *p = coming->now->pages;
     const long count = p->dim / IN_BYTE * p->size * coming->now->heads, until = until_read(coming, read);
@@ -55,12 +55,13 @@ static void read_ahead(Coming *coming, long read) {
     }
 }
 
-// One of them, for a tile of `steps` steps and so many panels to prefetch on its way, as far as such a tile can.
-static inline Far read_on_the_way(Coming *coming, long until, long steps, long panels) {
+// The next of them, if there is one, for `multiply_near` to prefetch in its `steps` steps: a full tile prefetches a line with each step,
+// or two if it has all panels.
+static inline Far read_on_the_way(Coming *coming, long until, int rows, long panels, long steps) {
     const Pages *p = coming->now->pages;
     const long bytes = p->dim / IN_BYTE * p->size * (long)sizeof(C), step = (bytes + 64 * steps - 1) / (64 * steps) * 64;
     const Far none = {(const char *)p->keys, 0};
-    if (GROUP == 1 || panels == 1 || step > (panels == PANELS ? 128 : 64) || coming->at >= until) return none;
+    if (GROUP == 1 || rows < ROWS || panels == 1 || step > (panels == PANELS ? 128 : 64) || coming->at >= until) return none;
     const C *block = next_coming(coming);
     return block ? (Far){(const char *)block, step} : none;
 }

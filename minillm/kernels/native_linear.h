@@ -161,7 +161,7 @@ enum {
 #define prefetch_weights(place) __builtin_prefetch(place, 0, LOCALITY)
 
 typedef struct { long of[PANELS]; } Ahead;  // for each panel: which weights are prefetched, in bytes from those that are read
-typedef struct { const char *at; long step; } Far;  // a part of the next group: from here on so many bytes with each step
+typedef struct { const char *at; long step; } Far;  // what is prefetched for later: from here on so many bytes with each step
 
 // In a full tile the weights go into the first-level cache too, so many bytes before their turn: four steps of a tile of float32, of
 // 12 cycles each, and the second-level cache takes 14 and more to answer.
@@ -248,7 +248,7 @@ static __attribute__((noinline)) void multiply_rows(int rows, int count, int pan
 #undef OF_TILE
 }
 
-// Up to ROWS rows and up to PANELS panels side by side that were just written; a full tile prefetches `far` on the way.
+// Up to ROWS rows and up to PANELS panels side by side that were just written; a full tile of two panels or more prefetches `far`.
 static inline void multiply_near(int rows, int panels, const T *x, long x_stride, const T *weights, long in, float *sums,
                                  long sums_stride, int begins, Far far) {
     if (GROUP > 1 && rows == ROWS) multiply_full(panels, x, x_stride, weights, in, sums, sums_stride, begins, far);

@@ -44,7 +44,7 @@ static inline int is_seen(const Past *past, long key) {
 
 enum {
     TILE = 24 * ROWS,       // queries that keys and values are taken from their pages for at once
-    SMALL_TILE = 8 * ROWS,  // where there is less to do, or all keys of a tile are one block
+    SMALL_TILE = 8 * ROWS,  // at most where all keys are one block; larger tiles than this are halved where there is little to do
     KEYS = 96,              // values that are taken at once
 };
 

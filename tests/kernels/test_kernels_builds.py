@@ -192,6 +192,27 @@ def test_attention_over_blocks_of_keys(heads, kv_heads, dim, size, build):
         build.near(whole, causal_attention(*(x.double() for x in (prompt.q, prompt.k, prompt.v))).to(whole))
 
 
+@pytest.mark.parametrize("lengths", [[600], [595, 5]])
+def test_attention_over_blocks_of_keys_at_the_edge_of_floats(lengths, build):
+    """A block whose scores are no numbers, or minus infinity; one whose weights are 0 beside those of the next."""
+    if build.kv_dtype is not None:
+        pytest.skip("codes are finite")
+
+    def attend(**changes: float) -> Tensor:
+        prompt = Prompt(build, 600, 3, 1, 64, 16)
+        prompt.q[:], prompt.k[:], prompt.v[1:], prompt.v[0] = 1, 0, 0, 1e38
+        prompt.k[384:] = changes.get("later", 0)
+        prompt.k[1:384] = changes.get("first", 0)
+        prompt.k[0] = changes.get("zeroth", 0)
+        return prompt.attend(lengths)
+
+    nan = float("nan")
+    assert attend(first=nan, zeroth=nan)[384:].isnan().all()
+    assert attend(first=-float("inf"), zeroth=nan)[384:].isnan().all()
+    assert not attend(first=-float("inf"), zeroth=-float("inf"))[384:].any()
+    assert not attend(later=25)[384:].any() and attend(later=25)[:384].isfinite().all()
+
+
 @pytest.mark.parametrize(
     "format, adapted", [(None, False), (None, True), ("int4", False), ("int4", True), ("fp8", False)]
 )
