@@ -279,13 +279,15 @@ static int attend_few(int rows, const Past *past, const TileMemory *m, const lon
     for (long start = past->start, stop; start < past->last; start = stop) {
         stop = block_end(past, start);
         const long end = start + whole(stop - start, LANES);
-        long block = start / size, offset = 0;
+        long block = start / size, offset = start % size;
+        const C *before = NULL;  // what was prefetched last
         for (long key = start, panels; key < stop; key += panels * LANES) {
             panels = (stop - key + LANES - 1) / LANES < IN_PART ? (stop - key + LANES - 1) / LANES : IN_PART;
             for (int n = 0; n < panels; n++) {
                 at[n] = key_block(past, block) + offset;
-                if (offset) ahead[n] = ahead[n ? n - 1 : IN_PART - 1] + dim * LANES / IN_BYTE;
+                if (offset) ahead[n] = before ? before + dim * LANES / IN_BYTE : at[n];
                 else if (!(ahead[n] = next_coming(coming))) ahead[n] = at[n];
+                before = ahead[n];
                 if ((offset += LANES) == size) block++, offset = 0;
             }
             for (long h = 0; h < heads; h++) {
@@ -309,11 +311,12 @@ static int attend_few(int rows, const Past *past, const TileMemory *m, const lon
 #endif
         for (long key = start, count; key < stop; key += count) {
             long blocks = 0;
-            for (; blocks < AT_A_TIME && key + blocks * size < stop && all_seen(past, key + blocks * size, size); blocks++) {
+            const long into = key % size, most = into ? 0 : (stop - key) / size < AT_A_TIME ? (stop - key) / size : AT_A_TIME;
+            for (; blocks < most && all_seen(past, key + blocks * size, size); blocks++) {
                 at[blocks] = value_block(past, (key + blocks * size) / size);
                 if (!(ahead[blocks] = next_coming(coming))) ahead[blocks] = at[blocks];
             }
-            count = blocks ? blocks * size : stop - key < size ? stop - key : size;
+            count = blocks ? blocks * size : stop - key < size - into ? stop - key : size - into;
             for (long h = 0; h < heads; h++) {
                 const T *mine = weights + h * rows * m->stride + key - start;
                 float *sums = m->sums + h * rows * m->dim_panels;

@@ -99,8 +99,5 @@ static inline int uses_unit(const Pages *p) { return (void)p, 0; }
 enum { TOGETHER = 0, BLOCK = 384, UNIT_TILE = TILE };  // BLOCK in whole LANES and PAIRs
 #endif
 
-// BLOCK without the unit, in whole pages where few queries read them in place; 0: all keys are one block.
-static inline long keys_of_block(const Pages *p) {
-    if (p->window || p->sinks) return 0;
-    return p->size % LANES ? BLOCK : (BLOCK + p->size - 1) / p->size * p->size;
-}
+// Without the unit; 0: all keys are one block. The same for pages of any size, so that a row's bits do not depend on that either.
+static inline long keys_of_block(const Pages *p) { return p->window || p->sinks ? 0 : BLOCK; }

@@ -188,6 +188,10 @@ def test_attention_over_blocks_of_keys(heads, kv_heads, dim, size, build):
     whole = prompt.attend([1100])
     for lengths in ([383, 1, 1, 1, 382, 1, 331], [1070, 9, 1, 20], [48, 500, 552]):
         assert torch.equal(prompt.attend(lengths), whole), lengths
+    for other in (16, 7, 112, 400):  # of which some reach from one block of keys into the next
+        pages = Prompt(build, 1100, heads, kv_heads, dim, other)
+        pages.q[:], pages.k[:] = prompt.q, prompt.k
+        assert torch.equal(pages.attend([1099, 1]), whole), other
     if build.kv_dtype is None:
         build.near(whole, causal_attention(*(x.double() for x in (prompt.q, prompt.k, prompt.v))).to(whole))
 
