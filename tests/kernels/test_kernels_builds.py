@@ -196,6 +196,19 @@ def test_attention_over_blocks_of_keys(heads, kv_heads, dim, size, build):
         build.near(whole, causal_attention(*(x.double() for x in (prompt.q, prompt.k, prompt.v))).to(whole))
 
 
+def test_many_sequences_read_all_heads_together_over_blocks_of_keys(build):
+    prompt, size = Prompt(build, 1100, 9, 3, 64, 16), 16
+    prompt.k[[383, 500, 800]] *= 9
+    keys, values, scales = pages_of(build, len(prompt.table), 3, 64, size)
+    pages, ends = Pages.of(keys, values, scales), torch.arange(300, 1100, 30)
+    whole = native.paged_attention(prompt.q, prompt.k, prompt.v, pages, step(0, 1100, size, prompt.table))
+    slots = prompt.table[ends // size] * size + ends % size
+    starts, table = torch.arange(len(ends) + 1), prompt.table.repeat(len(ends), 1)
+    last = (x[ends].contiguous() for x in (prompt.q, prompt.k, prompt.v))
+    together = native.paged_attention(*last, pages, Sequences.of(starts, ends + 1, table, slots, int(ends[-1]) + 1))
+    assert torch.equal(together, whole[ends])
+
+
 @pytest.mark.parametrize("lengths", [[600], [595, 5]])
 def test_attention_over_blocks_of_keys_at_the_edge_of_floats(lengths, build):
     """A block whose scores are no numbers, or minus infinity; one whose weights are 0 beside those of the next."""
