@@ -34,22 +34,35 @@ void rms_norm(const T *x, const T *weight, T *out, long rows, long size, long in
         norm_row(x + i / inner * stride + i % inner * size, weight, out + i / inner * out_stride + i % inner * size, size, eps);
 }
 
-// out = silu(gate) * up, `size` of each. Not inlined: a row has the same bits from wherever it is called.
-static __attribute__((noinline)) void silu_mul_parts(const T *gate, const T *up, T *out, long size) {
+// silu(x) = x / (1 + e^-x). gelu(x), in its tanh form, = x (1 + tanh(z)) / 2 = x / (1 + e^-2z), z = sqrt(2 / pi) (x + 0.044715 x^3).
+#define GELU_TANH(x) ((x) * (1.5957691216f + 0.0713548162726f * (x) * (x)))  // 2z
+
+// out = silu(gate) * up, or gelu, `size` of each.
+static inline __attribute__((always_inline)) void gate_mul_parts(const int gelu, const T *gate, const T *up, T *out, long size) {
+    const float least = gelu ? -10.0f : -88.0f;  // 0 from here on but for rounding; -infinity is NaN, and shows
     long j = 0;
     for (; j + WIDE <= size; j += WIDE) {
         T rounded[WIDE];
         part g = load_part(gate + j);
-        g = either_part(g < -88.0f, g * 0.0f - 88.0f, g);  // silu is 0 from here on but for rounding; -infinity is NaN, and shows
-        part e = exp_part(-g);
+        g = either_part(g < least, g * 0.0f + least, g);
+        part e = exp_part(gelu ? -GELU_TANH(g) : -g);
         store_part(rounded, g / (1.0f + e));
         store_part(out + j, load_part(rounded) * load_part(up + j));
     }
     for (; j < size; j++) {
         float g = load(gate[j]);
-        g = g < -88.0f ? g * 0.0f - 88.0f : g;
-        out[j] = store(load(store(g / (1.0f + fast_exp(-g)))) * load(up[j]));
+        g = g < least ? g * 0.0f + least : g;
+        out[j] = store(load(store(g / (1.0f + fast_exp(gelu ? -GELU_TANH(g) : -g)))) * load(up[j]));
     }
+}
+
+// Not inlined: a row has the same bits from wherever it is called.
+static __attribute__((noinline)) void silu_mul_parts(const T *gate, const T *up, T *out, long size) {
+    gate_mul_parts(0, gate, up, out, size);
+}
+
+static __attribute__((noinline)) void gelu_mul_parts(const T *gate, const T *up, T *out, long size) {
+    gate_mul_parts(1, gate, up, out, size);
 }
 
 // The same where x holds gate and then up.
@@ -58,6 +71,11 @@ static void silu_mul_row(const T *x, T *out, long size) { silu_mul_parts(x, x + 
 void silu_mul(const T *x, T *out, long rows, long size) {
 #pragma omp parallel for num_threads(team_size()) if (rows * size > PARALLEL_FROM / 2)
     for (long i = 0; i < rows; i++) silu_mul_row(x + 2 * i * size, out + i * size, size);
+}
+
+void gelu_mul(const T *x, T *out, long rows, long size) {
+#pragma omp parallel for num_threads(team_size()) if (rows * size > PARALLEL_FROM / 2)
+    for (long i = 0; i < rows; i++) gelu_mul_parts(x + 2 * i * size, x + (2 * i + 1) * size, out + i * size, size);
 }
 
 #include "native_experts.h"

@@ -6,7 +6,7 @@ where there is no C compiler (and on a GPU), and which the tests compare it with
 
     linear          minillm.model.layers.Linear (through oneDNN)
     rms_norm        minillm.model.layers.RMSNorm       rotary_angles   minillm.model.layers.Rotary
-    silu_mul        minillm.model.layers.SwiGLU        rotate          minillm.model.layers.apply_rotary
+    gate_mul        minillm.model.layers.SwiGLU        rotate          minillm.model.layers.apply_rotary
     gumbel_noise    minillm.sampling.noise             paged_attention minillm.kv_cache.torch_attention
     add_lora_       minillm.kernels.lora               latent_attention minillm.kv_cache.latent
     run_experts     minillm.kernels.grouped_matmul, called by minillm.kernels.native_experts
@@ -158,12 +158,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def silu_mul(x: Tensor) -> Tensor:
-    """silu(gate) * up of a contiguous x [num_tokens, 2 * size] that holds them side by side: [num_tokens, size]."""
+GATED = {"silu": "silu_mul", "gelu_pytorch_tanh": "gelu_mul"}  # PyTorch's have other bits where its threads part a row
+
+
+def gate_mul(x: Tensor, activation: str) -> Tensor:
+    """activation(gate) * up, [num_tokens, size], of a contiguous x [num_tokens, 2 * size], gate beside up."""
     num_tokens, size = x.shape[0], x.shape[1] // 2
     out = torch.empty(num_tokens, size, dtype=x.dtype)
-    library(x.dtype).silu_mul(x.data_ptr(), out.data_ptr(), num_tokens, size)
+    getattr(library(x.dtype), GATED[activation])(x.data_ptr(), out.data_ptr(), num_tokens, size)
     return out
+
+
+def silu_mul(x: Tensor) -> Tensor:
+    return gate_mul(x, "silu")
 
 
 def rotary_angles(
@@ -289,7 +296,7 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.multiply.argtypes = (ctypes.POINTER(Matrix), p, p, p, p, n)
     loaded.unpack_rows.argtypes = (ctypes.POINTER(Matrix), p, p, n)
     loaded.rms_norm.argtypes = (p, p, p, n, n, n, n, n, f)
-    loaded.silu_mul.argtypes = (p, p, n, n)
+    loaded.silu_mul.argtypes = loaded.gelu_mul.argtypes = (p, p, n, n)
     loaded.rotary_angles.argtypes = (p, p, p, f, p, p, n, n)
     loaded.rotate.argtypes = (p, p, p, p, n, n, n, n)
     loaded.gumbel_noise.argtypes = (p, p, p, p, n, n)

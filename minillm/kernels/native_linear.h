@@ -125,6 +125,7 @@ static inline broadcast load_broadcast(const T *x, int turn) { return (void)turn
 #define AT_ONCE(rows) PANELS
 enum { GROUP = PANELS };
 #define IN_REGISTER(x) __asm__("" : "+v"(x))  // gcc would load an x again for every panel
+#define UNROLL_SUMS _Pragma("GCC unroll 8")  // gcc 12 would take the sums through memory before and after the loop
 #else
 #ifndef PANELS
 #define PANELS 4
@@ -132,6 +133,7 @@ enum { GROUP = PANELS };
 #define AT_ONCE(rows) (PANELS == 1 || rows > 4 - TURNS ? 1 : rows > 1 ? 2 : PANELS)
 enum { GROUP = 1 };
 #define IN_REGISTER(x)
+#define UNROLL_SUMS
 #endif
 enum { WIDTH = PANELS * LANES };
 
@@ -150,7 +152,11 @@ enum {
 #else
     CHUNK = 64,   // rows that a group meets while it is in a near cache
 #endif
-    DEPTH = 576,  // inputs of a group that fit there
+#if defined(__AVX512F__) && !defined(IN_TILES)
+    DEPTH = 1536,  // inputs of a group that fit there
+#else
+    DEPTH = 576,
+#endif
 };
 // Not a function: gcc removes calls of one that only prefetches, as if it did nothing.
 #define prefetch(place) __builtin_prefetch(place, 0, 3)
@@ -177,6 +183,7 @@ static inline __attribute__((always_inline)) void multiply_tile(const int rows, 
                                                                 float *sums, long sums_stride, int begins, const Ahead *ahead,
                                                                 Far far, const int far_lines, const char *const *fed) {
     accumulator sum[ROWS][PANELS];
+    UNROLL_SUMS
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++)
             sum[r][p] = begins ? (accumulator){} : *(accumulator *)(sums + r * sums_stride + p * LANES);
@@ -203,6 +210,7 @@ static inline __attribute__((always_inline)) void multiply_tile(const int rows, 
                 for (int p = 0; p < panels; p++) sum[r][p] = multiply_add(sum[r][p], one, w[p]);
             }
         }
+    UNROLL_SUMS
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++) *(accumulator *)(sums + r * sums_stride + p * LANES) = sum[r][p];
 }

@@ -203,8 +203,8 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor, token_slots: TokenSlots | None = None) -> Tensor:
         gate_up = adapted(self.gate_up_proj, x, token_slots)  # [num_tokens, 2 * intermediate_size]
-        if self.activation == "silu" and native.serves(gate_up):
-            return adapted(self.down_proj, native.silu_mul(gate_up), token_slots)
+        if self.activation in native.GATED and native.serves(gate_up):
+            return adapted(self.down_proj, native.gate_mul(gate_up, self.activation), token_slots)
         gate, up = gate_up.chunk(2, dim=-1)
         return adapted(self.down_proj, ACTIVATIONS[self.activation](gate).mul_(up), token_slots)
 

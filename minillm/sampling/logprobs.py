@@ -38,8 +38,23 @@ def score_tokens(logits: Tensor, token_ids: Tensor, counts: list[int]) -> Logpro
     vocab_size = logits.shape[-1]
     chosen = logprobs.gather(-1, token_ids[:, None])  # [num_rows, 1]
     ranks = (logprobs > chosen).sum(dim=-1) + 1
-    best, best_ids = logprobs.topk(max(_within(count, vocab_size) for count in counts), dim=-1)
+    best, best_ids = _best(logprobs, [_within(count, vocab_size) for count in counts])
     return LogprobTensors(token_ids, chosen[:, 0], ranks, best_ids, best)
+
+
+def _best(logprobs: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
+    """The `counts[row]` largest of each row and their places, [num_rows, max count]; the rest is filled with zeros.
+
+    Which of equal numbers `topk` takes depends on how many it is asked for, so each row asks for its own.
+    """
+    if len(set(counts)) == 1:
+        return logprobs.topk(counts[0], dim=-1)
+    best = logprobs.new_zeros(len(counts), max(counts))
+    ids = torch.zeros_like(best, dtype=torch.int64)
+    for count in set(counts):
+        rows = torch.tensor([row for row, own in enumerate(counts) if own == count], device=logprobs.device)
+        best[rows, :count], ids[rows, :count] = logprobs[rows].topk(count, dim=-1)
+    return best, ids
 
 
 def dictionaries(tensors: LogprobTensors, counts: list[int]) -> list[dict[int, Logprob]]:

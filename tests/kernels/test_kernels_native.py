@@ -92,13 +92,40 @@ def test_norm_and_swiglu_equal_their_twins(shape, dtype, twins):
     torch.testing.assert_close(native.silu_mul(gate), F.silu(gate[:, :7]), rtol=1e-6, atol=1e-30)
 
 
+def test_gelu_equals_float64():
+    gate = torch.linspace(-12, 12, 9999)
+    made = native.gate_mul(torch.cat([gate, torch.full_like(gate, 3.0)])[None], "gelu_pytorch_tanh")
+    expected = 3 * F.gelu(gate.double(), approximate="tanh")
+    torch.testing.assert_close(made[0].double(), expected, rtol=3e-6, atol=1e-13)
+
+
 @both_dtypes
-def test_swiglu_of_huge_gates(dtype):
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+def test_swiglu_of_huge_gates(dtype, activation):
     """16 at a time, and the last ones one by one."""
     for gate, expected in ((-3e38, 0.0), (-1e30, 0.0), (-89.0, 0.0), (1e30, 1e30), (-float("inf"), float("nan"))):
         x = torch.cat([torch.full((1, 19), gate), torch.ones(1, 19)], dim=1).to(dtype)
-        made, expected = native.silu_mul(x).float(), torch.full((1, 19), expected).to(dtype).float()
+        made, expected = native.gate_mul(x, activation).float(), torch.full((1, 19), expected).to(dtype).float()
         torch.testing.assert_close(made, expected, rtol=1e-2, atol=1e-30, equal_nan=True)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu"])
+def test_an_activation_gives_a_row_the_same_bits_in_any_company(activation):
+    """PyTorch's threads take equal parts of all numbers, from the middle of a row where they do not divide it."""
+    torch.manual_seed(0)
+    mlp = SwiGLU(4, 1531, False, torch.float32, torch.device("cpu"), activation=activation)
+    for parameter in mlp.parameters():
+        parameter.normal_()
+    for linear in mlp.children():
+        linear.prepare()
+    x, threads = torch.randn(301, 4), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        alone = torch.cat([mlp(row[None]) for row in x])
+        for rows in range(1, 302, 2):
+            assert torch.equal(mlp(x[:rows]), alone[:rows])
+    finally:
+        torch.set_num_threads(threads)
 
 
 @both_dtypes

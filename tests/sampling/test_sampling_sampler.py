@@ -7,6 +7,7 @@ import torch
 from scipy import stats
 
 from minillm import SamplingParams
+from minillm.sampling.logprobs import gather_logprobs
 from minillm.sampling.metadata import SamplingMetadata, SamplingRow
 from minillm.sampling.sampler import Sampler
 from tests.sampling.test_sampling_filters import min_p_row, softmax, top_k_row, top_p_row
@@ -194,6 +195,15 @@ def test_logprobs_are_of_the_raw_logits():
         for token_id, entry in entries.items():
             assert entry.logprob == pytest.approx(reference[index, token_id].item(), abs=1e-5)
             assert entry.rank == order.index(token_id) + 1
+
+
+def test_which_equal_tokens_are_named_does_not_depend_on_the_company():
+    torch.manual_seed(0)
+    logits = torch.randint(0, 9, (6, 3000)).float()  # hundreds of tokens are the most probable ones
+    counts = [1, 5, 200, 5, -1, 0]
+    alone = [gather_logprobs(logits[i : i + 1], torch.tensor([7]), [count])[0] for i, count in enumerate(counts)]
+    assert gather_logprobs(logits, torch.full((6,), 7), counts) == alone
+    assert list(map(len, alone)) == [2, 6, 201, 6, 3000, 1]
 
 
 def test_no_logprobs_unless_a_row_asks():
