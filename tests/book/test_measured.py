@@ -32,7 +32,7 @@ def test_the_appendix_shows_every_result():
 def test_a_name_that_is_none_or_several():
     with pytest.raises(LookupError, match="0 results begin like this"):
         measured.result("nothing")
-    with pytest.raises(LookupError, match="7 results begin like this"):
+    with pytest.raises(LookupError, match="8 results begin like this"):
         measured.result("compare")
     with pytest.raises(LookupError, match="no benchmark shows it"):
         measured.tables_of("nothing", {})
@@ -60,7 +60,7 @@ def test_the_readme_says_how_long_the_book_is():
 
 
 def test_figures_name_what_they_draw():
-    told = measured_figures.over_peers("compare-offline", title="x").alt
+    told = measured_figures.over_peers("compare-offline-bfloat16", title="x").alt
     assert re.search(r"bfloat16/offline-16 1\.\d\d times vllm", told)
     assert "minillm int8" in measured_figures.shares_of_limit("bits", "batch 1", "x").alt
     assert "GPTQ" in measured_figures.perplexities().alt
