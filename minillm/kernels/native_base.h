@@ -31,9 +31,9 @@ typedef float part __attribute__((vector_size(4 * WIDE), aligned(4)));
 typedef int32_t int_part __attribute__((vector_size(4 * WIDE), aligned(4)));
 
 // Threads that share a product wait for the last of them. Where another process takes its core, that is milliseconds for a product
-// of microseconds. A team of n that spends more than 1/n of its time so is faster with one thread less: where such waits, no more than
-// 20 ms apart, take 1/(n + 1) (shorter ones are not counted), it is one smaller for a while, and then tries again. The limit is a
-// number of threads, not of those left out: it holds too where torch has been told to use no more than the team.
+// of microseconds. A team of n that spends more than 1/n of its time so is faster with one thread less: where such waits, less than
+// 20 ms apart, take 1/(n + 1) (shorter ones are not counted) and 10 ms in all, it is one smaller for a while, and then tries again.
+// The limit is a number of threads, not of those left out: it holds too where torch has been told to use no more than the team.
 #include <time.h>
 enum { MILLISECOND = 1000000 };
 static struct { long first_wait, last_wait, waited, until, pause; int limit; } team;  // shared by all; a lost update does no harm
@@ -54,12 +54,12 @@ int team_size(void) {
 static inline void note_wait(long worked, long waited) {
     if (waited < MILLISECOND / 2 || waited < 2 * worked) return;
     long time = now();
-    if (time - team.last_wait > 20 * MILLISECOND || time - team.first_wait > 200 * MILLISECOND) {
+    if (time - waited - team.last_wait > 20 * MILLISECOND || time - team.first_wait > 200 * MILLISECOND) {
         team.first_wait = time, team.waited = 0;
     } else {
         int size = team_size();
         team.waited += waited;
-        if (team.waited * (size + 1) > time - team.first_wait) {
+        if (team.waited > 10 * MILLISECOND && team.waited * (size + 1) > time - team.first_wait) {
             team.limit = size > 1 ? size - 1 : 1;
             team.pause = time - team.until > 500 * MILLISECOND ? 50 * MILLISECOND : 2 * team.pause;  // a while ago, or just tried again
             if (team.pause > 1000 * MILLISECOND) team.pause = 1000 * MILLISECOND;

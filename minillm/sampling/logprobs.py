@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from minillm.staging import upload
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,8 @@ def _best(logprobs: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
         return logprobs.topk(counts[0], dim=-1)
     best = logprobs.new_zeros(len(counts), max(counts))
     ids = torch.zeros_like(best, dtype=torch.int64)
-    for count in set(counts):
-        rows = torch.tensor([row for row, own in enumerate(counts) if own == count], device=logprobs.device)
+    groups = {count: [row for row, own in enumerate(counts) if own == count] for count in set(counts)}
+    for count, rows in zip(groups, upload(*groups.values(), device=logprobs.device)):
         best[rows, :count], ids[rows, :count] = logprobs[rows].topk(count, dim=-1)
     return best, ids
 
@@ -104,7 +107,7 @@ def score_named(logits: Tensor, token_ids: Tensor, named: list[tuple[int, list[i
     counts = [len(ids) + 1 for _, ids in named]
     rows = [row for row, _ in named]
     padded = [[*ids, *ids[:1] * (max(counts) - count)] for (_, ids), count in zip(named, counts)]
-    index, wanted = (torch.tensor(one, device=logits.device) for one in (rows, padded))
+    index, wanted = upload(rows, np.asarray(padded, np.int64), device=logits.device)
     wanted = torch.cat([token_ids.index_select(0, index)[:, None], wanted], dim=1)  # [len(rows), max count]
     logprobs = logits.index_select(0, index).float().log_softmax(dim=-1)
     values = logprobs.gather(-1, wanted)

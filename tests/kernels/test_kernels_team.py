@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -32,7 +33,7 @@ static int test_clock(clockid_t id, struct timespec *t) {
 #define clock_gettime test_clock
 #include "native_base.h"
 void set_threads(int count) { omp_set_num_threads(count); }
-void wait_at(long milliseconds) { test_time = milliseconds; note_wait(0, MILLISECOND); }
+void wait_at(long milliseconds, long waited) { test_time = milliseconds; note_wait(0, waited * MILLISECOND); }
 int size_at(long milliseconds) { test_time = milliseconds; return team_size(); }
 """
 
@@ -64,28 +65,37 @@ def test_a_limited_team_is_as_large_where_torch_uses_no_more_threads_than_it(tmp
     team = compiled(tmp_path)
     team.set_threads(threads)
     assert team.size_at(1000) == 4
-    team.wait_at(1000), team.wait_at(1100)  # two waits, far apart
+    team.wait_at(1000, 1), team.wait_at(1100, 30)  # two waits, far apart
     assert team.size_at(1100) == 4
-    team.wait_at(1103)
+    team.wait_at(1111, 11)
     assert team.size_at(1120) == 3
     team.set_threads(3)
     assert team.size_at(1120) == 3
-    team.wait_at(1130), team.wait_at(1132)
-    assert team.size_at(1133) == 2
+    team.wait_at(1145, 11), team.wait_at(1157, 11)
+    assert team.size_at(1158) == 2
     team.set_threads(threads)
-    assert team.size_at(1134) == 2 and team.size_at(5000) == 4  # and then it tries again
+    assert team.size_at(1159) == 2 and team.size_at(5000) == 4  # and then it tries again
 
 
-def test_a_team_that_waits_for_less_than_a_thread_is_worth_stays_whole(tmp_path, threads):
-    """A hypervisor takes a core now and then: a millisecond in six, here."""
+@pytest.mark.parametrize("size, apart", [(2, 9), (2, 20), (3, 12), (4, 30)])
+def test_a_team_that_waits_for_less_than_a_thread_is_worth_stays_whole(tmp_path, threads, size, apart):
+    """A hypervisor takes a core for a millisecond now and then."""
+    team, chance, at, whole = compiled(tmp_path), random.Random(0), 1000, 0
+    team.set_threads(size)
+    for _ in range(2000):
+        at += 1 + round(chance.expovariate(1 / apart))
+        team.wait_at(at, 1)
+        whole += team.size_at(at) == size
+    assert whole > 1900
+
+
+@pytest.mark.parametrize("size, slice", [(2, 3), (2, 12), (4, 4), (8, 25)])
+def test_a_team_beside_a_process_that_takes_a_core_in_turns_gets_smaller(tmp_path, threads, size, slice):
     team = compiled(tmp_path)
-    team.set_threads(threads)
-    for at in range(1000, 3000, 6):
-        team.wait_at(at)
-        assert team.size_at(at) == 4
-    for at in range(3000, 3100, 3):  # and then in three
-        team.wait_at(at)
-    assert team.size_at(3100) < 4
+    team.set_threads(size)
+    for at in range(1000, 1000 + 12 * slice, 2 * slice if slice < 20 else slice + 3):
+        team.wait_at(at, slice)
+    assert team.size_at(at) < size
 
 
 @pytest.mark.parametrize("size", [1, 3])
