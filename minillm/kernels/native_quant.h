@@ -22,6 +22,11 @@
 #else
 #define DECODED_AT_ONCE(kind, rows) (PANELS > 1 && rows == 1 ? 2 : 1)
 #endif
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define UNROLL_CODES _Pragma("GCC unroll 4")  // a step's codes are looked up together
+#else
+#define UNROLL_CODES _Pragma("GCC unroll 1")
+#endif
 #ifndef DECODE_FROM  // rows from which panels are decoded first, and once: decoding takes long without AVX-512
 #ifdef __AVX512F__
 #define DECODE_FROM 33
@@ -51,7 +56,7 @@ typedef struct {          // see `native.Matrix`
     const void *codes;    // of NUMBERS the groups of native_linear.h
     const void *scales;   // [panels][groups of inputs][LANES], float or half
     const int8_t *zeros;  // the same, or NULL
-    const void *table;    // where `decode` looks values up
+    const void *table;    // where `decode` looks values up: of NIBBLES as floats, then as bytes; where pairs are multiplied, as bfloat16
     const int32_t *sums;  // W8A8: 128 times the sum of an output's codes, [panels][LANES]
     long kind, in, out, group, half_scales;  // `in` and `group` in whole steps; `in` of NUMBERS in whole pairs
     float activation_scale;                  // W8A8: of all tokens; 0 where each has its own
@@ -62,6 +67,18 @@ static _Thread_local Workspace for_rows;
 static inline long step_bytes(const int kind) { return kind == NIBBLES ? 64 : 128; }
 
 enum { CODE_PAIR = PAIR / TURNS };
+
+static inline int_part widen_some(const int8_t *bytes) {
+#ifdef __AVX512F__
+    return widen_bytes(bytes);
+#elif defined(__AVX2__)
+    return (int_part)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)bytes));
+#else
+    int_part wide;
+    for (int l = 0; l < LANES / PARTS; l++) wide[l] = bytes[l];
+    return wide;
+#endif
+}
 
 #ifndef IN_PAIRS
 #ifdef __AVX512F__
@@ -110,35 +127,29 @@ static inline void decode(const int kind, const uint8_t *codes, int c, const uin
     }
 }
 #else  // part by part, as native_linear.h does
-static inline part look_up(const float *table, int_part index) {
 #ifdef __AVX2__
-    // Takes 3 bits of each index; the fourth, as a sign, chooses the half of the table.
-    __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), (__m256i)index);
-    __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), (__m256i)index);
-    return (part)_mm256_blendv_ps(low, high, (__m256)_mm256_slli_epi32((__m256i)index, 28));
+// Of every word of 8 outputs, the code of input c + k: half of a word's codes become bytes by one instruction, and a byte a float.
+static inline part value_of_nibble(const uint8_t *words, int c, int k, const uint8_t *table) {
+    __m256i codes = _mm256_loadu_si256((const __m256i *)words);
+    __m256i values = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(table + 4 * 16)));
+    if (c & 2) codes = _mm256_srli_epi16(codes, 4);
+    values = _mm256_shuffle_epi8(values, _mm256_and_si256(codes, _mm256_set1_epi8(15)));
+    return (part)_mm256_cvtepi32_ps((__m256i)((int_part)values << (24 - 2 * (c & 4) - 16 * k) >> 24));
+}
 #else
+static inline part value_of_nibble(const uint8_t *words, int c, int k, const uint8_t *table) {
+    int_part index = *(const int_part *)words >> (2 * c + 16 * k);
     part values;
-    for (int l = 0; l < LANES / PARTS; l++) values[l] = table[index[l] & 15];
+    for (int l = 0; l < LANES / PARTS; l++) values[l] = ((const float *)table)[index[l] & 15];
     return values;
-#endif
 }
-
-static inline int_part widen_some(const int8_t *bytes) {
-#ifdef __AVX2__
-    return (int_part)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)bytes));
-#else
-    int_part wide;
-    for (int l = 0; l < LANES / PARTS; l++) wide[l] = bytes[l];
-    return wide;
 #endif
-}
 
 static inline void decode(const int kind, const uint8_t *codes, int c, const uint8_t *table, operand *w) {
     for (int k = 0; k < 2; k++)
         for (int q = 0; q < PARTS; q++) {
             long first = q * LANES / PARTS;
-            if (kind == NIBBLES)
-                w[k].of[q] = look_up((const float *)table, *(const int_part *)(codes + 4 * first) >> (2 * c + 16 * k));
+            if (kind == NIBBLES) w[k].of[q] = value_of_nibble(codes + 4 * first, c, k, table);
             else w[k].of[q] = value_of_bytes(kind, widen_some((const int8_t *)codes + (c + k) * LANES + first));
         }
 }
@@ -166,32 +177,60 @@ static inline const uint8_t *codes_of_panel(const Matrix *m, long n) {
 // From the codes of a panel to those of the next one, at the same inputs.
 static inline long panels_apart(const Matrix *m, const int kind) { return (GROUP > 1 ? 1 : m->in / STEP) * step_bytes(kind); }
 
-static inline lanes load_scales(const Matrix *m, long place) {
-    if (!m->half_scales) return *(const lanes *)((const float *)m->scales + place);
-#ifdef __AVX512F__
-    return (lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)((const uint16_t *)m->scales + place)));
+static inline part some_scales(const Matrix *m, long place) {
+    if (!m->half_scales) return *(const part *)((const float *)m->scales + place);
+    const uint16_t *halves = (const uint16_t *)m->scales + place;
+#if defined(__AVX512F__)
+    return (part)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)halves));
+#elif defined(__F16C__)
+    return (part)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)halves));
 #else
-    ints half = widen_halves((const uint16_t *)m->scales + place);
-    lanes magnitude = (lanes)((half & 0x7fff) << 13) * 0x1p112f;  // the same trick
-    return (lanes)((ints)magnitude | (half & 0x8000) << 16);
+    int_part half;
+    for (int l = 0; l < WIDE; l++) half[l] = halves[l];
+    part magnitude = (part)((half & 0x7fff) << 13) * 0x1p112f;  // the same trick
+    return (part)((int_part)magnitude | (half & 0x8000) << 16);
 #endif
 }
 
-static inline lanes load_zeros(const Matrix *m, long place) {
-    return __builtin_convertvector(widen_bytes(m->zeros + place), lanes);
+static inline lanes load_scales(const Matrix *m, long place) {
+    part scales[PARTS];
+    for (int q = 0; q < PARTS; q++) scales[q] = some_scales(m, place + q * WIDE);
+    return *(const lanes *)scales;
 }
 
 // What a span of inputs adds to the sums of a panel: scale * (sum - zero * sum of x).
-typedef struct { lanes scale, zero; } Side;
+typedef struct { part scale[PARTS], zero[PARTS]; } Side;
 
 static inline Side side_of(const Matrix *m, long n, long i) {
     long place = (n * ((m->in + m->group - 1) / m->group) + i / m->group) * LANES;
-    return (Side){load_scales(m, place), m->zeros ? load_zeros(m, place) : (lanes){}};
+    Side side = {};
+    for (int q = 0; q < PARTS; q++, place += WIDE) {
+        side.scale[q] = some_scales(m, place);
+        if (m->zeros) side.zero[q] = __builtin_convertvector(widen_some(m->zeros + place), part);
+    }
+    return side;
 }
 
-static inline lanes add_span(lanes total, lanes sum, const Matrix *m, const Side *side, float x_sum) {
-    if (m->zeros) sum = fused(side->zero, -x_sum - (lanes){}, sum);
-    return fused(side->scale, sum, total);
+static inline part fused_part(part x, part y, part z) {
+#if defined(__AVX512F__)
+    return fused(x, y, z);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (part)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
+#elif defined(__FP_FAST_FMAF)
+    for (int l = 0; l < WIDE; l++) z[l] = __builtin_fmaf(x[l], y[l], z[l]);
+    return z;
+#else
+    return x * y + z;
+#endif
+}
+
+// Adds a span's sum to a panel's total, [LANES].
+static inline void add_span(float *total, const int begins, accumulator sum, const Matrix *m, const Side *side, float x_sum) {
+    for (int q = 0; q < PARTS; q++) {
+        part *to = (part *)(total + q * WIDE), one = part_of(sum, q);
+        if (m->zeros) one = fused_part(side->zero[q], -x_sum - (part){}, one);
+        *to = fused_part(side->scale[q], one, begins ? (part){} : *to);
+    }
 }
 
 // Spans have SPAN inputs, but for the last one of a group.
@@ -222,7 +261,7 @@ static inline __attribute__((always_inline)) void multiply_codes(const int rows,
         for (; i < end; i += STEP, codes += step) {
             for (long b = 0; b < GROUP * step_bytes(kind) && (p0 == 0 || GROUP == 1); b += 64)  // of the group
                 for (int p = 0; p < (GROUP > 1 ? 1 : panels); p++) prefetch_weights(codes + p * apart + b + AHEAD);
-#pragma GCC unroll 1
+            UNROLL_CODES
             for (int c = 0; c < STEP / CODE_PAIR; c += 2) {
                 operand w[PANELS][2];
                 for (int p = 0; p < panels; p++) decode(kind, codes + p * apart, c, m->table, w[p]);
@@ -236,7 +275,7 @@ static inline __attribute__((always_inline)) void multiply_codes(const int rows,
         }
         for (int r = 0; r < rows; r++)
             for (int p = 0; p < panels; p++)
-                total[r][p] = add_span(total[r][p], as_lanes(sum[r][p]), m, &sides[p], m->zeros ? x_sums[r * spans + s] : 0);
+                add_span((float *)&total[r][p], 0, sum[r][p], m, &sides[p], m->zeros ? x_sums[r * spans + s] : 0);
     }
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++) *(lanes *)(sums + r * WIDTH + p * LANES) = total[r][p];
@@ -281,7 +320,7 @@ static inline __attribute__((always_inline)) void multiply_codes_by_tiles(const 
         for (int p = 0; p < panels; p++) {
             Side side = side_of(m, of->first + p0 + p, begin);
             for (int r = 0; r < rows; r++)
-                total[r][p] = add_span(total[r][p], sum[r][p], m, &side, m->zeros ? x_sums[r * spans + s] : 0);
+                add_span((float *)&total[r][p], 0, (accumulator)sum[r][p], m, &side, m->zeros ? x_sums[r * spans + s] : 0);
         }
     }
     for (int r = 0; r < rows; r++)
@@ -321,6 +360,7 @@ static inline __attribute__((always_inline)) void decode_span_of(const int kind,
                                                                  long apart, T *values, long step, long in, long ahead) {
     for (long i = 0; i < in; i += STEP, codes += apart) {
         for (long b = 0; b < step_bytes(kind); b += 64) prefetch_weights(codes + b + ahead);
+        UNROLL_CODES
         for (int c = 0; c < STEP / CODE_PAIR; c += 2) {
             operand w[2];
             decode(kind, codes, c, table, w);
@@ -341,11 +381,12 @@ static void decode_span(const Matrix *m, const Panels *of, long n, long first, l
     }
 }
 
+#ifdef __AVX512F__
 // Up to CHUNK rows of x times some panels, which are decoded span by span, once for all rows.
 static void multiply_decoded(const Matrix *m, const Panels *of, const T *x, long rows, const float *x_sums, float *sums) {
     T values[SPAN * WIDTH] __attribute__((aligned(64)));
     enum { PART = ALL_DECODED ? TILE_ROWS : ROWS };  // rows at once
-    float part[PART * WIDTH] __attribute__((aligned(64)));
+    float made[PART * WIDTH] __attribute__((aligned(64)));
     const long spans = spans_of(m);
     for (long i = 0, s = 0, in; i < m->in; i += in, s++) {
         in = span_end(m, i) - i;
@@ -357,15 +398,63 @@ static void multiply_decoded(const Matrix *m, const Panels *of, const T *x, long
         for (long row = 0; row < rows; row += PART) {
             int count = rows - row < PART ? rows - row : PART;
 #ifdef IN_TILES
-            multiply_tiles(count, of->count, x + row * m->in + i, m->in, values, of->count * PAIR * LANES, in, part, WIDTH, 1, 0);
+            multiply_tiles(count, of->count, x + row * m->in + i, m->in, values, of->count * PAIR * LANES, in, made, WIDTH, 1, 0);
 #else
-            multiply_rows(count, of->count, of->count, PAIR * LANES, x + row * m->in + i, m->in, values, in, part, WIDTH, 1, (Ahead){});
+            multiply_rows(count, of->count, of->count, PAIR * LANES, x + row * m->in + i, m->in, values, in, made, WIDTH, 1, (Ahead){});
 #endif
             for (int r = 0; r < count; r++)
-                for (int p = 0; p < of->count; p++) {
-                    lanes *total = (lanes *)(sums + (row + r) * WIDTH + p * LANES), sum = *(lanes *)(part + r * WIDTH + p * LANES);
-                    *total = add_span(i ? *total : (lanes){}, sum, m, &sides[p], x_sums ? x_sums[(row + r) * spans + s] : 0);
-                }
+                for (int p = 0; p < of->count; p++)
+                    add_span(sums + (row + r) * WIDTH + p * LANES, i == 0, *(accumulator *)(made + r * WIDTH + p * LANES), m, &sides[p],
+                             x_sums ? x_sums[(row + r) * spans + s] : 0);
         }
     }
 }
+#else
+// Rows of x from input i on times `in` decoded inputs of a panel, [in][LANES], added to their sums; whole spans, and the s-th first.
+static inline __attribute__((always_inline)) void multiply_values(const int rows, const Matrix *m, long n, const T *x, const T *values,
+                                                                  long i, long in, const float *x_sums, long s, float *sums) {
+    const long spans = spans_of(m), stop = i + in;
+    for (; i < stop; s++) {
+        Side side = side_of(m, n, i);
+        accumulator sum[ROWS] = {};
+        for (long end = span_end(m, i); i < end; i += PAIR, values += PAIR * LANES)
+            for (int turn = 0; turn < TURNS; turn++) {
+                long at = i;
+                if (turn) __asm__("" : "+r"(at));  // as in `multiply_tile`
+                operand w = operand_of(load_factors(values), turn);
+#ifdef __x86_64__
+                for (int q = 0; q < PARTS; q++) __asm__("" : "+x"(w.of[q]));  // gcc would load them again for every row
+#endif
+                for (int r = 0; r < rows; r++) sum[r] = multiply_add(sum[r], load_broadcast(x + r * m->in + at, turn), w);
+            }
+        for (int r = 0; r < rows; r++) add_span(sums + r * WIDTH, 0, sum[r], m, &side, x_sums ? x_sums[r * spans + s] : 0);
+    }
+}
+
+// The same for any number of rows up to ROWS.
+static __attribute__((noinline)) void multiply_values_of(int rows, const Matrix *m, long n, const T *x, const T *values, long i, long in,
+                                                         const float *x_sums, long s, float *sums) {
+#define OF_ROWS(count) \
+    case count: multiply_values(count, m, n, x, values, i, in, x_sums, s, sums); break;
+    switch (rows) { FOR_EACH_ROWS(OF_ROWS) }
+#undef OF_ROWS
+}
+
+// Up to CHUNK rows of x times some panels. As many spans as fit the first-level cache are decoded once for all rows.
+static void multiply_decoded(const Matrix *m, const Panels *of, const T *x, long rows, const float *x_sums, float *sums) {
+    T values[SPAN * LANES] __attribute__((aligned(64)));
+    const long spans = spans_of(m), parts = (rows + ROWS - 1) / ROWS;
+    for (long r = 0; r < rows; r++) memset(sums + r * WIDTH, 0, of->count * LANES * sizeof(float));
+    for (int p = 0; p < of->count; p++)
+        for (long i = 0, s = 0, in, count; i < m->in; i += in, s += count) {
+            in = span_end(m, i) - i, count = 1;
+            for (long end; i + in < m->in && (end = span_end(m, i + in)) <= i + SPAN; count++) in = end - i;
+            decode_span(m, of, of->first + p, i, in, values, LANES);
+            for (long part = 0; part < parts; part++) {  // of nearly the same number of rows
+                long row = rows * part / parts, row_end = rows * (part + 1) / parts;
+                multiply_values_of(row_end - row, m, of->first + p, x + row * m->in, values, i, in,
+                                   x_sums ? x_sums + row * spans : NULL, s, sums + row * WIDTH + p * LANES);
+            }
+        }
+}
+#endif

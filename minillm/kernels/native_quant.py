@@ -4,9 +4,9 @@ Built in chapter 15.
     codes [out, in], scales and zeros [out, groups]            w = scale * (table[code] - zero)
         -> panels of 16 outputs, in the order in which the kernel reads them: native_quant.h draws it
 
-Codes of up to 4 bits take 4, whatever they mean: the kernel looks them up in a table of 16. Those of 5 to 8 bits take a
-byte. With `activations="int8"` tokens are rounded to integers too, and sums are exact. The twin of all of them is
-`F.linear(x, weight.dequantize())`.
+Codes of up to 4 bits take 4, whatever they mean: the kernel looks them up in a table of 16 whole numbers. Those of 5
+to 8 bits take a byte. With `activations="int8"` tokens are rounded to integers too, and sums are exact. The twin of all
+of them is `F.linear(x, weight.dequantize())`.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def pack(
     [out_features, groups].
 
     Scales in float16 stay so, others become float32. Groups are even but for the last, and of whole steps of 8 inputs.
-    Raises ValueError for what the kernels cannot do: another group size, a table of neither integers nor signed
-    magnitudes, integer activations with groups or zeros.
+    Raises ValueError for what the kernels cannot do: another group size; a table of 4 bits that holds more than whole
+    and half numbers, one of 8 bits of neither integers nor signed magnitudes; integer activations with groups or zeros.
     """
     out_features, in_features = codes.shape
     num_groups = scales.shape[1]
@@ -100,6 +100,14 @@ def pack(
             f"groups{' with zeros' if zeros is not None else ''}"
         )
     kind = W8A8 if activations == "int8" else NIBBLES if bits <= 4 else BYTES if _is_integer(table) else FLOATS
+    if kind == NIBBLES and not _is_integer(table):  # fp4: the kernels look up whole numbers, so twice the values
+        if not _is_integer(2 * table):
+            raise ValueError(
+                f"a table of {len(table)} values is multiplied here if they are whole or half numbers from -64 to 63.5; "
+                f"this one holds {', '.join(f'{value:g}' for value in table.tolist())}"
+            )
+        table, zeros = 2 * table, None if zeros is None else 2 * zeros
+        scales = scales / 2 if torch.equal(scales / 2 * 2, scales) else scales.float() / 2
     in_pairs = native.library(dtype).code_pair() == 2
     padded = F.pad(codes, (0, -in_features % STEP, 0, -out_features % LANES))
     steps = padded.view(-1, LANES, padded.shape[1] // STEP, STEP)  # [panels, LANES, steps, STEP]
@@ -196,8 +204,10 @@ _PACK: dict[int, Callable[[Tensor, Tensor, bool], Tensor]] = {
 def _table(kind: int, table: Tensor, in_pairs: bool) -> Tensor | None:
     """What `decode_step` looks values up in."""
     if kind == NIBBLES:
-        values = F.pad(table, (0, 16 - len(table)))
-        return values.to(torch.bfloat16).repeat(2) if in_pairs else values.clone()
+        values = F.pad(table, (0, 16 - len(table))).float()
+        if in_pairs:
+            return values.to(torch.bfloat16).repeat(2)
+        return torch.cat([values.view(torch.int8), values.to(torch.int8)])
     if kind == W8A8 or not in_pairs:
         return None
     magnitudes = torch.arange(128.0) if kind == BYTES else table[:128]
