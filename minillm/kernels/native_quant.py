@@ -103,8 +103,8 @@ def pack(
     if kind == NIBBLES and not _is_integer(table):  # fp4: the kernels look up whole numbers, so twice the values
         if not _is_integer(2 * table):
             raise ValueError(
-                f"a table of {len(table)} values is multiplied here if they are whole or half numbers from -64 to 63.5; "
-                f"this one holds {', '.join(f'{value:g}' for value in table.tolist())}"
+                f"a table of {len(table)} values is multiplied here if they are whole or half numbers from -64 to "
+                f"63.5; this one holds {', '.join(f'{value:g}' for value in table.tolist())}"
             )
         table, zeros = 2 * table, None if zeros is None else 2 * zeros
         scales = scales / 2 if torch.equal(scales / 2 * 2, scales) else scales.float() / 2
