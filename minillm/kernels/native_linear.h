@@ -36,12 +36,10 @@ static inline accumulator multiply_add(accumulator sum, broadcast x, operand w) 
     return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w);
 }
 static inline lanes as_lanes(accumulator sum) { return (lanes)sum; }
-static inline part part_of(accumulator sum, int q) { return (void)q, (part)sum; }
 #elif defined(__AVX512F__)
 enum { PAIR = 1, TURNS = 1 };
 typedef lanes accumulator, factors, operand, broadcast;
 static inline lanes as_lanes(accumulator sum) { return sum; }
-static inline part part_of(accumulator sum, int q) { return (void)q, sum; }
 static inline operand as_operand(lanes x) { return x; }
 static inline factors load_factors(const T *weights) { return load_lanes(weights); }
 static inline void store_factors(T *weights, factors w) { store_lanes(weights, w); }
@@ -62,7 +60,6 @@ static inline lanes as_lanes(accumulator sum) {
     memcpy(&x, &sum, sizeof x);
     return x;
 }
-static inline part part_of(accumulator sum, int q) { return sum.of[q]; }
 static inline operand as_operand(lanes x) {
     operand w;
     memcpy(&w, &x, sizeof w);

@@ -56,7 +56,7 @@ typedef struct {          // see `native.Matrix`
     const void *codes;    // of NUMBERS the groups of native_linear.h
     const void *scales;   // [panels][groups of inputs][LANES], float or half
     const int8_t *zeros;  // the same, or NULL
-    const void *table;    // where `decode` looks values up: of NIBBLES as floats, then as bytes; where pairs are multiplied, as bfloat16
+    const void *table;    // where `decode` looks values up: of NIBBLES as floats, then as bytes; bfloat16 IN_PAIRS
     const int32_t *sums;  // W8A8: 128 times the sum of an output's codes, [panels][LANES]
     long kind, in, out, group, half_scales;  // `in` and `group` in whole steps; `in` of NUMBERS in whole pairs
     float activation_scale;                  // W8A8: of all tokens; 0 where each has its own
@@ -128,7 +128,8 @@ static inline void decode(const int kind, const uint8_t *codes, int c, const uin
 }
 #else  // part by part, as native_linear.h does
 #ifdef __AVX2__
-// Of every word of 8 outputs, the code of input c + k: half of a word's codes become bytes by one instruction, and a byte a float.
+// The code of input c + k in the words of 8 outputs, as floats. One look-up makes bytes of half of their codes: of inputs 0, 1, 4, 5 or
+// 2, 3, 6, 7. The compiler keeps them for the next inputs.
 static inline part value_of_nibble(const uint8_t *words, int c, int k, const uint8_t *table) {
     __m256i codes = _mm256_loadu_si256((const __m256i *)words);
     __m256i values = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(table + 4 * 16)));
@@ -193,28 +194,48 @@ static inline part some_scales(const Matrix *m, long place) {
 }
 
 static inline lanes load_scales(const Matrix *m, long place) {
-    part scales[PARTS];
-    for (int q = 0; q < PARTS; q++) scales[q] = some_scales(m, place + q * WIDE);
-    return *(const lanes *)scales;
+    lanes scales;
+    for (int q = 0; q < PARTS; q++) {
+        part some = some_scales(m, place + q * WIDE);
+        memcpy((char *)&scales + q * sizeof some, &some, sizeof some);
+    }
+    return scales;
 }
 
 // What a span of inputs adds to the sums of a panel: scale * (sum - zero * sum of x).
 typedef struct { part scale[PARTS], zero[PARTS]; } Side;
 
+static inline long side_place(const Matrix *m, long n, long i) {
+    return (n * ((m->in + m->group - 1) / m->group) + i / m->group) * LANES;
+}
+
+static inline part some_zeros(const Matrix *m, long place) {
+    return m->zeros ? __builtin_convertvector(widen_some(m->zeros + place), part) : (part){};
+}
+
+// How a span's sum adds to a panel's total.
+#ifdef __AVX512F__  // without loops over the one part: gcc 12 would not unroll the loops around them, and take sums through memory
 static inline Side side_of(const Matrix *m, long n, long i) {
-    long place = (n * ((m->in + m->group - 1) / m->group) + i / m->group) * LANES;
-    Side side = {};
-    for (int q = 0; q < PARTS; q++, place += WIDE) {
-        side.scale[q] = some_scales(m, place);
-        if (m->zeros) side.zero[q] = __builtin_convertvector(widen_some(m->zeros + place), part);
-    }
+    long place = side_place(m, n, i);
+    return (Side){{some_scales(m, place)}, {some_zeros(m, place)}};
+}
+
+typedef lanes Total;
+static inline Total add_span(Total total, accumulator sum, const Matrix *m, const Side *side, float x_sum) {
+    lanes one = as_lanes(sum);
+    if (m->zeros) one = fused(side->zero[0], -x_sum - (lanes){}, one);
+    return fused(side->scale[0], one, total);
+}
+#else
+static inline Side side_of(const Matrix *m, long n, long i) {
+    long place = side_place(m, n, i);
+    Side side;
+    for (int q = 0; q < PARTS; q++, place += WIDE) side.scale[q] = some_scales(m, place), side.zero[q] = some_zeros(m, place);
     return side;
 }
 
 static inline part fused_part(part x, part y, part z) {
-#if defined(__AVX512F__)
-    return fused(x, y, z);
-#elif defined(__AVX2__) && defined(__FMA__)
+#if defined(__AVX2__) && defined(__FMA__)
     return (part)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
 #elif defined(__FP_FAST_FMAF)
     for (int l = 0; l < WIDE; l++) z[l] = __builtin_fmaf(x[l], y[l], z[l]);
@@ -224,14 +245,16 @@ static inline part fused_part(part x, part y, part z) {
 #endif
 }
 
-// Adds a span's sum to a panel's total, [LANES].
-static inline void add_span(float *total, const int begins, accumulator sum, const Matrix *m, const Side *side, float x_sum) {
+typedef accumulator Total;
+static inline Total add_span(Total total, accumulator sum, const Matrix *m, const Side *side, float x_sum) {
     for (int q = 0; q < PARTS; q++) {
-        part *to = (part *)(total + q * WIDE), one = part_of(sum, q);
+        part one = sum.of[q];
         if (m->zeros) one = fused_part(side->zero[q], -x_sum - (part){}, one);
-        *to = fused_part(side->scale[q], one, begins ? (part){} : *to);
+        total.of[q] = fused_part(side->scale[q], one, total.of[q]);
     }
+    return total;
 }
+#endif
 
 // Spans have SPAN inputs, but for the last one of a group.
 static inline long span_end(const Matrix *m, long i) {
@@ -252,7 +275,7 @@ static inline __attribute__((always_inline)) void multiply_codes(const int rows,
                                                                  float *sums) {
     const long spans = spans_of(m), apart = panels_apart(m, kind), step = panels_beside(of) * step_bytes(kind);
     const uint8_t *codes = codes_of_panel(m, of->first + p0);
-    lanes total[ROWS][PANELS] = {};
+    Total total[ROWS][PANELS] = {};
     for (long s = 0, i = 0; s < spans; s++) {
         long end = span_end(m, i);
         Side sides[PANELS];
@@ -275,10 +298,10 @@ static inline __attribute__((always_inline)) void multiply_codes(const int rows,
         }
         for (int r = 0; r < rows; r++)
             for (int p = 0; p < panels; p++)
-                add_span((float *)&total[r][p], 0, sum[r][p], m, &sides[p], m->zeros ? x_sums[r * spans + s] : 0);
+                total[r][p] = add_span(total[r][p], sum[r][p], m, &sides[p], m->zeros ? x_sums[r * spans + s] : 0);
     }
     for (int r = 0; r < rows; r++)
-        for (int p = 0; p < panels; p++) *(lanes *)(sums + r * WIDTH + p * LANES) = total[r][p];
+        for (int p = 0; p < panels; p++) *(Total *)(sums + r * WIDTH + p * LANES) = total[r][p];
 }
 
 #ifdef IN_TILES
@@ -320,7 +343,7 @@ static inline __attribute__((always_inline)) void multiply_codes_by_tiles(const 
         for (int p = 0; p < panels; p++) {
             Side side = side_of(m, of->first + p0 + p, begin);
             for (int r = 0; r < rows; r++)
-                add_span((float *)&total[r][p], 0, (accumulator)sum[r][p], m, &side, m->zeros ? x_sums[r * spans + s] : 0);
+                total[r][p] = add_span(total[r][p], (accumulator)sum[r][p], m, &side, m->zeros ? x_sums[r * spans + s] : 0);
         }
     }
     for (int r = 0; r < rows; r++)
@@ -403,9 +426,11 @@ static void multiply_decoded(const Matrix *m, const Panels *of, const T *x, long
             multiply_rows(count, of->count, of->count, PAIR * LANES, x + row * m->in + i, m->in, values, in, made, WIDTH, 1, (Ahead){});
 #endif
             for (int r = 0; r < count; r++)
-                for (int p = 0; p < of->count; p++)
-                    add_span(sums + (row + r) * WIDTH + p * LANES, i == 0, *(accumulator *)(made + r * WIDTH + p * LANES), m, &sides[p],
-                             x_sums ? x_sums[(row + r) * spans + s] : 0);
+                for (int p = 0; p < of->count; p++) {
+                    Total *total = (Total *)(sums + (row + r) * WIDTH + p * LANES);
+                    *total = add_span(i ? *total : (Total){}, *(accumulator *)(made + r * WIDTH + p * LANES), m, &sides[p],
+                                      x_sums ? x_sums[(row + r) * spans + s] : 0);
+                }
         }
     }
 }
@@ -427,7 +452,10 @@ static inline __attribute__((always_inline)) void multiply_values(const int rows
 #endif
                 for (int r = 0; r < rows; r++) sum[r] = multiply_add(sum[r], load_broadcast(x + r * m->in + at, turn), w);
             }
-        for (int r = 0; r < rows; r++) add_span(sums + r * WIDTH, 0, sum[r], m, &side, x_sums ? x_sums[r * spans + s] : 0);
+        for (int r = 0; r < rows; r++) {
+            Total *total = (Total *)(sums + r * WIDTH);
+            *total = add_span(*total, sum[r], m, &side, x_sums ? x_sums[r * spans + s] : 0);
+        }
     }
 }
 
