@@ -108,14 +108,17 @@ def test_every_format_and_shape_equals_float64(format, out, shape, zeros, half, 
 @both_dtypes
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_row_does_not_depend_on_its_company(format, dtype):
-    weight = random_weight(format, 40, 255, 64, FORMATS[format].is_integer, True)
-    matrix = pack(weight, dtype)
-    x = torch.randn(70, 255).to(dtype)
-    together = multiply(x, matrix)
-    for rows in ROWS:
-        assert torch.equal(multiply(x[:rows], matrix), together[:rows]), rows
-    for row in (0, 7, 16, 69):
-        assert torch.equal(multiply(x[row : row + 1], matrix), together[row : row + 1]), row
+    """Also where not all groups of a row are decoded at once: those of 96 inputs are two at a time."""
+    for inputs, group in ((255, 64), (671, 96)):
+        weight = random_weight(format, 40, inputs, group, FORMATS[format].is_integer, True)
+        matrix = pack(weight, dtype)
+        x = torch.randn(70, inputs).to(dtype)
+        together = multiply(x, matrix)
+        assert_near(together, x, weight)
+        for rows in ROWS:
+            assert torch.equal(multiply(x[:rows], matrix), together[:rows]), (inputs, rows)
+        for row in (0, 7, 16, 69):
+            assert torch.equal(multiply(x[row : row + 1], matrix), together[row : row + 1]), (inputs, row)
 
 
 @both_dtypes
