@@ -118,7 +118,7 @@ def test_the_experts_stay_in_their_codes_and_the_rest_is_plain(oracle):
         quantized, weights = linear.quantized, linear.out_features * linear.in_features
         assert quantized.num_bytes * 8 == 4.25 * weights, place
         if native.library(torch.float32) is not None:
-            table = 64  # bytes, of the sixteen values
+            table = 80  # bytes, of the sixteen values as floats and as bytes
             assert quantized.road == "native" and (quantized.held_bytes - table) * 8 == 4.5 * weights, place
 
 
