@@ -77,7 +77,7 @@ def test_every_line_of_the_pages_is_brought_once(build, at_once):
     assert all(line in (expected[-1], expected[-1] + LINE) for line in taken[len(expected) : count])
 
 
-@pytest.mark.parametrize("of", [dict(num_seqs=16), dict(num_seqs=20, window=8), dict(num_seqs=20, window=8, sinks=4)])
+@pytest.mark.parametrize("of", [dict(num_seqs=12), dict(num_seqs=20, window=8), dict(num_seqs=20, window=8, sinks=4)])
 def test_few_sequences_and_windows_are_not_fed(build, of):
     loaded, dtype = build
     pages, sequences, _ = step(dtype, **of)
