@@ -5,6 +5,7 @@
 
 #include "native_base.h"
 #include "native_linear.h"
+#include "native_codes.h"
 #include "native_quant.h"
 #include "native_w8a8.h"
 #include "native_products.h"

@@ -2,7 +2,7 @@
 Built in chapter 15.
 
     codes [out, in], scales and zeros [out, groups]            w = scale * (table[code] - zero)
-        -> panels of 16 outputs, in the order in which the kernel reads them: native_quant.h draws it
+        -> panels of 16 outputs, in the order in which the kernel reads them: native_codes.h draws it
 
 Codes of up to 4 bits take 4, whatever they mean: the kernel looks them up in a table of 16 whole numbers. Those of 5
 to 8 bits take a byte. With `activations="int8"` tokens are rounded to integers too, and sums are exact. The twin of all
@@ -22,7 +22,7 @@ from minillm.kernels import huge_pages, native
 from minillm.kernels.native import LANES
 from minillm.rounding import ceil_div
 
-STEP = 8  # inputs that are decoded together; the kinds of native_quant.h
+STEP = 8  # inputs that are decoded together; the kinds of native_codes.h
 NIBBLES, BYTES, FLOATS, W8A8 = 1, 2, 3, 4
 MOST_INPUTS = 65536  # of W8A8: 255 * 128 times as many still fit into 32 bits
 

@@ -103,7 +103,7 @@ def padded_inputs(packed: Tensor, out_features: int) -> int:
 
 
 class Matrix(ctypes.Structure):
-    """A packed weight of any kind (0: numbers, others in `native_quant`); see native_quant.h."""
+    """A packed weight of any kind (0: numbers, others in `native_quant`); see native_codes.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("codes", "scales", "zeros", "table", "sums")),

@@ -24,6 +24,8 @@ long fed(const Pages *next, const Sequences *seqs, const char **lines, long most
     for (; is_fed() && taken + at_once <= most; taken += at_once) take_feed(lines + taken, at_once);
     return taken;
 }
+
+long few(void) { return 2 * ROWS; }
 """
 
 
@@ -37,7 +39,7 @@ def build(request, tmp_path_factory):
     flags = (*native.FLAGS, *unit_flags(), include, *native.DTYPES[dtype], *KV_FLAGS.get(kv, ()))
     compile_shared(shutil.which("gcc") or shutil.which("clang"), flags, folder / "harness.c", folder / "harness.so")
     loaded = ctypes.CDLL(str(folder / "harness.so"))
-    loaded.fed.restype = ctypes.c_long
+    loaded.fed.restype = loaded.few.restype = ctypes.c_long
     return loaded, kv or dtype
 
 
@@ -77,10 +79,10 @@ def test_every_line_of_the_pages_is_brought_once(build, at_once):
     assert all(line in (expected[-1], expected[-1] + LINE) for line in taken[len(expected) : count])
 
 
-@pytest.mark.parametrize("of", [dict(num_seqs=12), dict(num_seqs=20, window=8), dict(num_seqs=20, window=8, sinks=4)])
+@pytest.mark.parametrize("of", [{}, dict(num_seqs=20, window=8), dict(num_seqs=20, window=8, sinks=4)])
 def test_few_sequences_and_windows_are_not_fed(build, of):
     loaded, dtype = build
-    pages, sequences, _ = step(dtype, **of)
+    pages, sequences, _ = step(dtype, **{"num_seqs": loaded.few(), **of})
     taken = (ctypes.c_void_p * 64)()
     assert not loaded.fed(ctypes.byref(pages), ctypes.byref(sequences), taken, ctypes.c_long(64), ctypes.c_long(1))
     assert not loaded.fed(None, ctypes.byref(sequences), taken, ctypes.c_long(64), ctypes.c_long(1))
